@@ -1,0 +1,270 @@
+package storage
+
+import "time"
+
+// Driver says which CSI driver a call is for.
+type Driver struct {
+	// ID is the driver's id in the host, used in messages.
+	ID string
+	// Endpoint is its socket on the host: unix:///path, or a bare path.
+	Endpoint string
+}
+
+// AccessMode is CSI's VolumeCapability.AccessMode under Nomad's names.
+type AccessMode string
+
+// The access modes. The two single-node-*-writer modes are CSI's
+// SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER.
+const (
+	SingleNodeReaderOnly   AccessMode = "single-node-reader-only"
+	SingleNodeWriter       AccessMode = "single-node-writer"
+	SingleNodeSingleWriter AccessMode = "single-node-single-writer"
+	SingleNodeMultiWriter  AccessMode = "single-node-multi-writer"
+	MultiNodeReaderOnly    AccessMode = "multi-node-reader-only"
+	MultiNodeSingleWriter  AccessMode = "multi-node-single-writer"
+	MultiNodeMultiWriter   AccessMode = "multi-node-multi-writer"
+)
+
+// AttachmentMode is the access type of CSI's VolumeCapability.
+type AttachmentMode string
+
+// The attachment modes.
+const (
+	FileSystem  AttachmentMode = "file-system"
+	BlockDevice AttachmentMode = "block-device"
+)
+
+// Capability is CSI's VolumeCapability. FSType, MountFlags and
+// VolumeMountGroup are for file-system volumes only.
+type Capability struct {
+	AccessMode       AccessMode
+	AttachmentMode   AttachmentMode
+	FSType           string
+	MountFlags       []string // may carry secrets: never logged
+	VolumeMountGroup string
+}
+
+// Topology is where a volume or a node can be reached, as the driver names it.
+type Topology map[string]string
+
+// TopologyRequirement is CSI's TopologyRequirement: Requisite bounds where the
+// volume may be made, Preferred orders the choice.
+type TopologyRequirement struct {
+	Requisite, Preferred []Topology
+}
+
+// Volume is what every call on one volume needs.
+type Volume struct {
+	Name       string            // the volume's id in the host, used in messages
+	ExternalID string            // its id in the driver
+	Context    map[string]string // the driver's volume_context, opaque
+	Secrets    map[string]string // never logged, never stored
+	Capability Capability
+}
+
+// FingerprintOptions bound a Fingerprint call. The zero value takes the defaults.
+type FingerprintOptions struct {
+	Interval     time.Duration // between two polls; default 30 s
+	ProbeTimeout time.Duration // of the first Probe; default 30 s (later ones have 5 s)
+}
+
+// Fingerprint is what a driver is and can do at one moment. Two fingerprints
+// are compared by value.
+type Fingerprint struct {
+	Healthy    bool
+	Message    string // why it is unhealthy
+	Provider   string // GetPluginInfo's name
+	Version    string // GetPluginInfo's vendor_version
+	Controller *ControllerCapabilities
+	Node       *NodeCapabilities
+}
+
+// ControllerCapabilities are set when the driver has a controller service.
+type ControllerCapabilities struct {
+	CreateDelete          bool
+	AttachDetach          bool // PUBLISH_UNPUBLISH_VOLUME
+	AttachReadOnly        bool
+	ListVolumes           bool
+	GetCapacity           bool
+	CreateDeleteSnapshot  bool
+	ListSnapshots         bool
+	Clone                 bool
+	Expand                bool
+	OnlineExpand          bool
+	VolumeCondition       bool
+	SingleNodeMultiWriter bool
+	Topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS
+}
+
+// NodeCapabilities are set when the driver has a node service.
+type NodeCapabilities struct {
+	NodeID                string // the driver's own id of this node
+	MaxVolumes            int64  // on this node; 0: no limit
+	AccessibleTopology    Topology
+	StageUnstage          bool // STAGE_UNSTAGE_VOLUME
+	VolumeStats           bool
+	Expand                bool
+	VolumeCondition       bool
+	SingleNodeMultiWriter bool
+	VolumeMountGroup      bool
+}
+
+// ValidateRequest asks whether a driver can serve a volume with any one of the
+// capabilities.
+type ValidateRequest struct {
+	Volume       Volume
+	Capabilities []Capability
+	Parameters   map[string]string
+}
+
+// AttachRequest is for Storage.Attach. NodeID is the driver's id of the node.
+type AttachRequest struct {
+	Volume   Volume
+	NodeID   string
+	ReadOnly bool
+}
+
+// StageRequest is for Storage.Stage. Paths are as the driver sees them.
+type StageRequest struct {
+	Volume         Volume
+	PublishContext map[string]string
+	StagingPath    string
+}
+
+// PublishRequest is for Storage.Publish. Paths are as the driver sees them;
+// StagingPath is empty where the driver does not stage.
+type PublishRequest struct {
+	Volume         Volume
+	PublishContext map[string]string
+	StagingPath    string
+	TargetPath     string
+	ReadOnly       bool
+}
+
+// CreateRequest is for Provisioner.Create. Capacities are in bytes, 0 is no
+// bound. At most one of SnapshotID and CloneID (external ids) is set.
+type CreateRequest struct {
+	Name                     string
+	CapacityMin, CapacityMax int64
+	Capabilities             []Capability
+	Parameters               map[string]string
+	Secrets                  map[string]string
+	SnapshotID, CloneID      string
+	Topology                 TopologyRequirement
+}
+
+// CreateResponse tells of the volume that was made. Capacity is in bytes, 0
+// when the driver does not say.
+type CreateResponse struct {
+	ExternalID         string
+	Capacity           int64
+	Context            map[string]string
+	AccessibleTopology []Topology
+}
+
+// Page asks for a part of a list. Max 0 leaves the size to the driver.
+type Page struct {
+	Max   int
+	Token string
+}
+
+// ListResponse is one page of the driver's volumes. Next is empty at the end.
+type ListResponse struct {
+	Volumes []ListedVolume
+	Next    string
+}
+
+// ListedVolume is a volume as the driver lists it.
+type ListedVolume struct {
+	ExternalID          string
+	Capacity            int64
+	Context             map[string]string
+	PublishedNodeIDs    []string
+	Condition           *Condition
+	SnapshotID, CloneID string
+}
+
+// Condition is CSI's VolumeCondition.
+type Condition struct {
+	Abnormal bool
+	Message  string
+}
+
+// ExpandRequest is for Expander.Expand. Capacities are in bytes, 0 is no bound.
+type ExpandRequest struct {
+	Volume                   Volume
+	CapacityMin, CapacityMax int64
+}
+
+// ExpandResponse tells the new size in bytes, and whether ExpandNode must
+// follow where the volume is in use.
+type ExpandResponse struct {
+	Capacity              int64
+	NodeExpansionRequired bool
+}
+
+// ExpandNodeRequest is for Expander.ExpandNode. Paths are as the driver sees them.
+type ExpandNodeRequest struct {
+	Volume                   Volume
+	CapacityMin, CapacityMax int64
+	VolumePath, StagingPath  string
+}
+
+// CreateSnapshotRequest is for Snapshotter.CreateSnapshot.
+type CreateSnapshotRequest struct {
+	Name       string
+	Volume     Volume
+	Parameters map[string]string
+}
+
+// Snapshot is a snapshot as the driver tells it. Size is in bytes, 0 when the
+// driver does not say; Ready says that it can be the source of a volume.
+type Snapshot struct {
+	ID               string
+	VolumeExternalID string
+	Size             int64
+	CreatedAt        time.Time
+	Ready            bool
+}
+
+// ListSnapshotsRequest asks for a page of snapshots, of one volume or with one
+// id where these are set.
+type ListSnapshotsRequest struct {
+	Page             Page
+	VolumeExternalID string
+	SnapshotID       string
+	Secrets          map[string]string
+}
+
+// ListSnapshotsResponse is one page of snapshots. Next is empty at the end.
+type ListSnapshotsResponse struct {
+	Snapshots []Snapshot
+	Next      string
+}
+
+// StatsRequest is for StatsReader.VolumeStats. Paths are as the driver sees them.
+type StatsRequest struct {
+	Volume                  Volume
+	VolumePath, StagingPath string
+}
+
+// Stats are a mounted volume's usage and condition.
+type Stats struct {
+	Usage     []Usage
+	Condition *Condition
+}
+
+// Unit of a Usage.
+type Unit string
+
+// The units.
+const (
+	Bytes  Unit = "bytes"
+	Inodes Unit = "inodes"
+)
+
+// Usage counts one resource of a volume in its unit.
+type Usage struct {
+	Unit                   Unit
+	Available, Total, Used int64
+}
