@@ -1,0 +1,99 @@
+package claim
+
+import (
+	"time"
+)
+
+// VolumeRef names a volume: its id is unique in its namespace.
+type VolumeRef struct {
+	Namespace string `json:"namespace"`
+	ID        string `json:"id"`
+}
+
+// String is the id, with the namespace in front of it unless that is "default".
+func (r VolumeRef) String() string { return qualified(r.Namespace, r.ID) }
+
+// WorkloadRef names a workload: its id is unique in its namespace.
+type WorkloadRef struct {
+	Namespace string `json:"namespace"`
+	ID        string `json:"id"`
+}
+
+// String is the id, with the namespace in front of it unless that is "default".
+func (r WorkloadRef) String() string { return qualified(r.Namespace, r.ID) }
+
+// DefaultNamespace is that of objects that name none.
+const DefaultNamespace = "default"
+
+func qualified(namespace, id string) string {
+	if namespace == DefaultNamespace || namespace == "" {
+		return id
+	}
+	return namespace + "/" + id
+}
+
+// Capability is an access and an attachment mode that a volume may be claimed with.
+type Capability struct {
+	AccessMode     AccessMode     `json:"access_mode"`
+	AttachmentMode AttachmentMode `json:"attachment_mode"`
+}
+
+// MountOptions of a file-system volume. Flags may carry secrets.
+type MountOptions struct {
+	FSType string   `json:"fs_type,omitempty"`
+	Flags  []string `json:"mount_flags,omitempty"`
+	Group  string   `json:"volume_mount_group,omitempty"`
+}
+
+// Topology is where a volume can be reached, as its driver names it.
+type Topology struct {
+	Segments map[string]string `json:"segments"`
+}
+
+// TopologyRequest bounds (Required) and orders (Preferred) where a volume may be.
+type TopologyRequest struct {
+	Required  []Topology `json:"required,omitempty"`
+	Preferred []Topology `json:"preferred,omitempty"`
+}
+
+// Volume is a registered volume as the ledger keeps it. What a query adds to it
+// (provider, driver health, claims) is never part of this record.
+type Volume struct {
+	VolumeRef
+	Name        string `json:"name"`
+	PluginID    string `json:"plugin_id"` // the CSI driver's id
+	ExternalID  string `json:"external_id"`
+	CapacityMin int64  `json:"capacity_min,omitempty"` // bytes; 0: no bound
+	CapacityMax int64  `json:"capacity_max,omitempty"` // bytes; 0: no bound
+	Capacity    int64  `json:"capacity,omitempty"`     // bytes, as the driver said; 0: unknown
+	CloneID     string `json:"clone_id,omitempty"`
+	SnapshotID  string `json:"snapshot_id,omitempty"`
+
+	Capabilities  []Capability      `json:"capabilities"`
+	MountOptions  MountOptions      `json:"mount_options"`
+	Topology      TopologyRequest   `json:"topology_request"`
+	Topologies    []Topology        `json:"topologies,omitempty"` // where it is, as the driver said
+	Parameters    map[string]string `json:"parameters,omitempty"`
+	Context       map[string]string `json:"context,omitempty"`
+	SealedSecrets []byte            `json:"sealed_secrets,omitempty"` // opaque to the cluster
+
+	// AccessMode and AttachmentMode are set by the first claim and cleared by the
+	// last release; empty while there is no claim.
+	AccessMode     AccessMode     `json:"access_mode,omitempty"`
+	AttachmentMode AttachmentMode `json:"attachment_mode,omitempty"`
+
+	CreateIndex uint64    `json:"create_index"`
+	ModifyIndex uint64    `json:"modify_index"`
+	CreatedAt   time.Time `json:"created_at"`
+	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// Supports says whether the volume may be claimed with these modes.
+func (v *Volume) Supports(access AccessMode, attachment AttachmentMode) bool {
+	for _, c := range v.Capabilities {
+		if c.AccessMode == access && c.AttachmentMode == attachment {
+			return true
+		}
+	}
+	return false
+}
