@@ -1381,15 +1381,14 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\vnext_try_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tnextTryAt2\xa6\x01\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
-	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x012\xf0\x02\n" +
-	"\rDriverService\x12[\n" +
-	"\bRegister\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12a\n" +
-	"\n" +
-	"Deregister\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12Q\n" +
-	"\x04List\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12L\n" +
-	"\x03Get\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2b\n" +
-	"\rPluginService\x12Q\n" +
-	"\x04List\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponseBBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
+	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x012\x89\x03\n" +
+	"\rDriverService\x12a\n" +
+	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
+	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12X\n" +
+	"\vListDrivers\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12R\n" +
+	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2i\n" +
+	"\rPluginService\x12X\n" +
+	"\vListPlugins\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponseBBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
 	file_pannier_host_v1_agent_proto_rawDescOnce sync.Once
@@ -1445,18 +1444,18 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	20, // 14: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
 	0,  // 15: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
 	2,  // 16: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	6,  // 17: pannier.host.v1.DriverService.Register:input_type -> pannier.host.v1.RegisterDriverRequest
-	8,  // 18: pannier.host.v1.DriverService.Deregister:input_type -> pannier.host.v1.DeregisterDriverRequest
-	10, // 19: pannier.host.v1.DriverService.List:input_type -> pannier.host.v1.ListDriversRequest
-	12, // 20: pannier.host.v1.DriverService.Get:input_type -> pannier.host.v1.GetDriverRequest
-	14, // 21: pannier.host.v1.PluginService.List:input_type -> pannier.host.v1.ListPluginsRequest
+	6,  // 17: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	8,  // 18: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	10, // 19: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	12, // 20: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	14, // 21: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
 	1,  // 22: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
 	3,  // 23: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	7,  // 24: pannier.host.v1.DriverService.Register:output_type -> pannier.host.v1.RegisterDriverResponse
-	9,  // 25: pannier.host.v1.DriverService.Deregister:output_type -> pannier.host.v1.DeregisterDriverResponse
-	11, // 26: pannier.host.v1.DriverService.List:output_type -> pannier.host.v1.ListDriversResponse
-	13, // 27: pannier.host.v1.DriverService.Get:output_type -> pannier.host.v1.GetDriverResponse
-	15, // 28: pannier.host.v1.PluginService.List:output_type -> pannier.host.v1.ListPluginsResponse
+	7,  // 24: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	9,  // 25: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	11, // 26: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	13, // 27: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	15, // 28: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
 	22, // [22:29] is the sub-list for method output_type
 	15, // [15:22] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name

@@ -2559,18 +2559,17 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x15ListSnapshotsResponse\x127\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x19.pannier.host.v1.SnapshotR\tsnapshots\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken2\xcf\b\n" +
-	"\rVolumeService\x12[\n" +
-	"\bRegister\x12&.pannier.host.v1.RegisterVolumeRequest\x1a'.pannier.host.v1.RegisterVolumeResponse\x12U\n" +
-	"\x06Create\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12L\n" +
-	"\x03Get\x12!.pannier.host.v1.GetVolumeRequest\x1a\".pannier.host.v1.GetVolumeResponse\x12Q\n" +
-	"\x04List\x12#.pannier.host.v1.ListVolumesRequest\x1a$.pannier.host.v1.ListVolumesResponse\x12[\n" +
-	"\fListExternal\x12$.pannier.host.v1.ListExternalRequest\x1a%.pannier.host.v1.ListExternalResponse\x12a\n" +
-	"\n" +
-	"Deregister\x12(.pannier.host.v1.DeregisterVolumeRequest\x1a).pannier.host.v1.DeregisterVolumeResponse\x12U\n" +
-	"\x06Delete\x12$.pannier.host.v1.DeleteVolumeRequest\x1a%.pannier.host.v1.DeleteVolumeResponse\x12U\n" +
-	"\x06Expand\x12$.pannier.host.v1.ExpandVolumeRequest\x1a%.pannier.host.v1.ExpandVolumeResponse\x12U\n" +
-	"\x06Detach\x12$.pannier.host.v1.DetachVolumeRequest\x1a%.pannier.host.v1.DetachVolumeResponse\x12a\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken2\x80\t\n" +
+	"\rVolumeService\x12a\n" +
+	"\x0eRegisterVolume\x12&.pannier.host.v1.RegisterVolumeRequest\x1a'.pannier.host.v1.RegisterVolumeResponse\x12[\n" +
+	"\fCreateVolume\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12R\n" +
+	"\tGetVolume\x12!.pannier.host.v1.GetVolumeRequest\x1a\".pannier.host.v1.GetVolumeResponse\x12X\n" +
+	"\vListVolumes\x12#.pannier.host.v1.ListVolumesRequest\x1a$.pannier.host.v1.ListVolumesResponse\x12[\n" +
+	"\fListExternal\x12$.pannier.host.v1.ListExternalRequest\x1a%.pannier.host.v1.ListExternalResponse\x12g\n" +
+	"\x10DeregisterVolume\x12(.pannier.host.v1.DeregisterVolumeRequest\x1a).pannier.host.v1.DeregisterVolumeResponse\x12[\n" +
+	"\fDeleteVolume\x12$.pannier.host.v1.DeleteVolumeRequest\x1a%.pannier.host.v1.DeleteVolumeResponse\x12[\n" +
+	"\fExpandVolume\x12$.pannier.host.v1.ExpandVolumeRequest\x1a%.pannier.host.v1.ExpandVolumeResponse\x12[\n" +
+	"\fDetachVolume\x12$.pannier.host.v1.DetachVolumeRequest\x1a%.pannier.host.v1.DetachVolumeResponse\x12a\n" +
 	"\x0eCreateSnapshot\x12&.pannier.host.v1.CreateSnapshotRequest\x1a'.pannier.host.v1.CreateSnapshotResponse\x12a\n" +
 	"\x0eDeleteSnapshot\x12&.pannier.host.v1.DeleteSnapshotRequest\x1a'.pannier.host.v1.DeleteSnapshotResponse\x12^\n" +
 	"\rListSnapshots\x12%.pannier.host.v1.ListSnapshotsRequest\x1a&.pannier.host.v1.ListSnapshotsResponseBBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
@@ -2673,27 +2672,27 @@ var file_pannier_host_v1_volume_proto_depIdxs = []int32{
 	42, // 34: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
 	43, // 35: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
 	30, // 36: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
-	8,  // 37: pannier.host.v1.VolumeService.Register:input_type -> pannier.host.v1.RegisterVolumeRequest
-	10, // 38: pannier.host.v1.VolumeService.Create:input_type -> pannier.host.v1.CreateVolumeRequest
-	12, // 39: pannier.host.v1.VolumeService.Get:input_type -> pannier.host.v1.GetVolumeRequest
-	14, // 40: pannier.host.v1.VolumeService.List:input_type -> pannier.host.v1.ListVolumesRequest
+	8,  // 37: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
+	10, // 38: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
+	12, // 39: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
+	14, // 40: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
 	16, // 41: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
-	19, // 42: pannier.host.v1.VolumeService.Deregister:input_type -> pannier.host.v1.DeregisterVolumeRequest
-	21, // 43: pannier.host.v1.VolumeService.Delete:input_type -> pannier.host.v1.DeleteVolumeRequest
-	23, // 44: pannier.host.v1.VolumeService.Expand:input_type -> pannier.host.v1.ExpandVolumeRequest
-	25, // 45: pannier.host.v1.VolumeService.Detach:input_type -> pannier.host.v1.DetachVolumeRequest
+	19, // 42: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
+	21, // 43: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
+	23, // 44: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
+	25, // 45: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
 	28, // 46: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
 	31, // 47: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
 	33, // 48: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
-	9,  // 49: pannier.host.v1.VolumeService.Register:output_type -> pannier.host.v1.RegisterVolumeResponse
-	11, // 50: pannier.host.v1.VolumeService.Create:output_type -> pannier.host.v1.CreateVolumeResponse
-	13, // 51: pannier.host.v1.VolumeService.Get:output_type -> pannier.host.v1.GetVolumeResponse
-	15, // 52: pannier.host.v1.VolumeService.List:output_type -> pannier.host.v1.ListVolumesResponse
+	9,  // 49: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
+	11, // 50: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
+	13, // 51: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
+	15, // 52: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
 	17, // 53: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
-	20, // 54: pannier.host.v1.VolumeService.Deregister:output_type -> pannier.host.v1.DeregisterVolumeResponse
-	22, // 55: pannier.host.v1.VolumeService.Delete:output_type -> pannier.host.v1.DeleteVolumeResponse
-	24, // 56: pannier.host.v1.VolumeService.Expand:output_type -> pannier.host.v1.ExpandVolumeResponse
-	26, // 57: pannier.host.v1.VolumeService.Detach:output_type -> pannier.host.v1.DetachVolumeResponse
+	20, // 54: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
+	22, // 55: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
+	24, // 56: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
+	26, // 57: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
 	29, // 58: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
 	32, // 59: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
 	34, // 60: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse

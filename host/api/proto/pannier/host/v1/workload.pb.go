@@ -1214,13 +1214,13 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x14ListWorkloadsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"P\n" +
 	"\x15ListWorkloadsResponse\x127\n" +
-	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads2\xc9\x03\n" +
-	"\x0fWorkloadService\x12X\n" +
-	"\x05Start\x12%.pannier.host.v1.StartWorkloadRequest\x1a&.pannier.host.v1.StartWorkloadResponse0\x01\x12\\\n" +
-	"\aRunning\x12'.pannier.host.v1.RunningWorkloadRequest\x1a(.pannier.host.v1.RunningWorkloadResponse\x12U\n" +
-	"\x04Stop\x12$.pannier.host.v1.StopWorkloadRequest\x1a%.pannier.host.v1.StopWorkloadResponse0\x01\x12P\n" +
-	"\x03Get\x12#.pannier.host.v1.GetWorkloadRequest\x1a$.pannier.host.v1.GetWorkloadResponse\x12U\n" +
-	"\x04List\x12%.pannier.host.v1.ListWorkloadsRequest\x1a&.pannier.host.v1.ListWorkloadsResponseBBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
+	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads2\xf2\x03\n" +
+	"\x0fWorkloadService\x12`\n" +
+	"\rStartWorkload\x12%.pannier.host.v1.StartWorkloadRequest\x1a&.pannier.host.v1.StartWorkloadResponse0\x01\x12d\n" +
+	"\x0fRunningWorkload\x12'.pannier.host.v1.RunningWorkloadRequest\x1a(.pannier.host.v1.RunningWorkloadResponse\x12]\n" +
+	"\fStopWorkload\x12$.pannier.host.v1.StopWorkloadRequest\x1a%.pannier.host.v1.StopWorkloadResponse0\x01\x12X\n" +
+	"\vGetWorkload\x12#.pannier.host.v1.GetWorkloadRequest\x1a$.pannier.host.v1.GetWorkloadResponse\x12^\n" +
+	"\rListWorkloads\x12%.pannier.host.v1.ListWorkloadsRequest\x1a&.pannier.host.v1.ListWorkloadsResponseBBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
 	file_pannier_host_v1_workload_proto_rawDescOnce sync.Once
@@ -1276,16 +1276,16 @@ var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	3,  // 15: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
 	3,  // 16: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
 	3,  // 17: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	6,  // 18: pannier.host.v1.WorkloadService.Start:input_type -> pannier.host.v1.StartWorkloadRequest
-	8,  // 19: pannier.host.v1.WorkloadService.Running:input_type -> pannier.host.v1.RunningWorkloadRequest
-	10, // 20: pannier.host.v1.WorkloadService.Stop:input_type -> pannier.host.v1.StopWorkloadRequest
-	12, // 21: pannier.host.v1.WorkloadService.Get:input_type -> pannier.host.v1.GetWorkloadRequest
-	14, // 22: pannier.host.v1.WorkloadService.List:input_type -> pannier.host.v1.ListWorkloadsRequest
-	7,  // 23: pannier.host.v1.WorkloadService.Start:output_type -> pannier.host.v1.StartWorkloadResponse
-	9,  // 24: pannier.host.v1.WorkloadService.Running:output_type -> pannier.host.v1.RunningWorkloadResponse
-	11, // 25: pannier.host.v1.WorkloadService.Stop:output_type -> pannier.host.v1.StopWorkloadResponse
-	13, // 26: pannier.host.v1.WorkloadService.Get:output_type -> pannier.host.v1.GetWorkloadResponse
-	15, // 27: pannier.host.v1.WorkloadService.List:output_type -> pannier.host.v1.ListWorkloadsResponse
+	6,  // 18: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	8,  // 19: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	10, // 20: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	12, // 21: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	14, // 22: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	7,  // 23: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	9,  // 24: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	11, // 25: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	13, // 26: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	15, // 27: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
 	23, // [23:28] is the sub-list for method output_type
 	18, // [18:23] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name

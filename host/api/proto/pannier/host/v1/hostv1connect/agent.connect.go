@@ -41,17 +41,20 @@ const (
 	AgentServiceStatusProcedure = "/pannier.host.v1.AgentService/Status"
 	// AgentServiceEventsProcedure is the fully-qualified name of the AgentService's Events RPC.
 	AgentServiceEventsProcedure = "/pannier.host.v1.AgentService/Events"
-	// DriverServiceRegisterProcedure is the fully-qualified name of the DriverService's Register RPC.
-	DriverServiceRegisterProcedure = "/pannier.host.v1.DriverService/Register"
-	// DriverServiceDeregisterProcedure is the fully-qualified name of the DriverService's Deregister
+	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
+	// RegisterDriver RPC.
+	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
+	// DriverServiceDeregisterDriverProcedure is the fully-qualified name of the DriverService's
+	// DeregisterDriver RPC.
+	DriverServiceDeregisterDriverProcedure = "/pannier.host.v1.DriverService/DeregisterDriver"
+	// DriverServiceListDriversProcedure is the fully-qualified name of the DriverService's ListDrivers
 	// RPC.
-	DriverServiceDeregisterProcedure = "/pannier.host.v1.DriverService/Deregister"
-	// DriverServiceListProcedure is the fully-qualified name of the DriverService's List RPC.
-	DriverServiceListProcedure = "/pannier.host.v1.DriverService/List"
-	// DriverServiceGetProcedure is the fully-qualified name of the DriverService's Get RPC.
-	DriverServiceGetProcedure = "/pannier.host.v1.DriverService/Get"
-	// PluginServiceListProcedure is the fully-qualified name of the PluginService's List RPC.
-	PluginServiceListProcedure = "/pannier.host.v1.PluginService/List"
+	DriverServiceListDriversProcedure = "/pannier.host.v1.DriverService/ListDrivers"
+	// DriverServiceGetDriverProcedure is the fully-qualified name of the DriverService's GetDriver RPC.
+	DriverServiceGetDriverProcedure = "/pannier.host.v1.DriverService/GetDriver"
+	// PluginServiceListPluginsProcedure is the fully-qualified name of the PluginService's ListPlugins
+	// RPC.
+	PluginServiceListPluginsProcedure = "/pannier.host.v1.PluginService/ListPlugins"
 )
 
 // AgentServiceClient is a client for the pannier.host.v1.AgentService service.
@@ -158,15 +161,15 @@ func (UnimplementedAgentServiceHandler) Events(context.Context, *connect.Request
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.
 type DriverServiceClient interface {
-	// Register adds a driver that runs already, and updates one that was added so.
-	Register(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
-	// Deregister takes one away that was added at run time. Refused while a volume
+	// RegisterDriver adds a driver that runs already, and updates one that was added so.
+	RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
+	// DeregisterDriver takes one away that was added at run time. Refused while a volume
 	// is mounted through it, unless forced.
-	Deregister(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
-	// List lists the drivers of this node and of the ledger.
-	List(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
-	// Get reads one.
-	Get(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
+	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
+	// ListDrivers lists the drivers of this node and of the ledger.
+	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
+	// GetDriver reads one.
+	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
 }
 
 // NewDriverServiceClient constructs a client for the pannier.host.v1.DriverService service. By
@@ -180,28 +183,28 @@ func NewDriverServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 	baseURL = strings.TrimRight(baseURL, "/")
 	driverServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("DriverService").Methods()
 	return &driverServiceClient{
-		register: connect.NewClient[v1.RegisterDriverRequest, v1.RegisterDriverResponse](
+		registerDriver: connect.NewClient[v1.RegisterDriverRequest, v1.RegisterDriverResponse](
 			httpClient,
-			baseURL+DriverServiceRegisterProcedure,
-			connect.WithSchema(driverServiceMethods.ByName("Register")),
+			baseURL+DriverServiceRegisterDriverProcedure,
+			connect.WithSchema(driverServiceMethods.ByName("RegisterDriver")),
 			connect.WithClientOptions(opts...),
 		),
-		deregister: connect.NewClient[v1.DeregisterDriverRequest, v1.DeregisterDriverResponse](
+		deregisterDriver: connect.NewClient[v1.DeregisterDriverRequest, v1.DeregisterDriverResponse](
 			httpClient,
-			baseURL+DriverServiceDeregisterProcedure,
-			connect.WithSchema(driverServiceMethods.ByName("Deregister")),
+			baseURL+DriverServiceDeregisterDriverProcedure,
+			connect.WithSchema(driverServiceMethods.ByName("DeregisterDriver")),
 			connect.WithClientOptions(opts...),
 		),
-		list: connect.NewClient[v1.ListDriversRequest, v1.ListDriversResponse](
+		listDrivers: connect.NewClient[v1.ListDriversRequest, v1.ListDriversResponse](
 			httpClient,
-			baseURL+DriverServiceListProcedure,
-			connect.WithSchema(driverServiceMethods.ByName("List")),
+			baseURL+DriverServiceListDriversProcedure,
+			connect.WithSchema(driverServiceMethods.ByName("ListDrivers")),
 			connect.WithClientOptions(opts...),
 		),
-		get: connect.NewClient[v1.GetDriverRequest, v1.GetDriverResponse](
+		getDriver: connect.NewClient[v1.GetDriverRequest, v1.GetDriverResponse](
 			httpClient,
-			baseURL+DriverServiceGetProcedure,
-			connect.WithSchema(driverServiceMethods.ByName("Get")),
+			baseURL+DriverServiceGetDriverProcedure,
+			connect.WithSchema(driverServiceMethods.ByName("GetDriver")),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -209,43 +212,43 @@ func NewDriverServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 
 // driverServiceClient implements DriverServiceClient.
 type driverServiceClient struct {
-	register   *connect.Client[v1.RegisterDriverRequest, v1.RegisterDriverResponse]
-	deregister *connect.Client[v1.DeregisterDriverRequest, v1.DeregisterDriverResponse]
-	list       *connect.Client[v1.ListDriversRequest, v1.ListDriversResponse]
-	get        *connect.Client[v1.GetDriverRequest, v1.GetDriverResponse]
+	registerDriver   *connect.Client[v1.RegisterDriverRequest, v1.RegisterDriverResponse]
+	deregisterDriver *connect.Client[v1.DeregisterDriverRequest, v1.DeregisterDriverResponse]
+	listDrivers      *connect.Client[v1.ListDriversRequest, v1.ListDriversResponse]
+	getDriver        *connect.Client[v1.GetDriverRequest, v1.GetDriverResponse]
 }
 
-// Register calls pannier.host.v1.DriverService.Register.
-func (c *driverServiceClient) Register(ctx context.Context, req *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error) {
-	return c.register.CallUnary(ctx, req)
+// RegisterDriver calls pannier.host.v1.DriverService.RegisterDriver.
+func (c *driverServiceClient) RegisterDriver(ctx context.Context, req *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error) {
+	return c.registerDriver.CallUnary(ctx, req)
 }
 
-// Deregister calls pannier.host.v1.DriverService.Deregister.
-func (c *driverServiceClient) Deregister(ctx context.Context, req *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
-	return c.deregister.CallUnary(ctx, req)
+// DeregisterDriver calls pannier.host.v1.DriverService.DeregisterDriver.
+func (c *driverServiceClient) DeregisterDriver(ctx context.Context, req *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
+	return c.deregisterDriver.CallUnary(ctx, req)
 }
 
-// List calls pannier.host.v1.DriverService.List.
-func (c *driverServiceClient) List(ctx context.Context, req *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
-	return c.list.CallUnary(ctx, req)
+// ListDrivers calls pannier.host.v1.DriverService.ListDrivers.
+func (c *driverServiceClient) ListDrivers(ctx context.Context, req *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
+	return c.listDrivers.CallUnary(ctx, req)
 }
 
-// Get calls pannier.host.v1.DriverService.Get.
-func (c *driverServiceClient) Get(ctx context.Context, req *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
-	return c.get.CallUnary(ctx, req)
+// GetDriver calls pannier.host.v1.DriverService.GetDriver.
+func (c *driverServiceClient) GetDriver(ctx context.Context, req *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
+	return c.getDriver.CallUnary(ctx, req)
 }
 
 // DriverServiceHandler is an implementation of the pannier.host.v1.DriverService service.
 type DriverServiceHandler interface {
-	// Register adds a driver that runs already, and updates one that was added so.
-	Register(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
-	// Deregister takes one away that was added at run time. Refused while a volume
+	// RegisterDriver adds a driver that runs already, and updates one that was added so.
+	RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
+	// DeregisterDriver takes one away that was added at run time. Refused while a volume
 	// is mounted through it, unless forced.
-	Deregister(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
-	// List lists the drivers of this node and of the ledger.
-	List(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
-	// Get reads one.
-	Get(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
+	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
+	// ListDrivers lists the drivers of this node and of the ledger.
+	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
+	// GetDriver reads one.
+	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
 }
 
 // NewDriverServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -255,40 +258,40 @@ type DriverServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	driverServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("DriverService").Methods()
-	driverServiceRegisterHandler := connect.NewUnaryHandler(
-		DriverServiceRegisterProcedure,
-		svc.Register,
-		connect.WithSchema(driverServiceMethods.ByName("Register")),
+	driverServiceRegisterDriverHandler := connect.NewUnaryHandler(
+		DriverServiceRegisterDriverProcedure,
+		svc.RegisterDriver,
+		connect.WithSchema(driverServiceMethods.ByName("RegisterDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceDeregisterHandler := connect.NewUnaryHandler(
-		DriverServiceDeregisterProcedure,
-		svc.Deregister,
-		connect.WithSchema(driverServiceMethods.ByName("Deregister")),
+	driverServiceDeregisterDriverHandler := connect.NewUnaryHandler(
+		DriverServiceDeregisterDriverProcedure,
+		svc.DeregisterDriver,
+		connect.WithSchema(driverServiceMethods.ByName("DeregisterDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceListHandler := connect.NewUnaryHandler(
-		DriverServiceListProcedure,
-		svc.List,
-		connect.WithSchema(driverServiceMethods.ByName("List")),
+	driverServiceListDriversHandler := connect.NewUnaryHandler(
+		DriverServiceListDriversProcedure,
+		svc.ListDrivers,
+		connect.WithSchema(driverServiceMethods.ByName("ListDrivers")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceGetHandler := connect.NewUnaryHandler(
-		DriverServiceGetProcedure,
-		svc.Get,
-		connect.WithSchema(driverServiceMethods.ByName("Get")),
+	driverServiceGetDriverHandler := connect.NewUnaryHandler(
+		DriverServiceGetDriverProcedure,
+		svc.GetDriver,
+		connect.WithSchema(driverServiceMethods.ByName("GetDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/pannier.host.v1.DriverService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case DriverServiceRegisterProcedure:
-			driverServiceRegisterHandler.ServeHTTP(w, r)
-		case DriverServiceDeregisterProcedure:
-			driverServiceDeregisterHandler.ServeHTTP(w, r)
-		case DriverServiceListProcedure:
-			driverServiceListHandler.ServeHTTP(w, r)
-		case DriverServiceGetProcedure:
-			driverServiceGetHandler.ServeHTTP(w, r)
+		case DriverServiceRegisterDriverProcedure:
+			driverServiceRegisterDriverHandler.ServeHTTP(w, r)
+		case DriverServiceDeregisterDriverProcedure:
+			driverServiceDeregisterDriverHandler.ServeHTTP(w, r)
+		case DriverServiceListDriversProcedure:
+			driverServiceListDriversHandler.ServeHTTP(w, r)
+		case DriverServiceGetDriverProcedure:
+			driverServiceGetDriverHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -298,25 +301,25 @@ func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOp
 // UnimplementedDriverServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedDriverServiceHandler struct{}
 
-func (UnimplementedDriverServiceHandler) Register(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.Register is not implemented"))
+func (UnimplementedDriverServiceHandler) RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.RegisterDriver is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) Deregister(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.Deregister is not implemented"))
+func (UnimplementedDriverServiceHandler) DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.DeregisterDriver is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) List(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.List is not implemented"))
+func (UnimplementedDriverServiceHandler) ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.ListDrivers is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) Get(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.Get is not implemented"))
+func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.GetDriver is not implemented"))
 }
 
 // PluginServiceClient is a client for the pannier.host.v1.PluginService service.
 type PluginServiceClient interface {
-	List(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
 }
 
 // NewPluginServiceClient constructs a client for the pannier.host.v1.PluginService service. By
@@ -330,10 +333,10 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 	baseURL = strings.TrimRight(baseURL, "/")
 	pluginServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("PluginService").Methods()
 	return &pluginServiceClient{
-		list: connect.NewClient[v1.ListPluginsRequest, v1.ListPluginsResponse](
+		listPlugins: connect.NewClient[v1.ListPluginsRequest, v1.ListPluginsResponse](
 			httpClient,
-			baseURL+PluginServiceListProcedure,
-			connect.WithSchema(pluginServiceMethods.ByName("List")),
+			baseURL+PluginServiceListPluginsProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("ListPlugins")),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -341,17 +344,17 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 
 // pluginServiceClient implements PluginServiceClient.
 type pluginServiceClient struct {
-	list *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
+	listPlugins *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
 }
 
-// List calls pannier.host.v1.PluginService.List.
-func (c *pluginServiceClient) List(ctx context.Context, req *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
-	return c.list.CallUnary(ctx, req)
+// ListPlugins calls pannier.host.v1.PluginService.ListPlugins.
+func (c *pluginServiceClient) ListPlugins(ctx context.Context, req *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
+	return c.listPlugins.CallUnary(ctx, req)
 }
 
 // PluginServiceHandler is an implementation of the pannier.host.v1.PluginService service.
 type PluginServiceHandler interface {
-	List(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
 }
 
 // NewPluginServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -361,16 +364,16 @@ type PluginServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	pluginServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("PluginService").Methods()
-	pluginServiceListHandler := connect.NewUnaryHandler(
-		PluginServiceListProcedure,
-		svc.List,
-		connect.WithSchema(pluginServiceMethods.ByName("List")),
+	pluginServiceListPluginsHandler := connect.NewUnaryHandler(
+		PluginServiceListPluginsProcedure,
+		svc.ListPlugins,
+		connect.WithSchema(pluginServiceMethods.ByName("ListPlugins")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/pannier.host.v1.PluginService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case PluginServiceListProcedure:
-			pluginServiceListHandler.ServeHTTP(w, r)
+		case PluginServiceListPluginsProcedure:
+			pluginServiceListPluginsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -380,6 +383,6 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 // UnimplementedPluginServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedPluginServiceHandler struct{}
 
-func (UnimplementedPluginServiceHandler) List(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.List is not implemented"))
+func (UnimplementedPluginServiceHandler) ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.ListPlugins is not implemented"))
 }

@@ -33,26 +33,32 @@ const (
 // reflection-formatted method names, remove the leading slash and convert the remaining slash to a
 // period.
 const (
-	// VolumeServiceRegisterProcedure is the fully-qualified name of the VolumeService's Register RPC.
-	VolumeServiceRegisterProcedure = "/pannier.host.v1.VolumeService/Register"
-	// VolumeServiceCreateProcedure is the fully-qualified name of the VolumeService's Create RPC.
-	VolumeServiceCreateProcedure = "/pannier.host.v1.VolumeService/Create"
-	// VolumeServiceGetProcedure is the fully-qualified name of the VolumeService's Get RPC.
-	VolumeServiceGetProcedure = "/pannier.host.v1.VolumeService/Get"
-	// VolumeServiceListProcedure is the fully-qualified name of the VolumeService's List RPC.
-	VolumeServiceListProcedure = "/pannier.host.v1.VolumeService/List"
+	// VolumeServiceRegisterVolumeProcedure is the fully-qualified name of the VolumeService's
+	// RegisterVolume RPC.
+	VolumeServiceRegisterVolumeProcedure = "/pannier.host.v1.VolumeService/RegisterVolume"
+	// VolumeServiceCreateVolumeProcedure is the fully-qualified name of the VolumeService's
+	// CreateVolume RPC.
+	VolumeServiceCreateVolumeProcedure = "/pannier.host.v1.VolumeService/CreateVolume"
+	// VolumeServiceGetVolumeProcedure is the fully-qualified name of the VolumeService's GetVolume RPC.
+	VolumeServiceGetVolumeProcedure = "/pannier.host.v1.VolumeService/GetVolume"
+	// VolumeServiceListVolumesProcedure is the fully-qualified name of the VolumeService's ListVolumes
+	// RPC.
+	VolumeServiceListVolumesProcedure = "/pannier.host.v1.VolumeService/ListVolumes"
 	// VolumeServiceListExternalProcedure is the fully-qualified name of the VolumeService's
 	// ListExternal RPC.
 	VolumeServiceListExternalProcedure = "/pannier.host.v1.VolumeService/ListExternal"
-	// VolumeServiceDeregisterProcedure is the fully-qualified name of the VolumeService's Deregister
-	// RPC.
-	VolumeServiceDeregisterProcedure = "/pannier.host.v1.VolumeService/Deregister"
-	// VolumeServiceDeleteProcedure is the fully-qualified name of the VolumeService's Delete RPC.
-	VolumeServiceDeleteProcedure = "/pannier.host.v1.VolumeService/Delete"
-	// VolumeServiceExpandProcedure is the fully-qualified name of the VolumeService's Expand RPC.
-	VolumeServiceExpandProcedure = "/pannier.host.v1.VolumeService/Expand"
-	// VolumeServiceDetachProcedure is the fully-qualified name of the VolumeService's Detach RPC.
-	VolumeServiceDetachProcedure = "/pannier.host.v1.VolumeService/Detach"
+	// VolumeServiceDeregisterVolumeProcedure is the fully-qualified name of the VolumeService's
+	// DeregisterVolume RPC.
+	VolumeServiceDeregisterVolumeProcedure = "/pannier.host.v1.VolumeService/DeregisterVolume"
+	// VolumeServiceDeleteVolumeProcedure is the fully-qualified name of the VolumeService's
+	// DeleteVolume RPC.
+	VolumeServiceDeleteVolumeProcedure = "/pannier.host.v1.VolumeService/DeleteVolume"
+	// VolumeServiceExpandVolumeProcedure is the fully-qualified name of the VolumeService's
+	// ExpandVolume RPC.
+	VolumeServiceExpandVolumeProcedure = "/pannier.host.v1.VolumeService/ExpandVolume"
+	// VolumeServiceDetachVolumeProcedure is the fully-qualified name of the VolumeService's
+	// DetachVolume RPC.
+	VolumeServiceDetachVolumeProcedure = "/pannier.host.v1.VolumeService/DetachVolume"
 	// VolumeServiceCreateSnapshotProcedure is the fully-qualified name of the VolumeService's
 	// CreateSnapshot RPC.
 	VolumeServiceCreateSnapshotProcedure = "/pannier.host.v1.VolumeService/CreateSnapshot"
@@ -66,28 +72,28 @@ const (
 
 // VolumeServiceClient is a client for the pannier.host.v1.VolumeService service.
 type VolumeServiceClient interface {
-	// Register adds a volume that exists at its driver, or updates its definition.
+	// RegisterVolume adds a volume that exists at its driver, or updates its definition.
 	// It asks the driver to validate it first, so the driver must be healthy.
-	Register(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
-	// Create provisions the volume at its driver, then registers it. Repeating it
+	RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
+	// CreateVolume provisions the volume at its driver, then registers it. Repeating it
 	// with the same definition gives the same volume.
-	Create(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
-	// Get reads one volume with its claims, and its usage where it is mounted here.
-	Get(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
-	// List lists volumes by namespace, driver or node.
-	List(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
+	// GetVolume reads one volume with its claims, and its usage where it is mounted here.
+	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
+	// ListVolumes lists volumes by namespace, driver or node.
+	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
 	// ListExternal lists what a driver itself holds, registered or not, a page at a time.
 	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
-	// Deregister forgets a volume and leaves it at its driver. Refused while claims
+	// DeregisterVolume forgets a volume and leaves it at its driver. Refused while claims
 	// stand, unless forced.
-	Deregister(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
-	// Delete deletes the volume at its driver, then forgets it. Refused while claims stand.
-	Delete(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
-	// Expand grows a volume, mounted or not.
-	Expand(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
-	// Detach drives every claim of a volume on a node through the release path and
+	DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
+	// DeleteVolume deletes the volume at its driver, then forgets it. Refused while claims stand.
+	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
+	// ExpandVolume grows a volume, mounted or not.
+	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
+	// DetachVolume drives every claim of a volume on a node through the release path and
 	// says for each what it did or why it could not.
-	Detach(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
+	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
 	// CreateSnapshot takes a snapshot, or gives back the one of that name.
 	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
 	// DeleteSnapshot deletes a snapshot at its driver.
@@ -107,28 +113,28 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 	baseURL = strings.TrimRight(baseURL, "/")
 	volumeServiceMethods := v1.File_pannier_host_v1_volume_proto.Services().ByName("VolumeService").Methods()
 	return &volumeServiceClient{
-		register: connect.NewClient[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse](
+		registerVolume: connect.NewClient[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceRegisterProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Register")),
+			baseURL+VolumeServiceRegisterVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("RegisterVolume")),
 			connect.WithClientOptions(opts...),
 		),
-		create: connect.NewClient[v1.CreateVolumeRequest, v1.CreateVolumeResponse](
+		createVolume: connect.NewClient[v1.CreateVolumeRequest, v1.CreateVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceCreateProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Create")),
+			baseURL+VolumeServiceCreateVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("CreateVolume")),
 			connect.WithClientOptions(opts...),
 		),
-		get: connect.NewClient[v1.GetVolumeRequest, v1.GetVolumeResponse](
+		getVolume: connect.NewClient[v1.GetVolumeRequest, v1.GetVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceGetProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Get")),
+			baseURL+VolumeServiceGetVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("GetVolume")),
 			connect.WithClientOptions(opts...),
 		),
-		list: connect.NewClient[v1.ListVolumesRequest, v1.ListVolumesResponse](
+		listVolumes: connect.NewClient[v1.ListVolumesRequest, v1.ListVolumesResponse](
 			httpClient,
-			baseURL+VolumeServiceListProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("List")),
+			baseURL+VolumeServiceListVolumesProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("ListVolumes")),
 			connect.WithClientOptions(opts...),
 		),
 		listExternal: connect.NewClient[v1.ListExternalRequest, v1.ListExternalResponse](
@@ -137,28 +143,28 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(volumeServiceMethods.ByName("ListExternal")),
 			connect.WithClientOptions(opts...),
 		),
-		deregister: connect.NewClient[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse](
+		deregisterVolume: connect.NewClient[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceDeregisterProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Deregister")),
+			baseURL+VolumeServiceDeregisterVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("DeregisterVolume")),
 			connect.WithClientOptions(opts...),
 		),
-		delete: connect.NewClient[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse](
+		deleteVolume: connect.NewClient[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceDeleteProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Delete")),
+			baseURL+VolumeServiceDeleteVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("DeleteVolume")),
 			connect.WithClientOptions(opts...),
 		),
-		expand: connect.NewClient[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse](
+		expandVolume: connect.NewClient[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceExpandProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Expand")),
+			baseURL+VolumeServiceExpandVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("ExpandVolume")),
 			connect.WithClientOptions(opts...),
 		),
-		detach: connect.NewClient[v1.DetachVolumeRequest, v1.DetachVolumeResponse](
+		detachVolume: connect.NewClient[v1.DetachVolumeRequest, v1.DetachVolumeResponse](
 			httpClient,
-			baseURL+VolumeServiceDetachProcedure,
-			connect.WithSchema(volumeServiceMethods.ByName("Detach")),
+			baseURL+VolumeServiceDetachVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("DetachVolume")),
 			connect.WithClientOptions(opts...),
 		),
 		createSnapshot: connect.NewClient[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse](
@@ -184,38 +190,38 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 
 // volumeServiceClient implements VolumeServiceClient.
 type volumeServiceClient struct {
-	register       *connect.Client[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse]
-	create         *connect.Client[v1.CreateVolumeRequest, v1.CreateVolumeResponse]
-	get            *connect.Client[v1.GetVolumeRequest, v1.GetVolumeResponse]
-	list           *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
-	listExternal   *connect.Client[v1.ListExternalRequest, v1.ListExternalResponse]
-	deregister     *connect.Client[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse]
-	delete         *connect.Client[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse]
-	expand         *connect.Client[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse]
-	detach         *connect.Client[v1.DetachVolumeRequest, v1.DetachVolumeResponse]
-	createSnapshot *connect.Client[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse]
-	deleteSnapshot *connect.Client[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse]
-	listSnapshots  *connect.Client[v1.ListSnapshotsRequest, v1.ListSnapshotsResponse]
+	registerVolume   *connect.Client[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse]
+	createVolume     *connect.Client[v1.CreateVolumeRequest, v1.CreateVolumeResponse]
+	getVolume        *connect.Client[v1.GetVolumeRequest, v1.GetVolumeResponse]
+	listVolumes      *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
+	listExternal     *connect.Client[v1.ListExternalRequest, v1.ListExternalResponse]
+	deregisterVolume *connect.Client[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse]
+	deleteVolume     *connect.Client[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse]
+	expandVolume     *connect.Client[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse]
+	detachVolume     *connect.Client[v1.DetachVolumeRequest, v1.DetachVolumeResponse]
+	createSnapshot   *connect.Client[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse]
+	deleteSnapshot   *connect.Client[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse]
+	listSnapshots    *connect.Client[v1.ListSnapshotsRequest, v1.ListSnapshotsResponse]
 }
 
-// Register calls pannier.host.v1.VolumeService.Register.
-func (c *volumeServiceClient) Register(ctx context.Context, req *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error) {
-	return c.register.CallUnary(ctx, req)
+// RegisterVolume calls pannier.host.v1.VolumeService.RegisterVolume.
+func (c *volumeServiceClient) RegisterVolume(ctx context.Context, req *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error) {
+	return c.registerVolume.CallUnary(ctx, req)
 }
 
-// Create calls pannier.host.v1.VolumeService.Create.
-func (c *volumeServiceClient) Create(ctx context.Context, req *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
-	return c.create.CallUnary(ctx, req)
+// CreateVolume calls pannier.host.v1.VolumeService.CreateVolume.
+func (c *volumeServiceClient) CreateVolume(ctx context.Context, req *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
+	return c.createVolume.CallUnary(ctx, req)
 }
 
-// Get calls pannier.host.v1.VolumeService.Get.
-func (c *volumeServiceClient) Get(ctx context.Context, req *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
-	return c.get.CallUnary(ctx, req)
+// GetVolume calls pannier.host.v1.VolumeService.GetVolume.
+func (c *volumeServiceClient) GetVolume(ctx context.Context, req *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
+	return c.getVolume.CallUnary(ctx, req)
 }
 
-// List calls pannier.host.v1.VolumeService.List.
-func (c *volumeServiceClient) List(ctx context.Context, req *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
-	return c.list.CallUnary(ctx, req)
+// ListVolumes calls pannier.host.v1.VolumeService.ListVolumes.
+func (c *volumeServiceClient) ListVolumes(ctx context.Context, req *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
+	return c.listVolumes.CallUnary(ctx, req)
 }
 
 // ListExternal calls pannier.host.v1.VolumeService.ListExternal.
@@ -223,24 +229,24 @@ func (c *volumeServiceClient) ListExternal(ctx context.Context, req *connect.Req
 	return c.listExternal.CallUnary(ctx, req)
 }
 
-// Deregister calls pannier.host.v1.VolumeService.Deregister.
-func (c *volumeServiceClient) Deregister(ctx context.Context, req *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error) {
-	return c.deregister.CallUnary(ctx, req)
+// DeregisterVolume calls pannier.host.v1.VolumeService.DeregisterVolume.
+func (c *volumeServiceClient) DeregisterVolume(ctx context.Context, req *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error) {
+	return c.deregisterVolume.CallUnary(ctx, req)
 }
 
-// Delete calls pannier.host.v1.VolumeService.Delete.
-func (c *volumeServiceClient) Delete(ctx context.Context, req *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
-	return c.delete.CallUnary(ctx, req)
+// DeleteVolume calls pannier.host.v1.VolumeService.DeleteVolume.
+func (c *volumeServiceClient) DeleteVolume(ctx context.Context, req *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
+	return c.deleteVolume.CallUnary(ctx, req)
 }
 
-// Expand calls pannier.host.v1.VolumeService.Expand.
-func (c *volumeServiceClient) Expand(ctx context.Context, req *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
-	return c.expand.CallUnary(ctx, req)
+// ExpandVolume calls pannier.host.v1.VolumeService.ExpandVolume.
+func (c *volumeServiceClient) ExpandVolume(ctx context.Context, req *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
+	return c.expandVolume.CallUnary(ctx, req)
 }
 
-// Detach calls pannier.host.v1.VolumeService.Detach.
-func (c *volumeServiceClient) Detach(ctx context.Context, req *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
-	return c.detach.CallUnary(ctx, req)
+// DetachVolume calls pannier.host.v1.VolumeService.DetachVolume.
+func (c *volumeServiceClient) DetachVolume(ctx context.Context, req *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
+	return c.detachVolume.CallUnary(ctx, req)
 }
 
 // CreateSnapshot calls pannier.host.v1.VolumeService.CreateSnapshot.
@@ -260,28 +266,28 @@ func (c *volumeServiceClient) ListSnapshots(ctx context.Context, req *connect.Re
 
 // VolumeServiceHandler is an implementation of the pannier.host.v1.VolumeService service.
 type VolumeServiceHandler interface {
-	// Register adds a volume that exists at its driver, or updates its definition.
+	// RegisterVolume adds a volume that exists at its driver, or updates its definition.
 	// It asks the driver to validate it first, so the driver must be healthy.
-	Register(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
-	// Create provisions the volume at its driver, then registers it. Repeating it
+	RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
+	// CreateVolume provisions the volume at its driver, then registers it. Repeating it
 	// with the same definition gives the same volume.
-	Create(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
-	// Get reads one volume with its claims, and its usage where it is mounted here.
-	Get(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
-	// List lists volumes by namespace, driver or node.
-	List(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
+	// GetVolume reads one volume with its claims, and its usage where it is mounted here.
+	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
+	// ListVolumes lists volumes by namespace, driver or node.
+	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
 	// ListExternal lists what a driver itself holds, registered or not, a page at a time.
 	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
-	// Deregister forgets a volume and leaves it at its driver. Refused while claims
+	// DeregisterVolume forgets a volume and leaves it at its driver. Refused while claims
 	// stand, unless forced.
-	Deregister(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
-	// Delete deletes the volume at its driver, then forgets it. Refused while claims stand.
-	Delete(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
-	// Expand grows a volume, mounted or not.
-	Expand(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
-	// Detach drives every claim of a volume on a node through the release path and
+	DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
+	// DeleteVolume deletes the volume at its driver, then forgets it. Refused while claims stand.
+	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
+	// ExpandVolume grows a volume, mounted or not.
+	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
+	// DetachVolume drives every claim of a volume on a node through the release path and
 	// says for each what it did or why it could not.
-	Detach(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
+	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
 	// CreateSnapshot takes a snapshot, or gives back the one of that name.
 	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
 	// DeleteSnapshot deletes a snapshot at its driver.
@@ -297,28 +303,28 @@ type VolumeServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	volumeServiceMethods := v1.File_pannier_host_v1_volume_proto.Services().ByName("VolumeService").Methods()
-	volumeServiceRegisterHandler := connect.NewUnaryHandler(
-		VolumeServiceRegisterProcedure,
-		svc.Register,
-		connect.WithSchema(volumeServiceMethods.ByName("Register")),
+	volumeServiceRegisterVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceRegisterVolumeProcedure,
+		svc.RegisterVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("RegisterVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceCreateHandler := connect.NewUnaryHandler(
-		VolumeServiceCreateProcedure,
-		svc.Create,
-		connect.WithSchema(volumeServiceMethods.ByName("Create")),
+	volumeServiceCreateVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceCreateVolumeProcedure,
+		svc.CreateVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("CreateVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceGetHandler := connect.NewUnaryHandler(
-		VolumeServiceGetProcedure,
-		svc.Get,
-		connect.WithSchema(volumeServiceMethods.ByName("Get")),
+	volumeServiceGetVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceGetVolumeProcedure,
+		svc.GetVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("GetVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceListHandler := connect.NewUnaryHandler(
-		VolumeServiceListProcedure,
-		svc.List,
-		connect.WithSchema(volumeServiceMethods.ByName("List")),
+	volumeServiceListVolumesHandler := connect.NewUnaryHandler(
+		VolumeServiceListVolumesProcedure,
+		svc.ListVolumes,
+		connect.WithSchema(volumeServiceMethods.ByName("ListVolumes")),
 		connect.WithHandlerOptions(opts...),
 	)
 	volumeServiceListExternalHandler := connect.NewUnaryHandler(
@@ -327,28 +333,28 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(volumeServiceMethods.ByName("ListExternal")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDeregisterHandler := connect.NewUnaryHandler(
-		VolumeServiceDeregisterProcedure,
-		svc.Deregister,
-		connect.WithSchema(volumeServiceMethods.ByName("Deregister")),
+	volumeServiceDeregisterVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceDeregisterVolumeProcedure,
+		svc.DeregisterVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("DeregisterVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDeleteHandler := connect.NewUnaryHandler(
-		VolumeServiceDeleteProcedure,
-		svc.Delete,
-		connect.WithSchema(volumeServiceMethods.ByName("Delete")),
+	volumeServiceDeleteVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceDeleteVolumeProcedure,
+		svc.DeleteVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("DeleteVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceExpandHandler := connect.NewUnaryHandler(
-		VolumeServiceExpandProcedure,
-		svc.Expand,
-		connect.WithSchema(volumeServiceMethods.ByName("Expand")),
+	volumeServiceExpandVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceExpandVolumeProcedure,
+		svc.ExpandVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("ExpandVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDetachHandler := connect.NewUnaryHandler(
-		VolumeServiceDetachProcedure,
-		svc.Detach,
-		connect.WithSchema(volumeServiceMethods.ByName("Detach")),
+	volumeServiceDetachVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceDetachVolumeProcedure,
+		svc.DetachVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("DetachVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
 	volumeServiceCreateSnapshotHandler := connect.NewUnaryHandler(
@@ -371,24 +377,24 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 	)
 	return "/pannier.host.v1.VolumeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case VolumeServiceRegisterProcedure:
-			volumeServiceRegisterHandler.ServeHTTP(w, r)
-		case VolumeServiceCreateProcedure:
-			volumeServiceCreateHandler.ServeHTTP(w, r)
-		case VolumeServiceGetProcedure:
-			volumeServiceGetHandler.ServeHTTP(w, r)
-		case VolumeServiceListProcedure:
-			volumeServiceListHandler.ServeHTTP(w, r)
+		case VolumeServiceRegisterVolumeProcedure:
+			volumeServiceRegisterVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceCreateVolumeProcedure:
+			volumeServiceCreateVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceGetVolumeProcedure:
+			volumeServiceGetVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceListVolumesProcedure:
+			volumeServiceListVolumesHandler.ServeHTTP(w, r)
 		case VolumeServiceListExternalProcedure:
 			volumeServiceListExternalHandler.ServeHTTP(w, r)
-		case VolumeServiceDeregisterProcedure:
-			volumeServiceDeregisterHandler.ServeHTTP(w, r)
-		case VolumeServiceDeleteProcedure:
-			volumeServiceDeleteHandler.ServeHTTP(w, r)
-		case VolumeServiceExpandProcedure:
-			volumeServiceExpandHandler.ServeHTTP(w, r)
-		case VolumeServiceDetachProcedure:
-			volumeServiceDetachHandler.ServeHTTP(w, r)
+		case VolumeServiceDeregisterVolumeProcedure:
+			volumeServiceDeregisterVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceDeleteVolumeProcedure:
+			volumeServiceDeleteVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceExpandVolumeProcedure:
+			volumeServiceExpandVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceDetachVolumeProcedure:
+			volumeServiceDetachVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceCreateSnapshotProcedure:
 			volumeServiceCreateSnapshotHandler.ServeHTTP(w, r)
 		case VolumeServiceDeleteSnapshotProcedure:
@@ -404,40 +410,40 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 // UnimplementedVolumeServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedVolumeServiceHandler struct{}
 
-func (UnimplementedVolumeServiceHandler) Register(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Register is not implemented"))
+func (UnimplementedVolumeServiceHandler) RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.RegisterVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) Create(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Create is not implemented"))
+func (UnimplementedVolumeServiceHandler) CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CreateVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) Get(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Get is not implemented"))
+func (UnimplementedVolumeServiceHandler) GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.GetVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) List(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.List is not implemented"))
+func (UnimplementedVolumeServiceHandler) ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListVolumes is not implemented"))
 }
 
 func (UnimplementedVolumeServiceHandler) ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListExternal is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) Deregister(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Deregister is not implemented"))
+func (UnimplementedVolumeServiceHandler) DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeregisterVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) Delete(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Delete is not implemented"))
+func (UnimplementedVolumeServiceHandler) DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeleteVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) Expand(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Expand is not implemented"))
+func (UnimplementedVolumeServiceHandler) ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ExpandVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) Detach(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.Detach is not implemented"))
+func (UnimplementedVolumeServiceHandler) DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DetachVolume is not implemented"))
 }
 
 func (UnimplementedVolumeServiceHandler) CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error) {

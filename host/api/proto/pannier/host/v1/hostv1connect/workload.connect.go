@@ -33,36 +33,41 @@ const (
 // reflection-formatted method names, remove the leading slash and convert the remaining slash to a
 // period.
 const (
-	// WorkloadServiceStartProcedure is the fully-qualified name of the WorkloadService's Start RPC.
-	WorkloadServiceStartProcedure = "/pannier.host.v1.WorkloadService/Start"
-	// WorkloadServiceRunningProcedure is the fully-qualified name of the WorkloadService's Running RPC.
-	WorkloadServiceRunningProcedure = "/pannier.host.v1.WorkloadService/Running"
-	// WorkloadServiceStopProcedure is the fully-qualified name of the WorkloadService's Stop RPC.
-	WorkloadServiceStopProcedure = "/pannier.host.v1.WorkloadService/Stop"
-	// WorkloadServiceGetProcedure is the fully-qualified name of the WorkloadService's Get RPC.
-	WorkloadServiceGetProcedure = "/pannier.host.v1.WorkloadService/Get"
-	// WorkloadServiceListProcedure is the fully-qualified name of the WorkloadService's List RPC.
-	WorkloadServiceListProcedure = "/pannier.host.v1.WorkloadService/List"
+	// WorkloadServiceStartWorkloadProcedure is the fully-qualified name of the WorkloadService's
+	// StartWorkload RPC.
+	WorkloadServiceStartWorkloadProcedure = "/pannier.host.v1.WorkloadService/StartWorkload"
+	// WorkloadServiceRunningWorkloadProcedure is the fully-qualified name of the WorkloadService's
+	// RunningWorkload RPC.
+	WorkloadServiceRunningWorkloadProcedure = "/pannier.host.v1.WorkloadService/RunningWorkload"
+	// WorkloadServiceStopWorkloadProcedure is the fully-qualified name of the WorkloadService's
+	// StopWorkload RPC.
+	WorkloadServiceStopWorkloadProcedure = "/pannier.host.v1.WorkloadService/StopWorkload"
+	// WorkloadServiceGetWorkloadProcedure is the fully-qualified name of the WorkloadService's
+	// GetWorkload RPC.
+	WorkloadServiceGetWorkloadProcedure = "/pannier.host.v1.WorkloadService/GetWorkload"
+	// WorkloadServiceListWorkloadsProcedure is the fully-qualified name of the WorkloadService's
+	// ListWorkloads RPC.
+	WorkloadServiceListWorkloadsProcedure = "/pannier.host.v1.WorkloadService/ListWorkloads"
 )
 
 // WorkloadServiceClient is a client for the pannier.host.v1.WorkloadService service.
 type WorkloadServiceClient interface {
-	// Start brings a workload up and streams its steps as they go; the last message
+	// StartWorkload brings a workload up and streams its steps as they go; the last message
 	// carries the workload. It may be repeated with the same spec at any time: a
 	// start under way is joined, one that is done is answered. A start that fails
 	// is unwound; the stream then ends with the error.
-	Start(context.Context, *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
-	// Running tells which process is the workload, before it does anything: the host
+	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
+	// RunningWorkload tells which process is the workload, before it does anything: the host
 	// then releases the workload when its owner or that process ends.
-	Running(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
-	// Stop takes a workload down and streams its steps; it may be repeated. What
+	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
+	// StopWorkload takes a workload down and streams its steps; it may be repeated. What
 	// cannot be undone now (a driver that is away) is tried again until it is done;
 	// the stream then goes on, and can be left.
-	Stop(context.Context, *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error)
-	// Get reads one workload.
-	Get(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
-	// List lists workloads on this node.
-	List(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
+	StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error)
+	// GetWorkload reads one workload.
+	GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
+	// ListWorkloads lists workloads on this node.
+	ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
 }
 
 // NewWorkloadServiceClient constructs a client for the pannier.host.v1.WorkloadService service. By
@@ -76,34 +81,34 @@ func NewWorkloadServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 	baseURL = strings.TrimRight(baseURL, "/")
 	workloadServiceMethods := v1.File_pannier_host_v1_workload_proto.Services().ByName("WorkloadService").Methods()
 	return &workloadServiceClient{
-		start: connect.NewClient[v1.StartWorkloadRequest, v1.StartWorkloadResponse](
+		startWorkload: connect.NewClient[v1.StartWorkloadRequest, v1.StartWorkloadResponse](
 			httpClient,
-			baseURL+WorkloadServiceStartProcedure,
-			connect.WithSchema(workloadServiceMethods.ByName("Start")),
+			baseURL+WorkloadServiceStartWorkloadProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("StartWorkload")),
 			connect.WithClientOptions(opts...),
 		),
-		running: connect.NewClient[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse](
+		runningWorkload: connect.NewClient[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse](
 			httpClient,
-			baseURL+WorkloadServiceRunningProcedure,
-			connect.WithSchema(workloadServiceMethods.ByName("Running")),
+			baseURL+WorkloadServiceRunningWorkloadProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("RunningWorkload")),
 			connect.WithClientOptions(opts...),
 		),
-		stop: connect.NewClient[v1.StopWorkloadRequest, v1.StopWorkloadResponse](
+		stopWorkload: connect.NewClient[v1.StopWorkloadRequest, v1.StopWorkloadResponse](
 			httpClient,
-			baseURL+WorkloadServiceStopProcedure,
-			connect.WithSchema(workloadServiceMethods.ByName("Stop")),
+			baseURL+WorkloadServiceStopWorkloadProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("StopWorkload")),
 			connect.WithClientOptions(opts...),
 		),
-		get: connect.NewClient[v1.GetWorkloadRequest, v1.GetWorkloadResponse](
+		getWorkload: connect.NewClient[v1.GetWorkloadRequest, v1.GetWorkloadResponse](
 			httpClient,
-			baseURL+WorkloadServiceGetProcedure,
-			connect.WithSchema(workloadServiceMethods.ByName("Get")),
+			baseURL+WorkloadServiceGetWorkloadProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("GetWorkload")),
 			connect.WithClientOptions(opts...),
 		),
-		list: connect.NewClient[v1.ListWorkloadsRequest, v1.ListWorkloadsResponse](
+		listWorkloads: connect.NewClient[v1.ListWorkloadsRequest, v1.ListWorkloadsResponse](
 			httpClient,
-			baseURL+WorkloadServiceListProcedure,
-			connect.WithSchema(workloadServiceMethods.ByName("List")),
+			baseURL+WorkloadServiceListWorkloadsProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("ListWorkloads")),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -111,56 +116,56 @@ func NewWorkloadServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 
 // workloadServiceClient implements WorkloadServiceClient.
 type workloadServiceClient struct {
-	start   *connect.Client[v1.StartWorkloadRequest, v1.StartWorkloadResponse]
-	running *connect.Client[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse]
-	stop    *connect.Client[v1.StopWorkloadRequest, v1.StopWorkloadResponse]
-	get     *connect.Client[v1.GetWorkloadRequest, v1.GetWorkloadResponse]
-	list    *connect.Client[v1.ListWorkloadsRequest, v1.ListWorkloadsResponse]
+	startWorkload   *connect.Client[v1.StartWorkloadRequest, v1.StartWorkloadResponse]
+	runningWorkload *connect.Client[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse]
+	stopWorkload    *connect.Client[v1.StopWorkloadRequest, v1.StopWorkloadResponse]
+	getWorkload     *connect.Client[v1.GetWorkloadRequest, v1.GetWorkloadResponse]
+	listWorkloads   *connect.Client[v1.ListWorkloadsRequest, v1.ListWorkloadsResponse]
 }
 
-// Start calls pannier.host.v1.WorkloadService.Start.
-func (c *workloadServiceClient) Start(ctx context.Context, req *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error) {
-	return c.start.CallServerStream(ctx, req)
+// StartWorkload calls pannier.host.v1.WorkloadService.StartWorkload.
+func (c *workloadServiceClient) StartWorkload(ctx context.Context, req *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error) {
+	return c.startWorkload.CallServerStream(ctx, req)
 }
 
-// Running calls pannier.host.v1.WorkloadService.Running.
-func (c *workloadServiceClient) Running(ctx context.Context, req *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {
-	return c.running.CallUnary(ctx, req)
+// RunningWorkload calls pannier.host.v1.WorkloadService.RunningWorkload.
+func (c *workloadServiceClient) RunningWorkload(ctx context.Context, req *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {
+	return c.runningWorkload.CallUnary(ctx, req)
 }
 
-// Stop calls pannier.host.v1.WorkloadService.Stop.
-func (c *workloadServiceClient) Stop(ctx context.Context, req *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error) {
-	return c.stop.CallServerStream(ctx, req)
+// StopWorkload calls pannier.host.v1.WorkloadService.StopWorkload.
+func (c *workloadServiceClient) StopWorkload(ctx context.Context, req *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error) {
+	return c.stopWorkload.CallServerStream(ctx, req)
 }
 
-// Get calls pannier.host.v1.WorkloadService.Get.
-func (c *workloadServiceClient) Get(ctx context.Context, req *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error) {
-	return c.get.CallUnary(ctx, req)
+// GetWorkload calls pannier.host.v1.WorkloadService.GetWorkload.
+func (c *workloadServiceClient) GetWorkload(ctx context.Context, req *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error) {
+	return c.getWorkload.CallUnary(ctx, req)
 }
 
-// List calls pannier.host.v1.WorkloadService.List.
-func (c *workloadServiceClient) List(ctx context.Context, req *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error) {
-	return c.list.CallUnary(ctx, req)
+// ListWorkloads calls pannier.host.v1.WorkloadService.ListWorkloads.
+func (c *workloadServiceClient) ListWorkloads(ctx context.Context, req *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error) {
+	return c.listWorkloads.CallUnary(ctx, req)
 }
 
 // WorkloadServiceHandler is an implementation of the pannier.host.v1.WorkloadService service.
 type WorkloadServiceHandler interface {
-	// Start brings a workload up and streams its steps as they go; the last message
+	// StartWorkload brings a workload up and streams its steps as they go; the last message
 	// carries the workload. It may be repeated with the same spec at any time: a
 	// start under way is joined, one that is done is answered. A start that fails
 	// is unwound; the stream then ends with the error.
-	Start(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error
-	// Running tells which process is the workload, before it does anything: the host
+	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error
+	// RunningWorkload tells which process is the workload, before it does anything: the host
 	// then releases the workload when its owner or that process ends.
-	Running(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
-	// Stop takes a workload down and streams its steps; it may be repeated. What
+	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
+	// StopWorkload takes a workload down and streams its steps; it may be repeated. What
 	// cannot be undone now (a driver that is away) is tried again until it is done;
 	// the stream then goes on, and can be left.
-	Stop(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error
-	// Get reads one workload.
-	Get(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
-	// List lists workloads on this node.
-	List(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
+	StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error
+	// GetWorkload reads one workload.
+	GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
+	// ListWorkloads lists workloads on this node.
+	ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
 }
 
 // NewWorkloadServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -170,48 +175,48 @@ type WorkloadServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	workloadServiceMethods := v1.File_pannier_host_v1_workload_proto.Services().ByName("WorkloadService").Methods()
-	workloadServiceStartHandler := connect.NewServerStreamHandler(
-		WorkloadServiceStartProcedure,
-		svc.Start,
-		connect.WithSchema(workloadServiceMethods.ByName("Start")),
+	workloadServiceStartWorkloadHandler := connect.NewServerStreamHandler(
+		WorkloadServiceStartWorkloadProcedure,
+		svc.StartWorkload,
+		connect.WithSchema(workloadServiceMethods.ByName("StartWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceRunningHandler := connect.NewUnaryHandler(
-		WorkloadServiceRunningProcedure,
-		svc.Running,
-		connect.WithSchema(workloadServiceMethods.ByName("Running")),
+	workloadServiceRunningWorkloadHandler := connect.NewUnaryHandler(
+		WorkloadServiceRunningWorkloadProcedure,
+		svc.RunningWorkload,
+		connect.WithSchema(workloadServiceMethods.ByName("RunningWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceStopHandler := connect.NewServerStreamHandler(
-		WorkloadServiceStopProcedure,
-		svc.Stop,
-		connect.WithSchema(workloadServiceMethods.ByName("Stop")),
+	workloadServiceStopWorkloadHandler := connect.NewServerStreamHandler(
+		WorkloadServiceStopWorkloadProcedure,
+		svc.StopWorkload,
+		connect.WithSchema(workloadServiceMethods.ByName("StopWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceGetHandler := connect.NewUnaryHandler(
-		WorkloadServiceGetProcedure,
-		svc.Get,
-		connect.WithSchema(workloadServiceMethods.ByName("Get")),
+	workloadServiceGetWorkloadHandler := connect.NewUnaryHandler(
+		WorkloadServiceGetWorkloadProcedure,
+		svc.GetWorkload,
+		connect.WithSchema(workloadServiceMethods.ByName("GetWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceListHandler := connect.NewUnaryHandler(
-		WorkloadServiceListProcedure,
-		svc.List,
-		connect.WithSchema(workloadServiceMethods.ByName("List")),
+	workloadServiceListWorkloadsHandler := connect.NewUnaryHandler(
+		WorkloadServiceListWorkloadsProcedure,
+		svc.ListWorkloads,
+		connect.WithSchema(workloadServiceMethods.ByName("ListWorkloads")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/pannier.host.v1.WorkloadService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case WorkloadServiceStartProcedure:
-			workloadServiceStartHandler.ServeHTTP(w, r)
-		case WorkloadServiceRunningProcedure:
-			workloadServiceRunningHandler.ServeHTTP(w, r)
-		case WorkloadServiceStopProcedure:
-			workloadServiceStopHandler.ServeHTTP(w, r)
-		case WorkloadServiceGetProcedure:
-			workloadServiceGetHandler.ServeHTTP(w, r)
-		case WorkloadServiceListProcedure:
-			workloadServiceListHandler.ServeHTTP(w, r)
+		case WorkloadServiceStartWorkloadProcedure:
+			workloadServiceStartWorkloadHandler.ServeHTTP(w, r)
+		case WorkloadServiceRunningWorkloadProcedure:
+			workloadServiceRunningWorkloadHandler.ServeHTTP(w, r)
+		case WorkloadServiceStopWorkloadProcedure:
+			workloadServiceStopWorkloadHandler.ServeHTTP(w, r)
+		case WorkloadServiceGetWorkloadProcedure:
+			workloadServiceGetWorkloadHandler.ServeHTTP(w, r)
+		case WorkloadServiceListWorkloadsProcedure:
+			workloadServiceListWorkloadsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -221,22 +226,22 @@ func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.Handl
 // UnimplementedWorkloadServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedWorkloadServiceHandler struct{}
 
-func (UnimplementedWorkloadServiceHandler) Start(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error {
-	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.Start is not implemented"))
+func (UnimplementedWorkloadServiceHandler) StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.StartWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) Running(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.Running is not implemented"))
+func (UnimplementedWorkloadServiceHandler) RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.RunningWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) Stop(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error {
-	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.Stop is not implemented"))
+func (UnimplementedWorkloadServiceHandler) StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.StopWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) Get(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.Get is not implemented"))
+func (UnimplementedWorkloadServiceHandler) GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.GetWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) List(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.List is not implemented"))
+func (UnimplementedWorkloadServiceHandler) ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.ListWorkloads is not implemented"))
 }
