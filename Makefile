@@ -1,18 +1,97 @@
-# Pannier's build. Needs Go, git and make; the tests of mounts need root.
-# Tools are built into a cache outside the tree (tools/tool).
+# Pannier's build. It needs Go, git, make and bash; the tests of mounts need
+# root, the race detector a C compiler. Tools, and the foreign CSI driver of the
+# tests, are built once into a cache outside the tree (see tools/tool).
 
-SHELL := /bin/sh
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-TOOL := tools/tool
 
-# Roots of protobuf files, each with a buf.gen.yaml of its own; buf refuses an
-# empty one, so one that has no file yet is left out.
-PROTO_ROOTS := $(patsubst %/buf.gen.yaml,%,$(wildcard sdk/proto/buf.gen.yaml host/api/proto/buf.gen.yaml))
+# Programs go to bin/, plugins to bin/plugins/, where the agent looks for them.
+PROGRAMS := host/cmd/pannier plugins/csi-local
+PLUGINS  := csi-bridge
+
+VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# The version is stamped here, so the go command need not ask git a second time.
+GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
+
+# Tests run built programs, which the test cache does not see change: -count=1.
+# gotestsum ends with the number of tests that ran, failed and were skipped.
+GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
+GO_TEST   = $(GOTESTSUM) -count=1 -timeout 10m
+
+PROTO_ROOTS := sdk/proto host/api/proto
+MODULES     := . tools tools/buf tools/golangci-lint
+CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
+FUZZTIME    := 10s
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the programs into bin/ and the plugins into bin/plugins/
+	$(GO_BUILD) -o bin/ $(PROGRAMS:%=./%)
+	$(GO_BUILD) -o bin/plugins/ $(PLUGINS:%=./plugins/%)
+
+.PHONY: demo
+demo: build ## Show a volume's life on one host, a crash included (root)
+	go run ./test/demo -bin bin
+
+.PHONY: test
+test: hostpath ## Run all tests (root, for those of mounts)
+	$(GO_TEST) ./...
+
+.PHONY: test-short
+test-short: ## Run the tests without the long ones
+	$(GO_TEST) -short ./...
+
+.PHONY: race
+race: hostpath ## Run all tests with the race detector
+	$(GO_TEST) -race ./...
+
+.PHONY: e2e
+e2e: hostpath ## Run the end-to-end tests only (root)
+	$(GO_TEST) ./test/e2e/...
+
+.PHONY: hostpath
+hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
+	@mkdir -p bin
+	@install -m 0755 "$$(go run ./test/hostpath/cmd/hostpath-build '$(CACHE)')" bin/hostpathplugin
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz test for FUZZTIME (10s)
+	@tools/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: ## Run the benchmarks, and keep the result in bench/bench.txt
+	@mkdir -p bench
+	go test -run '^$$' -bench . -benchmem ./... | grep -v 'no test files' | tee bench/bench.txt
+
+.PHONY: lint
+lint: ## Check the Go code, its import rules and the protobuf files
+	"$$(tools/tool golangci-lint)" run ./...
+	"$$(tools/tool buf)" lint
 
 .PHONY: proto
 proto: ## Generate Go code from the protobuf files, beside them
 	@tools/generate $(PROTO_ROOTS)
+
+.PHONY: generate-check
+generate-check: proto ## Fail when the committed generated code is not what the protobuf files say
+	@changed=$$(git status --porcelain -- $(PROTO_ROOTS)); if [ -n "$$changed" ]; then \
+		echo "generated code is not up to date; run make proto and commit:"; \
+		echo "$$changed"; git --no-pager diff -- $(PROTO_ROOTS); exit 1; fi
+	@echo "generated code is up to date"
+
+.PHONY: tidy-check
+tidy-check: ## Fail when a go.mod or go.sum is not tidy
+	@for module in $(MODULES); do echo "go mod tidy -diff: $$module"; (cd "$$module" && go mod tidy -diff); done
+	@echo "go.mod and go.sum are tidy"
+
+.PHONY: vuln
+vuln: ## Look for known vulnerabilities in what is used
+	"$$(tools/tool govulncheck)" ./...
+
+.PHONY: clean
+clean: ## Remove what was built in the tree (the cache stays)
+	rm -rf bin bench/bench.txt

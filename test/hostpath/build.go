@@ -81,7 +81,7 @@ func download(ctx context.Context, dst string) error {
 // compile builds the driver in src. The program gets its name when it is whole.
 func compile(ctx context.Context, src, bin string) error {
 	tmp := filepath.Join(src, "hostpathplugin.built")
-	cmd := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-trimpath",
+	cmd := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-trimpath", "-buildvcs=false",
 		"-ldflags", "-s -w -X main.version="+Version, "-o", tmp, "./cmd/hostpathplugin")
 	cmd.Dir = src
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
