@@ -1,0 +1,146 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// The topics: what kind of thing an event's subject is.
+const (
+	TopicDriver   = "driver"
+	TopicPlugin   = "plugin"
+	TopicWorkload = "workload"
+	TopicVolume   = "volume"
+	TopicClaim    = "claim"
+	TopicAgent    = "agent"
+)
+
+// TypeLagged is the type of the event (topic "agent") that a subscriber gets
+// in place of those it was too slow for. Details["missed"] is their number.
+const TypeLagged = "lagged"
+
+// DefaultSize is how many events a Bus keeps when it is not told otherwise.
+const DefaultSize = 1000
+
+// Event is one thing that happened.
+type Event struct {
+	Seq     uint64    // orders the events of one Bus, from 1; set by Publish
+	Time    time.Time // set by Publish where it is zero
+	Topic   string    // one of the topics above
+	Type    string    // what happened: "healthy", "started", "released", ...
+	Subject string    // the driver's, plugin's, workload's or volume's id
+	Message string    // for people, one line
+	Details map[string]string
+}
+
+// Bus takes events and hands them to subscribers. It is safe for concurrent use
+// and owns no goroutine, so it needs no closing.
+type Bus struct {
+	mu    sync.Mutex
+	ring  []Event       // event seq is at ring[seq%len(ring)]
+	last  uint64        // seq of the newest event, 0 before the first
+	added chan struct{} // closed and replaced by each Publish
+}
+
+// New makes a Bus that keeps the most recent size events (DefaultSize where
+// size is not positive).
+func New(size int) *Bus {
+	if size <= 0 {
+		size = DefaultSize
+	}
+	return &Bus{ring: make([]Event, size), added: make(chan struct{})}
+}
+
+// Publish appends e and wakes the subscribers. It never blocks on them. The
+// caller may go on using e.Details.
+func (b *Bus) Publish(e Event) {
+	e.Details = maps.Clone(e.Details)
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last++
+	e.Seq = b.last
+	b.ring[b.last%uint64(len(b.ring))] = e
+	close(b.added)
+	b.added = make(chan struct{})
+}
+
+// Recent returns the n most recent events, oldest first: fewer where the Bus
+// has fewer. The events are shared: their Details must not be changed.
+func (b *Bus) Recent(n int) []Event {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := b.startLocked(n)
+	out := make([]Event, 0, b.last+1-first)
+	for seq := first; seq <= b.last; seq++ {
+		out = append(out, b.ring[seq%uint64(len(b.ring))])
+	}
+	return out
+}
+
+// Subscribe yields the recent most recent events (as Recent does) and then each
+// new one until ctx ends. The position is taken now, not when the iteration
+// starts: nothing published in between is lost. A subscriber that the ring has
+// overtaken gets one TypeLagged event and goes on with the oldest kept one. The
+// sequence is for one use; Details must not be changed.
+func (b *Bus) Subscribe(ctx context.Context, recent int) iter.Seq[Event] {
+	b.mu.Lock()
+	next := b.startLocked(recent)
+	b.mu.Unlock()
+	return func(yield func(Event) bool) {
+		for ctx.Err() == nil {
+			e, added, ok := b.at(next)
+			if !ok {
+				select {
+				case <-added:
+				case <-ctx.Done():
+				}
+				continue
+			}
+			if !yield(e) {
+				return
+			}
+			next = e.Seq + 1
+		}
+	}
+}
+
+// at returns event seq, or a TypeLagged one that stands for all from seq up to
+// the oldest that is still kept. Where seq is still to come, ok is false and
+// added is closed by the next Publish.
+func (b *Bus) at(seq uint64) (e Event, added <-chan struct{}, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if seq > b.last {
+		return Event{}, b.added, false
+	}
+	if oldest := b.startLocked(len(b.ring)); seq < oldest {
+		return lagged(seq, oldest), nil, true
+	}
+	return b.ring[seq%uint64(len(b.ring))], nil, true
+}
+
+// lagged stands for the events from first up to, without it, oldest. It takes
+// the seq of the last one missed, so that the order of seqs holds.
+func lagged(first, oldest uint64) Event {
+	missed := strconv.FormatUint(oldest-first, 10)
+	return Event{
+		Seq: oldest - 1, Time: time.Now(), Topic: TopicAgent, Type: TypeLagged,
+		Message: fmt.Sprintf("%s events were missed: this follower is too slow", missed),
+		Details: map[string]string{"missed": missed},
+	}
+}
+
+// startLocked is the seq of the n-th most recent event, of the oldest kept one
+// where there are fewer, and of the next one to come where n is not positive.
+func (b *Bus) startLocked(n int) uint64 {
+	kept := min(b.last, uint64(len(b.ring)))
+	return b.last + 1 - min(uint64(max(n, 0)), kept)
+}

@@ -1,0 +1,171 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func publish(b *Bus, n int) {
+	for i := range n {
+		b.Publish(Event{Topic: TopicVolume, Type: "registered", Subject: fmt.Sprint(i)})
+	}
+}
+
+// take reads n events of a subscription and fails the test when they do not come.
+func take(t *testing.T, b *Bus, recent, n int, then ...func()) []Event {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	seq := b.Subscribe(ctx, recent)
+	for _, f := range then {
+		f()
+	}
+	var got []Event
+	if n == 0 {
+		return got
+	}
+	for e := range seq {
+		if got = append(got, e); len(got) == n {
+			return got
+		}
+	}
+	t.Fatalf("got %d events in time, want %d", len(got), n)
+	return nil
+}
+
+func seqs(events []Event) string {
+	var s []uint64
+	for _, e := range events {
+		s = append(s, e.Seq)
+	}
+	return fmt.Sprint(s)
+}
+
+func TestRecent(t *testing.T) {
+	for _, tt := range []struct {
+		size, published, n int
+		want               string
+	}{
+		{4, 0, 10, "[]"},
+		{4, 3, 0, "[]"},
+		{4, 3, -1, "[]"},
+		{4, 3, 2, "[2 3]"},
+		{4, 3, 10, "[1 2 3]"},
+		{4, 4, 10, "[1 2 3 4]"},
+		{4, 9, 10, "[6 7 8 9]"},
+		{0, DefaultSize + 1, 1 << 40, fmt.Sprint(count(2, DefaultSize+1))},
+	} {
+		t.Run(fmt.Sprintf("%d of %d in %d", tt.n, tt.published, tt.size), func(t *testing.T) {
+			b := New(tt.size)
+			publish(b, tt.published)
+			if got := seqs(b.Recent(tt.n)); got != tt.want {
+				t.Fatalf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func count(from, to uint64) (s []uint64) {
+	for ; from <= to; from++ {
+		s = append(s, from)
+	}
+	return s
+}
+
+func TestSubscribeGetsRecentThenNew(t *testing.T) {
+	b := New(10)
+	publish(b, 5)
+	got := take(t, b, 2, 4, func() { publish(b, 2) })
+	if seqs(got) != "[4 5 6 7]" {
+		t.Fatalf("got %s", seqs(got))
+	}
+	if got[0].Time.IsZero() || got[0].Topic != TopicVolume || got[0].Subject != "3" {
+		t.Fatalf("got %+v", got[0])
+	}
+}
+
+func TestSlowSubscriberIsToldWhatItMissed(t *testing.T) {
+	b := New(4)
+	got := take(t, b, 0, 5, func() { publish(b, 10) })
+	if seqs(got) != "[6 7 8 9 10]" {
+		t.Fatalf("got %s", seqs(got))
+	}
+	if e := got[0]; e.Topic != TopicAgent || e.Type != TypeLagged || e.Details["missed"] != "6" {
+		t.Fatalf("got %+v", e)
+	}
+	if e := got[1]; e.Type != "registered" || e.Subject != "6" {
+		t.Fatalf("got %+v", e)
+	}
+}
+
+func TestSubscriptionEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(4)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan int)
+		go func() {
+			n := 0
+			for range b.Subscribe(ctx, 0) {
+				n++
+			}
+			ended <- n
+		}()
+		synctest.Wait() // it waits for an event
+		b.Publish(Event{})
+		synctest.Wait()
+		cancel()
+		if n := <-ended; n != 1 {
+			t.Fatalf("got %d events, want 1", n)
+		}
+	})
+}
+
+func TestPublisherKeepsItsDetails(t *testing.T) {
+	b := New(4)
+	d := map[string]string{"pid": "1"}
+	b.Publish(Event{Details: d})
+	d["pid"] = "2"
+	if got := b.Recent(1)[0].Details["pid"]; got != "1" {
+		t.Fatalf("the event changed with its publisher's map: pid %s", got)
+	}
+}
+
+// Many publishers and followers at once: every follower sees each seq once, in
+// order, or is told that it missed it.
+func TestConcurrentFollowersAccountForEveryEvent(t *testing.T) {
+	const publishers, each, total = 4, 500, 2000
+	b := New(16)
+	var wg sync.WaitGroup
+	for range 3 {
+		seq := b.Subscribe(t.Context(), 0)
+		wg.Go(func() {
+			var last, seen uint64
+			for e := range seq {
+				if e.Seq <= last {
+					t.Errorf("seq %d after %d", e.Seq, last)
+				}
+				if e.Type == TypeLagged {
+					var missed uint64
+					fmt.Sscan(e.Details["missed"], &missed)
+					seen += missed
+				} else {
+					seen++
+				}
+				if last = e.Seq; last == total {
+					break
+				}
+			}
+			if seen != total {
+				t.Errorf("%d events accounted for, want %d", seen, total)
+			}
+		})
+	}
+	for range publishers {
+		wg.Go(func() { publish(b, each) })
+	}
+	wg.Wait()
+}
