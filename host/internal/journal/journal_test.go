@@ -1,0 +1,179 @@
+package journal_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/journal"
+)
+
+type record struct{ N int }
+
+const numbers journal.Bucket[record] = "numbers"
+
+func open(t *testing.T, dir string) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(dir, hclog.NewNullLogger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return j
+}
+
+func all(t *testing.T, j *journal.Journal) map[string]int {
+	t.Helper()
+	got := map[string]int{}
+	err := j.View(func(tx *journal.Tx) error {
+		return numbers.Each(tx, func(key string, r *record) error { got[key] = r.N; return nil })
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestUpdateIsAllOrNothing(t *testing.T) {
+	j := open(t, t.TempDir())
+	boom := errors.New("boom")
+	err := j.Update(journal.Process, func(tx *journal.Tx) error {
+		if err := numbers.Put(tx, "a", &record{1}); err != nil {
+			return err
+		}
+		return boom
+	})
+	if !errors.Is(err, boom) {
+		t.Fatalf("got %v, want boom", err)
+	}
+	if got := all(t, j); len(got) != 0 {
+		t.Errorf("a failed update left %v", got)
+	}
+}
+
+func TestBucketsAreApart(t *testing.T) {
+	j := open(t, t.TempDir())
+	const longer journal.Bucket[record] = "numbers-2"
+	if err := j.Update(journal.Process, func(tx *journal.Tx) error {
+		return errors.Join(numbers.Put(tx, "k", &record{1}), longer.Put(tx, "k", &record{2}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := all(t, j); len(got) != 1 || got["k"] != 1 {
+		t.Errorf("got %v, want only k=1", got)
+	}
+}
+
+func TestConcurrentUpdatesOfOneRecordAllCount(t *testing.T) {
+	j := open(t, t.TempDir())
+	const workers, each = 16, 20
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for range each {
+				err := j.Update(journal.Power, func(tx *journal.Tx) error {
+					r, err := numbers.Get(tx, "sum")
+					if err != nil {
+						return err
+					}
+					if r == nil {
+						r = &record{}
+					}
+					r.N++
+					return numbers.Put(tx, "sum", r)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := all(t, j)["sum"]; got != workers*each {
+		t.Errorf("sum is %d, want %d", got, workers*each)
+	}
+}
+
+func TestCloseIsRepeatable(t *testing.T) {
+	j := open(t, t.TempDir())
+	if err := errors.Join(j.Close(), j.Close()); err != nil {
+		t.Error(err)
+	}
+	if err := j.Update(journal.Process, func(*journal.Tx) error { return nil }); !errors.Is(err, journal.ErrClosed) {
+		t.Errorf("an update after Close gave %v, want ErrClosed", err)
+	}
+}
+
+// A process that is killed while it writes loses nothing that Update had
+// acknowledged, synced or not.
+func TestSurvivesKill(t *testing.T) {
+	dir := t.TempDir()
+	if os.Getenv("JOURNAL_WRITER") != "" {
+		writeForEver(os.Getenv("JOURNAL_WRITER"))
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestSurvivesKill$")
+	cmd.Env = append(os.Environ(), "JOURNAL_WRITER="+dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	lines := bufio.NewScanner(out)
+	last := -1
+	for last < 200 && lines.Scan() {
+		if n, err := strconv.Atoi(lines.Text()); err == nil {
+			last = n
+		}
+	}
+	if last < 200 {
+		t.Fatalf("the writer ended after %d", last)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() {
+		if n, err := strconv.Atoi(lines.Text()); err == nil {
+			last = n
+		}
+	}
+	_ = cmd.Wait()
+	got := all(t, open(t, dir))
+	for i := range last + 1 {
+		if v, ok := got[fmt.Sprint(i)]; !ok || v != i {
+			t.Fatalf("record %d of %d acknowledged is %v, %t", i, last, v, ok)
+		}
+	}
+}
+
+func writeForEver(dir string) {
+	j, err := journal.Open(dir, hclog.NewNullLogger())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for i := 0; ; i++ {
+		d := journal.Process
+		if i%50 == 0 {
+			d = journal.Power
+		}
+		if err := j.Update(d, func(tx *journal.Tx) error { return numbers.Put(tx, fmt.Sprint(i), &record{i}) }); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(i)
+	}
+}
