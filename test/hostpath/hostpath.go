@@ -109,9 +109,6 @@ func launch(t testing.TB, dir string, args []string) (exited <-chan struct{}) {
 
 // awaitReady returns when the driver answers Probe, and fails when it has ended.
 func awaitReady(ctx context.Context, endpoint string, exited <-chan struct{}) error {
-	ctx, stop := context.WithTimeout(ctx, startTimeout)
-	defer stop()
-	ctx, cancel := context.WithCancelCause(ctx)
 	conn, err := grpc.NewClient(endpoint,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -122,6 +119,9 @@ func awaitReady(ctx context.Context, endpoint string, exited <-chan struct{}) er
 	}
 	defer func() { _ = conn.Close() }()
 
+	ctx, stop := context.WithTimeout(ctx, startTimeout)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
