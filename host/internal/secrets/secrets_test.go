@@ -205,23 +205,28 @@ func TestMissingDirectoryIsAnError(t *testing.T) {
 
 // Two agents that start on one data directory at once must end with one key.
 func TestConcurrentOpensAgreeOnOneKey(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "secrets.key")
-	ids := make([]string, 8)
-	var wg sync.WaitGroup
-	for i := range ids {
-		wg.Go(func() {
-			s, err := Open(path)
-			if err != nil {
-				t.Error(err)
-				return
+	for range 30 {
+		path := filepath.Join(t.TempDir(), "secrets.key")
+		ids := make([]string, 8)
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		for i := range ids {
+			wg.Go(func() {
+				<-start
+				s, err := Open(path)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ids[i] = s.KeyID()
+			})
+		}
+		close(start)
+		wg.Wait()
+		for _, id := range ids {
+			if id != ids[0] {
+				t.Fatalf("different keys: %v", ids)
 			}
-			ids[i] = s.KeyID()
-		})
-	}
-	wg.Wait()
-	for _, id := range ids {
-		if id != ids[0] {
-			t.Fatalf("different keys: %v", ids)
 		}
 	}
 }
