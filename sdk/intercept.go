@@ -1,0 +1,99 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// interceptor is around every call of every service.
+type interceptor struct {
+	log   hclog.Logger
+	life  *lifetime
+	stdio sync.Once
+}
+
+func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	i.stdio.Do(keepOutput)
+	defer i.rescue(info.FullMethod, &err)
+	resp, err = handler(ctx, req)
+	return resp, toStatus(err)
+}
+
+func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	i.stdio.Do(keepOutput)
+	ctx, cancel := context.WithCancel(ss.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		defer func() { done <- toStatus(err) }()
+		defer i.rescue(info.FullMethod, &err)
+		err = handler(srv, &boundStream{ServerStream: ss, ctx: ctx})
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-i.life.stopping:
+	}
+	cancel()
+	if strings.HasPrefix(info.FullMethod, "/plugin.") {
+		// go-plugin's own streams wait for their client alone, and would hold up
+		// the end of the process.
+		return status.Error(codes.Unavailable, "the plugin is stopping")
+	}
+	<-done
+	return status.Error(codes.Unavailable, "the plugin is stopping")
+}
+
+// rescue turns a panic of one call into that call's error: the other calls of
+// the process go on.
+func (i *interceptor) rescue(method string, err *error) {
+	if v := recover(); v != nil {
+		i.log.Error("panic in a call", "method", method, "panic", v, "stack", string(debug.Stack()))
+		*err = status.Errorf(codes.Internal, "the plugin panicked in %s (its log has the stack): %v", method, v)
+	}
+}
+
+// boundStream is a stream whose context ends when the plugin stops.
+type boundStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *boundStream) Context() context.Context { return s.ctx }
+
+// toStatus gives an error a code: its own where it has one, else Internal.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	if s, ok := status.FromError(err); ok {
+		return s.Err()
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+// keepOutput sends what the plugin prints to the host's log file. go-plugin has
+// put pipes in place of os.Stdout and os.Stderr, which it empties over a stream
+// while a host is connected: without one, a plugin that prints would block for
+// ever. File descriptor 1 is the pipe that the handshake went through; its
+// reader dies with the host, and a write to it would then kill the process.
+//
+// It runs in the first call: go-plugin replaces the two just before it serves.
+func keepOutput() {
+	os.Stdout, os.Stderr = stderr, stderr
+	_ = unix.Dup3(2, 1, 0)
+}

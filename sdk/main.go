@@ -1,0 +1,102 @@
+package sdk
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// Main is the whole main function of a plugin. It serves p to the host that
+// started the process and returns never: the process exits when the host says so,
+// on SIGTERM, or when no host cares for it any more.
+func Main(info Info, p Plugin) {
+	if os.Getenv(wire.Handshake.MagicCookieKey) != wire.Handshake.MagicCookieValue {
+		fmt.Fprintf(os.Stderr, "%s %s is a plugin for pannier (%s) and is not run by hand.\n"+
+			"Put it into the agent's plugin_dir; `pannier plugin status` then shows it.\n", info.Name, info.Version, p.Kind)
+		os.Exit(1)
+	}
+	os.Exit(serve(info, p))
+}
+
+func serve(info Info, p Plugin) (exitCode int) {
+	log := Logger()
+	life := newLifetime(log)
+	adapter := &server{info: info, plugin: p, life: life}
+
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	go func() {
+		<-term
+		life.stop("SIGTERM")
+	}()
+
+	goplugin.Serve(&goplugin.ServeConfig{
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(adapter.register),
+		TLSProvider:      loadTLS,
+		GRPCServer:       adapter.newServer,
+		Logger:           log.Named("serve"),
+	})
+
+	if !adapter.registered {
+		return 1 // go-plugin has logged why it could not serve
+	}
+	if c, ok := p.Impl.(io.Closer); ok {
+		if err := c.Close(); err != nil {
+			log.Error("close the plugin", "error", err)
+			return 1
+		}
+	}
+	return 0
+}
+
+// loadTLS reads the bundle that the host made for this process. The host removes
+// it once the plugin has answered.
+func loadTLS() (*tls.Config, error) {
+	path := os.Getenv(wire.EnvTLSBundle)
+	if path == "" {
+		return nil, errors.New("the host passed no TLS bundle: " + wire.EnvTLSBundle + " is not set")
+	}
+	bundle, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the TLS bundle: %w", err)
+	}
+	return wire.ServerTLS(bundle)
+}
+
+// server makes the process's gRPC server for go-plugin.
+type server struct {
+	info       Info
+	plugin     Plugin
+	life       *lifetime
+	registered bool
+}
+
+// newServer is go-plugin's ServeConfig.GRPCServer.
+func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
+	calls := &interceptor{log: Logger(), life: s.life}
+	srv := grpc.NewServer(append(opts,
+		grpc.UnaryInterceptor(calls.unary),
+		grpc.StreamInterceptor(calls.stream),
+	)...)
+	s.life.serving(srv)
+	return srv
+}
+
+// register adds the services of this process to its server.
+func (s *server) register(srv *grpc.Server) error {
+	pluginv1.RegisterPluginServiceServer(srv, &service{info: s.info, plugin: s.plugin, life: s.life})
+	s.plugin.Register(srv)
+	s.registered = true
+	return nil
+}

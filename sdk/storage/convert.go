@@ -1,0 +1,283 @@
+package storage
+
+import (
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
+)
+
+// The functions below put each message of the protocol beside its Go type: xTo
+// makes the message and xFrom reads it. An absent message reads as the zero
+// value, and empty lists and maps read as nil.
+
+// each converts a list.
+func each[A, B any](in []A, convert func(A) B) []B {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]B, len(in))
+	for i, v := range in {
+		out[i] = convert(v)
+	}
+	return out
+}
+
+// milliseconds rounds up: a duration that is not zero must not become the zero
+// that means "the default".
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// entries bounds the size of a page to what the protocol can say.
+func entries(n int) int32 {
+	return int32(min(n, math.MaxInt32))
+}
+
+func driverTo(d Driver) *storagev1.Driver {
+	return &storagev1.Driver{Id: d.ID, Endpoint: d.Endpoint}
+}
+
+func driverFrom(m *storagev1.Driver) Driver {
+	return Driver{ID: m.GetId(), Endpoint: m.GetEndpoint()}
+}
+
+func volumeTo(v Volume) *storagev1.Volume {
+	return &storagev1.Volume{
+		Name:       v.Name,
+		ExternalId: v.ExternalID,
+		Context:    v.Context,
+		Secrets:    v.Secrets,
+		Capability: capabilityTo(v.Capability),
+	}
+}
+
+func volumeFrom(m *storagev1.Volume) Volume {
+	return Volume{
+		Name:       m.GetName(),
+		ExternalID: m.GetExternalId(),
+		Context:    m.GetContext(),
+		Secrets:    m.GetSecrets(),
+		Capability: capabilityFrom(m.GetCapability()),
+	}
+}
+
+func capabilityTo(c Capability) *storagev1.Capability {
+	return &storagev1.Capability{
+		AccessMode:       accessModes.to(c.AccessMode),
+		AttachmentMode:   attachmentModes.to(c.AttachmentMode),
+		FsType:           c.FSType,
+		MountFlags:       c.MountFlags,
+		VolumeMountGroup: c.VolumeMountGroup,
+	}
+}
+
+func capabilityFrom(m *storagev1.Capability) Capability {
+	return Capability{
+		AccessMode:       accessModes.from(m.GetAccessMode()),
+		AttachmentMode:   attachmentModes.from(m.GetAttachmentMode()),
+		FSType:           m.GetFsType(),
+		MountFlags:       m.GetMountFlags(),
+		VolumeMountGroup: m.GetVolumeMountGroup(),
+	}
+}
+
+func topologyTo(t Topology) *storagev1.Topology {
+	return &storagev1.Topology{Segments: t}
+}
+
+func topologyFrom(m *storagev1.Topology) Topology {
+	return m.GetSegments()
+}
+
+func requirementTo(r TopologyRequirement) *storagev1.TopologyRequirement {
+	if len(r.Requisite) == 0 && len(r.Preferred) == 0 {
+		return nil
+	}
+	return &storagev1.TopologyRequirement{
+		Requisite: each(r.Requisite, topologyTo),
+		Preferred: each(r.Preferred, topologyTo),
+	}
+}
+
+func requirementFrom(m *storagev1.TopologyRequirement) TopologyRequirement {
+	return TopologyRequirement{
+		Requisite: each(m.GetRequisite(), topologyFrom),
+		Preferred: each(m.GetPreferred(), topologyFrom),
+	}
+}
+
+func fingerprintTo(f Fingerprint) *storagev1.FingerprintResponse {
+	return &storagev1.FingerprintResponse{
+		Healthy:    f.Healthy,
+		Message:    f.Message,
+		Provider:   f.Provider,
+		Version:    f.Version,
+		Controller: controllerTo(f.Controller),
+		Node:       nodeTo(f.Node),
+	}
+}
+
+func fingerprintFrom(m *storagev1.FingerprintResponse) Fingerprint {
+	return Fingerprint{
+		Healthy:    m.GetHealthy(),
+		Message:    m.GetMessage(),
+		Provider:   m.GetProvider(),
+		Version:    m.GetVersion(),
+		Controller: controllerFrom(m.GetController()),
+		Node:       nodeFrom(m.GetNode()),
+	}
+}
+
+func controllerTo(c *ControllerCapabilities) *storagev1.ControllerCapabilities {
+	if c == nil {
+		return nil
+	}
+	return &storagev1.ControllerCapabilities{
+		CreateDelete:          c.CreateDelete,
+		AttachDetach:          c.AttachDetach,
+		AttachReadOnly:        c.AttachReadOnly,
+		ListVolumes:           c.ListVolumes,
+		GetCapacity:           c.GetCapacity,
+		CreateDeleteSnapshot:  c.CreateDeleteSnapshot,
+		ListSnapshots:         c.ListSnapshots,
+		Clone:                 c.Clone,
+		Expand:                c.Expand,
+		OnlineExpand:          c.OnlineExpand,
+		VolumeCondition:       c.VolumeCondition,
+		SingleNodeMultiWriter: c.SingleNodeMultiWriter,
+		Topology:              c.Topology,
+	}
+}
+
+func controllerFrom(m *storagev1.ControllerCapabilities) *ControllerCapabilities {
+	if m == nil {
+		return nil
+	}
+	return &ControllerCapabilities{
+		CreateDelete:          m.GetCreateDelete(),
+		AttachDetach:          m.GetAttachDetach(),
+		AttachReadOnly:        m.GetAttachReadOnly(),
+		ListVolumes:           m.GetListVolumes(),
+		GetCapacity:           m.GetGetCapacity(),
+		CreateDeleteSnapshot:  m.GetCreateDeleteSnapshot(),
+		ListSnapshots:         m.GetListSnapshots(),
+		Clone:                 m.GetClone(),
+		Expand:                m.GetExpand(),
+		OnlineExpand:          m.GetOnlineExpand(),
+		VolumeCondition:       m.GetVolumeCondition(),
+		SingleNodeMultiWriter: m.GetSingleNodeMultiWriter(),
+		Topology:              m.GetTopology(),
+	}
+}
+
+func nodeTo(n *NodeCapabilities) *storagev1.NodeCapabilities {
+	if n == nil {
+		return nil
+	}
+	m := &storagev1.NodeCapabilities{
+		NodeId:                n.NodeID,
+		MaxVolumes:            n.MaxVolumes,
+		StageUnstage:          n.StageUnstage,
+		VolumeStats:           n.VolumeStats,
+		Expand:                n.Expand,
+		VolumeCondition:       n.VolumeCondition,
+		SingleNodeMultiWriter: n.SingleNodeMultiWriter,
+		VolumeMountGroup:      n.VolumeMountGroup,
+	}
+	if len(n.AccessibleTopology) > 0 {
+		m.AccessibleTopology = topologyTo(n.AccessibleTopology)
+	}
+	return m
+}
+
+func nodeFrom(m *storagev1.NodeCapabilities) *NodeCapabilities {
+	if m == nil {
+		return nil
+	}
+	return &NodeCapabilities{
+		NodeID:                m.GetNodeId(),
+		MaxVolumes:            m.GetMaxVolumes(),
+		AccessibleTopology:    topologyFrom(m.GetAccessibleTopology()),
+		StageUnstage:          m.GetStageUnstage(),
+		VolumeStats:           m.GetVolumeStats(),
+		Expand:                m.GetExpand(),
+		VolumeCondition:       m.GetVolumeCondition(),
+		SingleNodeMultiWriter: m.GetSingleNodeMultiWriter(),
+		VolumeMountGroup:      m.GetVolumeMountGroup(),
+	}
+}
+
+func listedTo(v ListedVolume) *storagev1.ListedVolume {
+	return &storagev1.ListedVolume{
+		ExternalId:       v.ExternalID,
+		Capacity:         v.Capacity,
+		Context:          v.Context,
+		PublishedNodeIds: v.PublishedNodeIDs,
+		Condition:        conditionTo(v.Condition),
+		SnapshotId:       v.SnapshotID,
+		CloneId:          v.CloneID,
+	}
+}
+
+func listedFrom(m *storagev1.ListedVolume) ListedVolume {
+	return ListedVolume{
+		ExternalID:       m.GetExternalId(),
+		Capacity:         m.GetCapacity(),
+		Context:          m.GetContext(),
+		PublishedNodeIDs: m.GetPublishedNodeIds(),
+		Condition:        conditionFrom(m.GetCondition()),
+		SnapshotID:       m.GetSnapshotId(),
+		CloneID:          m.GetCloneId(),
+	}
+}
+
+func conditionTo(c *Condition) *storagev1.VolumeCondition {
+	if c == nil {
+		return nil
+	}
+	return &storagev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message}
+}
+
+func conditionFrom(m *storagev1.VolumeCondition) *Condition {
+	if m == nil {
+		return nil
+	}
+	return &Condition{Abnormal: m.GetAbnormal(), Message: m.GetMessage()}
+}
+
+func snapshotTo(s Snapshot) *storagev1.Snapshot {
+	m := &storagev1.Snapshot{
+		SnapshotId:       s.ID,
+		VolumeExternalId: s.VolumeExternalID,
+		Size:             s.Size,
+		Ready:            s.Ready,
+	}
+	if !s.CreatedAt.IsZero() {
+		m.CreatedAt = timestamppb.New(s.CreatedAt)
+	}
+	return m
+}
+
+func snapshotFrom(m *storagev1.Snapshot) Snapshot {
+	s := Snapshot{
+		ID:               m.GetSnapshotId(),
+		VolumeExternalID: m.GetVolumeExternalId(),
+		Size:             m.GetSize(),
+		Ready:            m.GetReady(),
+	}
+	if m.GetCreatedAt() != nil {
+		s.CreatedAt = m.GetCreatedAt().AsTime()
+	}
+	return s
+}
+
+func usageTo(u Usage) *storagev1.Usage {
+	return &storagev1.Usage{Unit: units.to(u.Unit), Available: u.Available, Total: u.Total, Used: u.Used}
+}
+
+func usageFrom(m *storagev1.Usage) Usage {
+	return Usage{Unit: units.from(m.GetUnit()), Available: m.GetAvailable(), Total: m.GetTotal(), Used: m.GetUsed()}
+}

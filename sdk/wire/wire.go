@@ -1,0 +1,52 @@
+package wire
+
+import (
+	"context"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+)
+
+// Version of the wire: the services that every plugin serves, whatever its kind
+// (pannier.plugin.v1), and how a connection to them is made. A kind's protocol and
+// a plugin's own release have versions of their own.
+const Version = 1
+
+// Handshake tells a plugin that a pannier host started it, and a host that what
+// it started is a pannier plugin. It protects nobody, it only makes for
+// understandable errors: TLS is what protects.
+var Handshake = goplugin.HandshakeConfig{
+	MagicCookieKey:   "PANNIER_PLUGIN",
+	MagicCookieValue: "a-pannier-carries-things-at-the-side",
+}
+
+// The environment of a plugin's process.
+const (
+	// EnvTLSBundle is the path of the plugin's TLS bundle, see Authority.Issue.
+	EnvTLSBundle = "PANNIER_PLUGIN_TLS"
+	// EnvLogLevel is the least severe level that the host wants: trace, debug,
+	// info, warn or error.
+	EnvLogLevel = "PANNIER_LOG_LEVEL"
+)
+
+// Plugins is what both sides give to go-plugin: one plugin, whose register adds
+// all of a process's services. A host passes nil.
+func Plugins(register func(*grpc.Server) error) map[int]goplugin.PluginSet {
+	return map[int]goplugin.PluginSet{Version: {"pannier": &services{register: register}}}
+}
+
+// services is gRPC only: go-plugin's older protocol, net/rpc, is refused.
+type services struct {
+	goplugin.NetRPCUnsupportedPlugin
+	register func(*grpc.Server) error
+}
+
+// GRPCServer is go-plugin's GRPCPlugin for a plugin.
+func (s *services) GRPCServer(_ *goplugin.GRPCBroker, srv *grpc.Server) error {
+	return s.register(srv)
+}
+
+// GRPCClient is go-plugin's GRPCPlugin for a host, which takes the connection.
+func (s *services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
+}
