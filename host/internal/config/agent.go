@@ -1,0 +1,136 @@
+package config
+
+import (
+	"path/filepath"
+	"time"
+)
+
+// Agent is the configuration of an agent, complete and valid. docs/configuration.md
+// tells each field.
+type Agent struct {
+	// Name of this node, unique in the cluster.
+	Name       string
+	Datacenter string
+	// DataDir holds all that lasts; absolute.
+	DataDir string
+	// PluginDir holds the plugins' binaries; absolute.
+	PluginDir string
+	// Socket is the path of the API's unix socket; absolute.
+	Socket string
+	// SocketGroup may use the socket beside root; a name or a number, empty: root only.
+	SocketGroup string
+	// BindAddr is the IP address on which health and metrics are served.
+	BindAddr string
+	// HTTPPort serves health and metrics; 0: any free one.
+	HTTPPort int
+	// LogLevel is trace, debug, info, warn or error.
+	LogLevel string
+	// LogFormat is text or json.
+	LogFormat string
+	Server    Server
+	// Plugins by name; a plugin of the directory that has no entry runs with the defaults.
+	Plugins []Plugin
+	// Drivers by id.
+	Drivers []Driver
+	// LeavePluginsOnStop leaves plugins and drivers running when the agent stops, so
+	// that the next one finds them.
+	LeavePluginsOnStop bool
+	GC                 GC
+	// Dev says that the agent was started for trying out: its data directory is temporary.
+	Dev bool
+}
+
+// Server is this agent's part in the ledger.
+type Server struct {
+	// Enabled keeps a copy of the ledger here and votes.
+	Enabled bool
+	// BootstrapExpect is how many servers meet before the ledger is begun.
+	BootstrapExpect int
+}
+
+// Plugin configures one plugin of the plugin directory.
+type Plugin struct {
+	// Name is the binary's file name.
+	Name string
+	// Args follow the program's name.
+	Args []string
+	// User that runs it; empty: the agent's.
+	User string
+	// Checksum is "sha256:" and 64 hex digits; empty: any binary is taken.
+	Checksum string
+	// Config is the config block as a JSON object; nil when there is none.
+	Config []byte
+}
+
+// Driver declares a CSI driver on this node.
+type Driver struct {
+	ID string
+	// Type is node, controller or monolith.
+	Type string
+	// Endpoint is the driver's socket: "unix://" and an absolute path.
+	Endpoint string
+	// Command runs the driver; empty: it is run by someone else.
+	Command []string
+	// User that runs it; empty: the agent's.
+	User string
+	// MountDir and StagePublishBaseDir are where a driver in a container sees the
+	// host's csi folder and its staging and publish paths.
+	MountDir            string
+	StagePublishBaseDir string
+	// HealthTimeout bounds the wait for the driver's first healthy answer.
+	HealthTimeout time.Duration
+}
+
+// GC tells when what nobody uses is looked for.
+type GC struct {
+	// Interval between two looks.
+	Interval time.Duration
+	// ClaimThreshold is the age from which a claim is looked at.
+	ClaimThreshold time.Duration
+	// DriverThreshold is how long a driver is gone before the ledger forgets it.
+	DriverThreshold time.Duration
+	// WorkloadThreshold is how long an ended workload can still be read.
+	WorkloadThreshold time.Duration
+}
+
+// The defaults that others tell too.
+const (
+	DefaultDataDir  = "/var/lib/pannier"
+	DefaultSocket   = "/run/pannier/pannier.sock"
+	DefaultHTTPPort = 7420
+
+	defaultMountDir            = "/csi"
+	defaultStagePublishBaseDir = "/local/csi"
+	defaultHealthTimeout       = 30 * time.Second
+	systemPluginDir            = "/usr/lib/pannier/plugins"
+	systemCSILocal             = "/usr/lib/pannier/csi-local"
+
+	// maxSocketPath is what fits into a unix socket's address (unix(7): 108
+	// bytes with the NUL).
+	maxSocketPath = 107
+)
+
+func defaults() *Agent {
+	return &Agent{
+		Datacenter:         "dc1",
+		DataDir:            DefaultDataDir,
+		Socket:             DefaultSocket,
+		BindAddr:           "127.0.0.1",
+		HTTPPort:           DefaultHTTPPort,
+		LogLevel:           "info",
+		LogFormat:          "text",
+		Server:             Server{Enabled: true, BootstrapExpect: 1},
+		LeavePluginsOnStop: true,
+		GC: GC{
+			Interval:          5 * time.Minute,
+			ClaimThreshold:    5 * time.Minute,
+			DriverThreshold:   24 * time.Hour,
+			WorkloadThreshold: 24 * time.Hour,
+		},
+	}
+}
+
+// DefaultEndpoint is where the agent reaches a driver that names no endpoint.
+func DefaultEndpoint(dataDir, id string) string {
+	return "unix://" + filepath.Join(dataDir, "csi", id, "csi.sock")
+}

@@ -1,0 +1,257 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/zclconf/go-cty/cty"
+	ctyjson "github.com/zclconf/go-cty/cty/json"
+)
+
+var logLevels = []string{"trace", "debug", "info", "warn", "error"}
+
+func (l *loader) ports(s *section) {
+	block := s.one("ports")
+	if block == nil {
+		return
+	}
+	port := int64(l.agent.HTTPPort)
+	s.inner(block, fields{attrs: []string{"http"}}).integer("http", 0, 65535, &port)
+	l.agent.HTTPPort = int(port)
+}
+
+func (l *loader) server(s *section) {
+	block := s.one("server")
+	if block == nil {
+		return
+	}
+	in := s.inner(block, fields{attrs: []string{"enabled", "bootstrap_expect"}})
+	in.boolean("enabled", &l.agent.Server.Enabled)
+	if !l.agent.Server.Enabled {
+		in.fail("enabled", "an agent without a server needs others to join, which this version cannot; leave it true")
+	}
+	expect := int64(l.agent.Server.BootstrapExpect)
+	in.integer("bootstrap_expect", 1, 1, &expect)
+	l.agent.Server.BootstrapExpect = int(expect)
+}
+
+func (l *loader) gc(s *section) {
+	block := s.one("gc")
+	if block == nil {
+		return
+	}
+	gc := &l.agent.GC
+	in := s.inner(block, fields{attrs: []string{"interval", "claim_threshold", "driver_threshold", "workload_threshold"}})
+	in.duration("interval", &gc.Interval)
+	in.duration("claim_threshold", &gc.ClaimThreshold)
+	in.duration("driver_threshold", &gc.DriverThreshold)
+	in.duration("workload_threshold", &gc.WorkloadThreshold)
+}
+
+var checksumForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+func (l *loader) pluginBlocks(s *section) {
+	seen := map[string]bool{}
+	for _, block := range s.content.Blocks.OfType("plugin") {
+		name := block.Labels[0]
+		in := s.inner(block, fields{attrs: []string{"args", "user", "checksum"}, blocks: []string{"config"}})
+		if !l.label(in, block, seen) {
+			continue
+		}
+		if l.plugins == nil {
+			l.plugins = map[string]*Plugin{}
+		}
+		p := l.plugins[name]
+		if p == nil {
+			p = &Plugin{Name: name}
+			l.plugins[name] = p
+		}
+		in.strings("args", &p.Args)
+		in.str("user", &p.User)
+		if in.str("checksum", &p.Checksum) && p.Checksum != "" && !checksumForm.MatchString(p.Checksum) {
+			in.fail("checksum", "%q is not sha256: and 64 hex digits", p.Checksum)
+		}
+		if config := in.one("config"); config != nil {
+			p.Config = in.freeForm(config)
+		}
+	}
+}
+
+// label checks a block's name, which may stand once in a file.
+func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool {
+	name := block.Labels[0]
+	if err := CheckID(name); err != nil {
+		in.problems.add(block.DefRange, "%s: name %v", in.path, err)
+		return false
+	}
+	if seen[name] {
+		in.problems.add(block.DefRange, "%s: block given twice in this file", in.path)
+		return false
+	}
+	seen[name] = true
+	return true
+}
+
+var driverFields = fields{attrs: []string{"type", "endpoint", "command", "user", "mount_dir", "stage_publish_base_dir", "health_timeout"}}
+
+// driverBlocks reads the drivers of all files: their endpoints first, since
+// ${endpoint} in a command means the one that won.
+func (l *loader) driverBlocks(roots []*section) {
+	l.drivers, l.places = map[string]*Driver{}, map[string]hcl.Range{}
+	var blocks []*section
+	var owners []*Driver
+	for _, s := range roots {
+		seen := map[string]bool{}
+		for _, block := range s.content.Blocks.OfType("csi_driver") {
+			in := s.inner(block, driverFields)
+			if !l.label(in, block, seen) {
+				continue
+			}
+			d := l.driver(block.Labels[0])
+			in.eval = l.variables(driverVariables(d.ID, ""))
+			in.str("endpoint", &d.Endpoint)
+			l.places[d.ID] = in.at("endpoint")
+			blocks, owners = append(blocks, in), append(owners, d)
+		}
+	}
+	for i, in := range blocks {
+		d := owners[i]
+		in.eval = l.variables(driverVariables(d.ID, d.Endpoint))
+		in.oneOf("type", []string{"node", "controller", "monolith"}, &d.Type)
+		in.strings("command", &d.Command)
+		if in.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {
+			in.fail("command", "the program needs an absolute path, not %q", d.Command[0])
+		}
+		in.str("user", &d.User)
+		in.absolutePath("mount_dir", &d.MountDir)
+		in.absolutePath("stage_publish_base_dir", &d.StagePublishBaseDir)
+		in.duration("health_timeout", &d.HealthTimeout)
+	}
+}
+
+// driver gives the entry of a driver, with the defaults when it is new.
+func (l *loader) driver(id string) *Driver {
+	d := l.drivers[id]
+	if d == nil {
+		d = &Driver{
+			ID: id, Type: "monolith", Endpoint: DefaultEndpoint(l.agent.DataDir, id),
+			HealthTimeout: defaultHealthTimeout, MountDir: defaultMountDir, StagePublishBaseDir: defaultStagePublishBaseDir,
+		}
+		l.drivers[id] = d
+	}
+	return d
+}
+
+func driverVariables(id, endpoint string) map[string]cty.Value {
+	vars := map[string]cty.Value{"driver": cty.ObjectVal(map[string]cty.Value{"id": cty.StringVal(id)})}
+	if endpoint != "" {
+		vars["endpoint"] = cty.StringVal(endpoint)
+	}
+	return vars
+}
+
+// absolutePath reads a path of a container, which is never made absolute here.
+func (s *section) absolutePath(name string, dst *string) {
+	var text string
+	if !s.str(name, &text) {
+		return
+	}
+	if err := checkAbsolute(text); err != nil {
+		s.fail(name, "%v", err)
+		return
+	}
+	*dst = text
+}
+
+// freeForm gives a block of any shape as a JSON object: a plugin's own configuration.
+func (s *section) freeForm(block *hcl.Block) []byte {
+	object := map[string]json.RawMessage{}
+	s.freeBody(s.key("config"), block.Body, object)
+	text, err := json.Marshal(object)
+	if err != nil {
+		s.problems.add(block.DefRange, "%s: %v", s.key("config"), err)
+	}
+	return text
+}
+
+func (s *section) freeBody(key string, body hcl.Body, into map[string]json.RawMessage) {
+	var attrs hcl.Attributes
+	native, isNative := body.(*hclsyntax.Body)
+	if isNative {
+		attrs = hcl.Attributes{}
+		for name, attr := range native.Attributes {
+			attrs[name] = attr.AsHCLAttribute()
+		}
+	} else {
+		var diags hcl.Diagnostics
+		attrs, diags = body.JustAttributes()
+		s.problems.addDiags(key, diags)
+	}
+	for name, attr := range attrs {
+		v, diags := attr.Expr.Value(s.eval)
+		if diags.HasErrors() {
+			s.problems.addDiags(key+"."+name, diags)
+			continue
+		}
+		text, err := ctyjson.Marshal(v, v.Type())
+		if err != nil {
+			s.problems.add(attr.Range, "%s.%s: %v", key, name, err)
+			continue
+		}
+		into[name] = text
+	}
+	if isNative {
+		s.freeBlocks(key, native, into)
+	}
+}
+
+// freeBlocks adds the blocks that stand in a free-form block: one of a type is
+// an object, several are a list of them; labels nest.
+func (s *section) freeBlocks(key string, body *hclsyntax.Body, into map[string]json.RawMessage) {
+	byType := map[string][]json.RawMessage{}
+	for _, block := range body.Blocks {
+		inner := map[string]json.RawMessage{}
+		s.freeBody(key+"."+block.Type, block.Body, inner)
+		text, err := json.Marshal(inner)
+		for i := len(block.Labels) - 1; i >= 0 && err == nil; i-- {
+			text, err = json.Marshal(map[string]json.RawMessage{block.Labels[i]: text})
+		}
+		if err != nil {
+			s.problems.add(block.DefRange(), "%s.%s: %v", key, block.Type, err)
+			continue
+		}
+		byType[block.Type] = append(byType[block.Type], text)
+	}
+	for name, list := range byType {
+		if _, taken := into[name]; taken {
+			s.problems.add(body.SrcRange, "%s.%s: given as an argument and as a block", key, name)
+			continue
+		}
+		if len(list) == 1 {
+			into[name] = list[0]
+			continue
+		}
+		text, err := json.Marshal(list)
+		if err != nil {
+			s.problems.add(body.SrcRange, "%s.%s: %v", key, name, err)
+			continue
+		}
+		into[name] = text
+	}
+}
+
+// checkAbsolute wants an absolute path without . and .. in it.
+func checkAbsolute(path string) error {
+	switch {
+	case !strings.HasPrefix(path, "/"):
+		return fmt.Errorf("%q is not an absolute path", path)
+	case path != filepath.Clean(path):
+		return fmt.Errorf("%q is not a clean path; write %q", path, filepath.Clean(path))
+	}
+	return nil
+}

@@ -1,0 +1,274 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// Overrides are settings from outside the files; nil leaves one alone.
+type Overrides struct {
+	Name, DataDir, PluginDir, Socket, LogLevel *string
+	HTTPPort                                   *int
+}
+
+// Source says where the agent's configuration comes from. A later source wins:
+// the defaults, the files in their order, the environment, the flags.
+type Source struct {
+	// Paths are files, or folders whose *.hcl and *.json are read by name.
+	Paths []string
+	// Environment is os.LookupEnv, or a test's own.
+	Environment func(string) (string, bool)
+	Flags       Overrides
+	// BinDir is the folder of the running program, for what lies beside it.
+	BinDir string
+	// Dev adds what an agent for trying out has: a socket in its data directory and
+	// a csi-local driver with the id "local".
+	Dev bool
+}
+
+// Load reads, merges and checks the agent's configuration. The error is Problems.
+func Load(src Source) (*Agent, error) {
+	l := &loader{src: src, agent: defaults()}
+	env := l.environment()
+	for _, path := range src.Paths {
+		l.read(path)
+	}
+	l.identity(env)
+	l.rest(env)
+	if err := l.problems.err(); err != nil {
+		return nil, err
+	}
+	l.complete()
+	l.check()
+	if err := l.problems.err(); err != nil {
+		return nil, err
+	}
+	return l.agent, nil
+}
+
+type loader struct {
+	src      Source
+	agent    *Agent
+	roots    []root
+	plugins  map[string]*Plugin
+	drivers  map[string]*Driver
+	problems Problems
+	// places say where a driver was declared, for problems found at the end.
+	places map[string]hcl.Range
+}
+
+// root is one file that was parsed.
+type root struct {
+	body hcl.Body
+	// dir is what relative paths in the file start from.
+	dir string
+}
+
+// environment reads the PANNIER_* variables that are settings of the agent.
+func (l *loader) environment() Overrides {
+	lookup := l.src.Environment
+	if lookup == nil {
+		lookup = os.LookupEnv
+	}
+	get := func(name string) *string {
+		if v, ok := lookup(name); ok && v != "" {
+			return &v
+		}
+		return nil
+	}
+	env := Overrides{
+		Name: get("PANNIER_NAME"), DataDir: get("PANNIER_DATA_DIR"), PluginDir: get("PANNIER_PLUGIN_DIR"),
+		Socket: get("PANNIER_SOCKET"), LogLevel: get("PANNIER_LOG_LEVEL"),
+	}
+	if port := get("PANNIER_HTTP_PORT"); port != nil {
+		n, err := strconv.Atoi(*port)
+		if err != nil {
+			l.problems = append(l.problems, Problem{Text: fmt.Sprintf("PANNIER_HTTP_PORT: a number is required, not %q", *port)})
+		}
+		env.HTTPPort = &n
+	}
+	return env
+}
+
+// read parses a file, or each file of a folder.
+func (l *loader) read(path string) {
+	info, err := os.Stat(path)
+	if err != nil {
+		l.problems = append(l.problems, unreadable(path, err))
+		return
+	}
+	files := []string{path}
+	if info.IsDir() {
+		files = nil
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			l.problems = append(l.problems, unreadable(path, err))
+		}
+		for _, entry := range entries {
+			name := entry.Name()
+			if ext := filepath.Ext(name); (ext == ".hcl" || ext == ".json") && name[0] != '.' {
+				files = append(files, filepath.Join(path, name))
+			}
+		}
+	}
+	for _, file := range files {
+		text, err := readFile(file)
+		if err != nil {
+			l.problems = append(l.problems, unreadable(file, err))
+			continue
+		}
+		if body := parse(file, text, &l.problems); body != nil {
+			l.roots = append(l.roots, root{body: body, dir: filepath.Dir(file)})
+		}
+	}
+}
+
+func unreadable(path string, err error) Problem {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		err = pathErr.Err
+	}
+	return Problem{File: path, Text: "cannot be read: " + err.Error()}
+}
+
+var rootFields = fields{
+	attrs: []string{"name", "datacenter", "data_dir", "plugin_dir", "socket", "socket_group", "bind_addr",
+		"log_level", "log_format", "leave_plugins_on_stop"},
+	blocks:   []string{"ports", "server", "gc"},
+	labelled: []string{"plugin", "csi_driver"},
+}
+
+// identity settles the values that the others may interpolate.
+func (l *loader) identity(env Overrides) {
+	a := l.agent
+	// Unknown keys are told by rest: here the problems of opening a file are left out.
+	sections := make([]*section, len(l.roots))
+	for i, r := range l.roots {
+		var ignored Problems
+		sections[i] = open(r.body, "", rootFields, nil, &ignored)
+		sections[i].problems = &l.problems
+		sections[i].str("name", &a.Name)
+		sections[i].str("datacenter", &a.Datacenter)
+		sections[i].file("data_dir", r.dir, &a.DataDir)
+	}
+	for _, o := range []Overrides{env, l.src.Flags} {
+		set(&a.Name, o.Name)
+		setPath(&a.DataDir, o.DataDir)
+	}
+	if a.Name == "" {
+		a.Name, _ = os.Hostname()
+	}
+	for i, r := range l.roots {
+		sections[i].eval = l.variables(nil)
+		sections[i].file("plugin_dir", r.dir, &a.PluginDir)
+	}
+	for _, o := range []Overrides{env, l.src.Flags} {
+		setPath(&a.PluginDir, o.PluginDir)
+	}
+	if a.PluginDir == "" {
+		a.PluginDir = firstThatIs(filepath.Join(l.src.BinDir, "plugins"), systemPluginDir)
+	}
+}
+
+// rest reads everything else, file by file, so that a later one wins.
+func (l *loader) rest(env Overrides) {
+	a := l.agent
+	if l.src.Dev {
+		a.Dev = true
+		a.Socket = filepath.Join(a.DataDir, "pannier.sock")
+		a.LeavePluginsOnStop = false
+	}
+	sections := make([]*section, len(l.roots))
+	for i, r := range l.roots {
+		s := open(r.body, "", rootFields, l.variables(nil), &l.problems)
+		sections[i] = s
+		s.file("socket", r.dir, &a.Socket)
+		s.str("socket_group", &a.SocketGroup)
+		s.str("bind_addr", &a.BindAddr)
+		s.oneOf("log_level", logLevels, &a.LogLevel)
+		s.oneOf("log_format", []string{"text", "json"}, &a.LogFormat)
+		s.boolean("leave_plugins_on_stop", &a.LeavePluginsOnStop)
+		l.ports(s)
+		l.server(s)
+		l.gc(s)
+		l.pluginBlocks(s)
+	}
+	l.driverBlocks(sections)
+	for _, o := range []Overrides{env, l.src.Flags} {
+		setPath(&a.Socket, o.Socket)
+		set(&a.LogLevel, o.LogLevel)
+		set(&a.HTTPPort, o.HTTPPort)
+	}
+}
+
+// variables are what an expression may interpolate, with more of its own.
+func (l *loader) variables(more map[string]cty.Value) *hcl.EvalContext {
+	vars := map[string]cty.Value{
+		"node": cty.ObjectVal(map[string]cty.Value{
+			"name":       cty.StringVal(l.agent.Name),
+			"datacenter": cty.StringVal(l.agent.Datacenter),
+		}),
+		"data_dir": cty.StringVal(l.agent.DataDir),
+	}
+	if l.agent.PluginDir != "" {
+		vars["plugin_dir"] = cty.StringVal(l.agent.PluginDir)
+	}
+	for name, v := range more {
+		vars[name] = v
+	}
+	return &hcl.EvalContext{Variables: vars}
+}
+
+// file reads a path; one that is relative starts at dir.
+func (s *section) file(name, dir string, dst *string) {
+	var text string
+	if !s.str(name, &text) {
+		return
+	}
+	if text == "" {
+		s.fail(name, "is empty")
+		return
+	}
+	if !filepath.IsAbs(text) {
+		text = filepath.Join(dir, text)
+	}
+	*dst = absolute(text)
+}
+
+func set[T any](dst, v *T) {
+	if v != nil {
+		*dst = *v
+	}
+}
+
+func setPath(dst, v *string) {
+	if v != nil {
+		*dst = absolute(*v)
+	}
+}
+
+// absolute makes a path absolute and clean, from the working directory.
+func absolute(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return filepath.Clean(path)
+	}
+	return abs
+}
+
+// firstThatIs is the first path that is there, or the last one.
+func firstThatIs(paths ...string) string {
+	for _, path := range paths {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return paths[len(paths)-1]
+}

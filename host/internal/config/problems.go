@@ -1,0 +1,130 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+)
+
+// maxProblems bounds how many problems one error tells.
+const maxProblems = 20
+
+// Problem is one thing that is wrong in a file.
+type Problem struct {
+	File string
+	// Line counts from 1; 0 means the file as a whole.
+	Line int
+	// Text names the key and says what is wrong with it.
+	Text string
+}
+
+// String is "file:line: text".
+func (p Problem) String() string {
+	switch {
+	case p.File == "":
+		return p.Text
+	case p.Line == 0:
+		return p.File + ": " + p.Text
+	default:
+		return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Text)
+	}
+}
+
+// Problems is everything that is wrong with what was read. It is the error of
+// every function of this package that reads a file.
+type Problems []Problem
+
+// Error has one line a problem, at most 20 of them.
+func (p Problems) Error() string {
+	var b strings.Builder
+	for i, problem := range p {
+		if i == maxProblems {
+			fmt.Fprintf(&b, "\nand %d more", len(p)-i)
+			break
+		}
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(problem.String())
+	}
+	return b.String()
+}
+
+// err is nil without problems; otherwise they come in the order of the files, by line.
+func (p Problems) err() error {
+	if len(p) == 0 {
+		return nil
+	}
+	files := map[string]int{}
+	for _, problem := range p {
+		if _, seen := files[problem.File]; !seen {
+			files[problem.File] = len(files)
+		}
+	}
+	slices.SortStableFunc(p, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(files[a.File], files[b.File]), cmp.Compare(a.Line, b.Line))
+	})
+	return slices.Compact(p)
+}
+
+func (p *Problems) add(at hcl.Range, format string, args ...any) {
+	*p = append(*p, Problem{File: at.Filename, Line: at.Start.Line, Text: fmt.Sprintf(format, args...)})
+}
+
+// addDiags turns hcl's diagnostics into problems, each in one line. key names
+// where they came up; it may be empty.
+func (p *Problems) addDiags(key string, diags hcl.Diagnostics) {
+	for _, d := range diags {
+		if d.Severity != hcl.DiagError {
+			continue
+		}
+		text := oneLine(d)
+		if key != "" {
+			text = key + ": " + text
+		}
+		var at hcl.Range
+		if d.Subject != nil {
+			at = *d.Subject
+		}
+		p.add(at, "%s", text)
+	}
+}
+
+var (
+	unknownName = regexp.MustCompile(`(?:named|of type|type is named) "([^"]+)"`)
+	suggestion  = regexp.MustCompile(`Did you mean (.+\?)$`)
+)
+
+// shortened are hcl's summaries of an unknown name, whose detail only repeats them.
+var shortened = map[string]string{
+	"Unsupported argument":            "unsupported argument",
+	"Unsupported block type":          "unsupported block",
+	"Extraneous JSON object property": "unsupported argument",
+	"Unknown variable":                "unknown variable",
+	"Unsupported attribute":           "unknown variable",
+	"Variables not allowed":           "variables are not allowed here; write $${ for a literal ${",
+}
+
+// oneLine says a diagnostic in one line, shorter than hcl does.
+func oneLine(d *hcl.Diagnostic) string {
+	detail := strings.Join(strings.Fields(d.Detail), " ")
+	text, known := shortened[d.Summary]
+	if !known {
+		text = strings.ToLower(d.Summary[:min(1, len(d.Summary))]) + d.Summary[min(1, len(d.Summary)):]
+		if detail != "" {
+			text += ": " + strings.TrimSuffix(detail, ".")
+		}
+		return text
+	}
+	if m := unknownName.FindStringSubmatch(detail); m != nil {
+		text += fmt.Sprintf(" %q", m[1])
+	}
+	if m := suggestion.FindStringSubmatch(detail); m != nil {
+		text += "; did you mean " + m[1]
+	}
+	return text
+}

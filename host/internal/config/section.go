@@ -1,0 +1,380 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
+	"github.com/hashicorp/hcl/v2/json"
+	"github.com/zclconf/go-cty/cty"
+)
+
+// maxFile bounds a file of configuration, in bytes.
+const maxFile = 1 << 20
+
+// maxDepth bounds how deep expressions and blocks nest: hcl's parsers recurse.
+const maxDepth = 64
+
+// parse reads one file's syntax: JSON when its name ends so, or when a file
+// without a name that tells starts with a brace; HCL otherwise.
+func parse(name string, src []byte, problems *Problems) hcl.Body {
+	whole := hcl.Range{Filename: name}
+	if len(src) > maxFile {
+		problems.add(whole, "larger than %d bytes", maxFile)
+		return nil
+	}
+	ext := filepath.Ext(name)
+	isJSON := ext == ".json" || ext != ".hcl" && bytes.HasPrefix(bytes.TrimSpace(src), []byte("{"))
+	if line := tooDeep(src); line > 0 {
+		whole.Start.Line = line
+		problems.add(whole, "nested deeper than %d levels", maxDepth)
+		return nil
+	}
+	var file *hcl.File
+	var diags hcl.Diagnostics
+	if isJSON {
+		file, diags = json.Parse(src, name)
+	} else {
+		file, diags = hclsyntax.ParseConfig(src, name, hcl.InitialPos)
+	}
+	if diags.HasErrors() {
+		problems.addDiags("", diags)
+		return nil
+	}
+	return file.Body
+}
+
+// tooDeep returns the first line whose brackets nest deeper than maxDepth, or 0.
+// It does not tell strings from code: no honest file comes near the bound. A run
+// of prefix operators nests as well.
+func tooDeep(src []byte) int {
+	line, depth, prefix := 1, 0, 0
+	for _, c := range src {
+		if c != '-' && c != '!' && c != '?' {
+			prefix = 0
+		}
+		switch c {
+		case '\n':
+			line++
+		case '(', '[', '{':
+			depth++
+		case ')', ']', '}':
+			depth = max(depth-1, 0)
+		case '-', '!', '?':
+			prefix++
+		}
+		if depth > maxDepth || prefix > 4*maxDepth {
+			return line
+		}
+	}
+	return 0
+}
+
+// readFile reads a file, one byte further than parse takes at most.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
+}
+
+// fields are the keys of one kind of block.
+type fields struct {
+	attrs  []string
+	blocks []string
+	// labelled blocks carry one label: a name.
+	labelled []string
+}
+
+// section is one block that is being read. Its getters note a problem when the
+// value is not what they give, and leave the destination alone when the key is absent.
+type section struct {
+	// path names the block in problems, such as `plugin "csi-bridge"`; empty for the root.
+	path     string
+	content  *hcl.BodyContent
+	eval     *hcl.EvalContext
+	missing  hcl.Range
+	problems *Problems
+}
+
+func open(body hcl.Body, path string, f fields, eval *hcl.EvalContext, problems *Problems) *section {
+	schema := &hcl.BodySchema{}
+	for _, name := range f.attrs {
+		schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: name})
+	}
+	for _, name := range f.blocks {
+		schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name})
+	}
+	for _, name := range f.labelled {
+		schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name, LabelNames: []string{"name"}})
+	}
+	content, diags := body.Content(schema)
+	problems.addDiags(path, diags)
+	if content == nil {
+		content = &hcl.BodyContent{}
+	}
+	return &section{path: path, content: content, eval: eval, missing: body.MissingItemRange(), problems: problems}
+}
+
+// key names a field of this section in a problem.
+func (s *section) key(name string) string {
+	if s.path == "" {
+		return name
+	}
+	return s.path + ": " + name
+}
+
+// at is where a field stands, or the section when it is absent.
+func (s *section) at(name string) hcl.Range {
+	if attr := s.content.Attributes[name]; attr != nil {
+		return attr.Range
+	}
+	for _, block := range s.content.Blocks {
+		if block.Type == name {
+			return block.DefRange
+		}
+	}
+	return s.missing
+}
+
+// fail notes a problem with a field.
+func (s *section) fail(name, format string, args ...any) {
+	s.problems.add(s.at(name), "%s: %s", s.key(name), fmt.Sprintf(format, args...))
+}
+
+// has says whether the field was written.
+func (s *section) has(name string) bool {
+	_, ok := s.content.Attributes[name]
+	return ok
+}
+
+// value evaluates a field; ok is false when it is absent, null or in error.
+func (s *section) value(name string) (v cty.Value, ok bool) {
+	attr := s.content.Attributes[name]
+	if attr == nil {
+		return cty.NilVal, false
+	}
+	v, diags := attr.Expr.Value(s.eval)
+	if diags.HasErrors() {
+		s.problems.addDiags(s.key(name), diags)
+		return cty.NilVal, false
+	}
+	v, _ = v.UnmarkDeep()
+	if v.IsNull() {
+		return cty.NilVal, false
+	}
+	if !v.IsWhollyKnown() {
+		s.fail(name, "has no value")
+		return cty.NilVal, false
+	}
+	return v, true
+}
+
+// str reads a string and says whether there was one.
+func (s *section) str(name string, dst *string) bool {
+	v, ok := s.value(name)
+	if !ok {
+		return false
+	}
+	text, ok := asString(v)
+	if !ok {
+		s.fail(name, "a string is required, not %s", kindOf(v))
+		return false
+	}
+	if strings.ContainsRune(text, 0) {
+		s.fail(name, "must not contain a NUL character")
+		return false
+	}
+	*dst = text
+	return true
+}
+
+func (s *section) boolean(name string, dst *bool) {
+	v, ok := s.value(name)
+	if !ok {
+		return
+	}
+	if v.Type() != cty.Bool {
+		s.fail(name, "true or false is required, not %s", kindOf(v))
+		return
+	}
+	*dst = v.True()
+}
+
+// integer reads a whole number within the bounds.
+func (s *section) integer(name string, lowest, highest int64, dst *int64) {
+	v, ok := s.value(name)
+	if !ok {
+		return
+	}
+	if v.Type() != cty.Number {
+		s.fail(name, "a number is required, not %s", kindOf(v))
+		return
+	}
+	n, accuracy := v.AsBigFloat().Int64()
+	if accuracy != big.Exact || n < lowest || n > highest {
+		s.fail(name, "a whole number from %d to %d is required", lowest, highest)
+		return
+	}
+	*dst = n
+}
+
+// duration reads a string such as "30s", above 0.
+func (s *section) duration(name string, dst *time.Duration) {
+	var text string
+	if !s.str(name, &text) {
+		return
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		s.fail(name, "a duration above 0 such as \"30s\" or \"5m\" is required, not %q", text)
+		return
+	}
+	*dst = d
+}
+
+func (s *section) strings(name string, dst *[]string) {
+	v, ok := s.value(name)
+	if !ok {
+		return
+	}
+	if ty := v.Type(); !ty.IsTupleType() && !ty.IsListType() && !ty.IsSetType() {
+		s.fail(name, "a list of strings is required, not %s", kindOf(v))
+		return
+	}
+	list := []string{}
+	for it := v.ElementIterator(); it.Next(); {
+		_, element := it.Element()
+		text, ok := asString(element)
+		if !ok || strings.ContainsRune(text, 0) {
+			s.fail(name, "element %d: a string is required, not %s", len(list), kindOf(element))
+			return
+		}
+		list = append(list, text)
+	}
+	*dst = list
+}
+
+// oneOf reads a string out of a list of allowed ones.
+func (s *section) oneOf(name string, allowed []string, dst *string) {
+	var text string
+	if !s.str(name, &text) {
+		return
+	}
+	if !slices.Contains(allowed, text) {
+		s.fail(name, "%q is not one of %s", text, strings.Join(allowed, ", "))
+		return
+	}
+	*dst = text
+}
+
+// one gives the block of a type that may stand once, or nil.
+func (s *section) one(typeName string) *hcl.Block {
+	blocks := s.content.Blocks.OfType(typeName)
+	for _, extra := range blocks[min(1, len(blocks)):] {
+		s.problems.add(extra.DefRange, "%s: block given twice, first on line %d",
+			s.key(typeName), blocks[0].DefRange.Start.Line)
+	}
+	if len(blocks) == 0 {
+		return nil
+	}
+	return blocks[0]
+}
+
+// inner opens a block that stands in this one.
+func (s *section) inner(block *hcl.Block, f fields) *section {
+	path := block.Type
+	for _, label := range block.Labels {
+		path += fmt.Sprintf(" %q", label)
+	}
+	return open(block.Body, s.key(path), f, s.eval, s.problems)
+}
+
+// free reads a block of free keys whose values are strings; numbers and booleans
+// are taken as they are written. With secret set no problem tells a value.
+func (s *section) free(typeName string, secret bool) map[string]string {
+	block := s.one(typeName)
+	if block == nil {
+		return nil
+	}
+	attrs, diags := block.Body.JustAttributes()
+	if diags.HasErrors() {
+		s.problems.addDiags(s.key(typeName), diags)
+		return nil
+	}
+	out := make(map[string]string, len(attrs))
+	for _, attr := range attrs {
+		key := s.key(typeName) + "." + attr.Name
+		v, diags := attr.Expr.Value(s.eval)
+		if diags.HasErrors() {
+			if secret {
+				s.problems.add(attr.Range, "%s: a plain string is required; write $${ for a literal ${", key)
+			} else {
+				s.problems.addDiags(key, diags)
+			}
+			continue
+		}
+		text, ok := asText(v)
+		if !ok || strings.ContainsRune(text, 0) {
+			s.problems.add(attr.Range, "%s: a string is required, not %s", key, kindOf(v))
+			continue
+		}
+		out[attr.Name] = text
+	}
+	return out
+}
+
+func asString(v cty.Value) (string, bool) {
+	if v.IsNull() || !v.IsKnown() || v.Type() != cty.String {
+		return "", false
+	}
+	return v.AsString(), true
+}
+
+// asText is asString that takes numbers and booleans too.
+func asText(v cty.Value) (string, bool) {
+	if v.IsNull() || !v.IsKnown() {
+		return "", false
+	}
+	switch v.Type() {
+	case cty.String:
+		return v.AsString(), true
+	case cty.Bool:
+		return fmt.Sprint(v.True()), true
+	case cty.Number:
+		if n, accuracy := v.AsBigFloat().Int64(); accuracy == big.Exact {
+			return strconv.FormatInt(n, 10), true
+		}
+		return v.AsBigFloat().Text('g', -1), true
+	default:
+		return "", false
+	}
+}
+
+func kindOf(v cty.Value) string {
+	switch ty := v.Type(); {
+	case v.IsNull():
+		return "null"
+	case ty == cty.String:
+		return "a string"
+	case ty == cty.Number:
+		return "a number"
+	case ty == cty.Bool:
+		return "true or false"
+	case ty.IsTupleType(), ty.IsListType(), ty.IsSetType():
+		return "a list"
+	default:
+		return "an object"
+	}
+}

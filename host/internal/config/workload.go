@@ -1,0 +1,130 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+var (
+	workloadFields = fields{attrs: []string{"namespace"}, blocks: []string{"exec"}, labelled: []string{"volume"}}
+	requestFields  = fields{
+		attrs:  []string{"source", "read_only", "access_mode", "attachment_mode", "destination"},
+		blocks: []string{"mount_options"},
+	}
+)
+
+// ReadWorkload reads a workload spec from a file; "-" reads standard input. The
+// error is Problems.
+func ReadWorkload(path string) (*hostv1.WorkloadSpec, error) {
+	name, src, err := readSpec(path)
+	if err != nil {
+		return nil, err
+	}
+	return ParseWorkload(name, src)
+}
+
+// ParseWorkload reads a workload spec; name stands in problems. The error is Problems.
+func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
+	var problems Problems
+	body := parse(name, src, &problems)
+	if body == nil {
+		return nil, problems.err()
+	}
+	file := open(body, "", fields{labelled: []string{"workload"}}, nil, &problems)
+	blocks := file.content.Blocks.OfType("workload")
+	switch {
+	case len(blocks) == 0 && len(problems) == 0:
+		file.fail("workload", "a workload block with a name is required")
+	case len(blocks) > 1:
+		problems.add(blocks[1].DefRange, "workload: a second one in this file; write one file a workload")
+	}
+	if len(blocks) == 0 {
+		return nil, problems.err()
+	}
+	spec := file.workload(blocks[0])
+	if err := problems.err(); err != nil {
+		return nil, err
+	}
+	return spec, nil
+}
+
+func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
+	spec := &hostv1.WorkloadSpec{Id: block.Labels[0], Namespace: claim.DefaultNamespace}
+	in := s.inner(block, workloadFields)
+	if err := CheckID(spec.Id); err != nil {
+		s.problems.add(block.DefRange, "%s: id %v", in.path, err)
+	}
+	if in.str("namespace", &spec.Namespace) {
+		in.id("namespace", spec.Namespace)
+	}
+	seen := map[string]bool{}
+	destinations := map[string]string{}
+	for _, block := range in.content.Blocks.OfType("volume") {
+		spec.Volumes = append(spec.Volumes, in.request(block, seen, destinations))
+	}
+	spec.Exec = in.exec()
+	return spec
+}
+
+// request reads one volume block. destinations are those of the blocks before it.
+func (s *section) request(block *hcl.Block, seen map[string]bool, destinations map[string]string) *hostv1.VolumeRequest {
+	r := &hostv1.VolumeRequest{Name: block.Labels[0]}
+	in := s.inner(block, requestFields)
+	if err := CheckID(r.Name); err != nil {
+		s.problems.add(block.DefRange, "%s: name %v", in.path, err)
+	}
+	if seen[r.Name] {
+		s.problems.add(block.DefRange, "%s: block given twice; each needs a name of its own", in.path)
+	}
+	seen[r.Name] = true
+
+	in.str("source", &r.Source)
+	in.id("source", r.Source)
+	in.boolean("read_only", &r.ReadOnly)
+	in.modes(&r.AccessMode, &r.AttachmentMode)
+	r.MountOptions = in.mountOptions()
+	in.str("destination", &r.Destination)
+	switch err := checkAbsolute(r.Destination); {
+	case r.Destination == "":
+		in.fail("destination", "is required: an absolute path for the workload to find the volume at")
+	case err != nil:
+		in.fail("destination", "%v", err)
+	case r.Destination == "/":
+		in.fail("destination", "must not be /")
+	case destinations[r.Destination] != "":
+		in.fail("destination", "%q is that of volume %q too", r.Destination, destinations[r.Destination])
+	default:
+		destinations[r.Destination] = r.Name
+	}
+	return r
+}
+
+var validEnv = regexp.MustCompile(`^[^=\x00]+$`)
+
+func (s *section) exec() *hostv1.Exec {
+	block := s.one("exec")
+	if block == nil {
+		return nil
+	}
+	in := s.inner(block, fields{attrs: []string{"command", "args", "user"}, blocks: []string{"env"}})
+	e := &hostv1.Exec{}
+	in.str("command", &e.Command)
+	if strings.TrimSpace(e.Command) == "" {
+		in.fail("command", "is required")
+	}
+	in.strings("args", &e.Args)
+	in.str("user", &e.User)
+	e.Env = in.free("env", false)
+	for name := range e.Env {
+		if !validEnv.MatchString(name) {
+			in.fail("env", "%s", fmt.Sprintf("%q cannot be the name of a variable", name))
+		}
+	}
+	return e
+}
