@@ -1,0 +1,174 @@
+package bridge
+
+import (
+	"context"
+	"math"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Create implements storage.Provisioner. One that was cut off is made again
+// with the same name, by which the driver finds what it has made already.
+func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+	op := driver.Op{
+		RPC:      driver.CreateVolume,
+		Object:   req.Name,
+		Key:      "create " + req.Name,
+		Redactor: driver.NewRedactor(req.Secrets, req.Capabilities...),
+	}
+	resp, err := controllerDo(ctx, b, d, op,
+		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.CreateVolumeResponse, error) {
+			creq, err := createRequest(req, caps)
+			if err != nil {
+				return nil, err
+			}
+			return c.Controller.CreateVolume(ctx, creq)
+		})
+	if err != nil {
+		return storage.CreateResponse{}, err
+	}
+	v := resp.GetVolume()
+	return storage.CreateResponse{
+		ExternalID:         v.GetVolumeId(),
+		Capacity:           v.GetCapacityBytes(),
+		Context:            v.GetVolumeContext(),
+		AccessibleTopology: topologies(v.GetAccessibleTopology()),
+	}, nil
+}
+
+func createRequest(req storage.CreateRequest, caps *driver.Controller) (*csi.CreateVolumeRequest, error) {
+	if !caps.CreateDelete {
+		return nil, lacks("CREATE_DELETE_VOLUME")
+	}
+	vcs, err := capabilities(req.Capabilities, features{singleNodeMultiWriter: caps.SingleNodeMultiWriter})
+	if err != nil {
+		return nil, err
+	}
+	source, err := contentSource(req, caps)
+	if err != nil {
+		return nil, err
+	}
+	topology, err := topologyRequirement(req.Topology, caps)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeRequest{
+		Name:                      req.Name,
+		CapacityRange:             capacityRange(req.CapacityMin, req.CapacityMax),
+		VolumeCapabilities:        vcs,
+		Parameters:                req.Parameters,
+		Secrets:                   req.Secrets,
+		VolumeContentSource:       source,
+		AccessibilityRequirements: topology,
+	}, nil
+}
+
+// needs is the answer to an argument which asks for more than the driver has.
+func needs(argument, capability string) error {
+	return status.Errorf(codes.FailedPrecondition, "%s needs %s, which the driver does not implement", argument, capability)
+}
+
+func contentSource(req storage.CreateRequest, caps *driver.Controller) (*csi.VolumeContentSource, error) {
+	switch {
+	case req.SnapshotID != "" && req.CloneID != "":
+		return nil, status.Error(codes.InvalidArgument, "at most one of snapshot_id and clone_id can be the source")
+	case req.SnapshotID != "":
+		if !caps.CreateDeleteSnapshot {
+			return nil, needs("a snapshot as the source", "CREATE_DELETE_SNAPSHOT")
+		}
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: req.SnapshotID},
+		}}, nil
+	case req.CloneID != "":
+		if !caps.Clone {
+			return nil, needs("a volume as the source", "CLONE_VOLUME")
+		}
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: req.CloneID},
+		}}, nil
+	}
+	return nil, nil
+}
+
+func topologyRequirement(t storage.TopologyRequirement, caps *driver.Controller) (*csi.TopologyRequirement, error) {
+	if len(t.Requisite) == 0 && len(t.Preferred) == 0 {
+		return nil, nil
+	}
+	if !caps.Topology {
+		return nil, needs("a topology request", "VOLUME_ACCESSIBILITY_CONSTRAINTS")
+	}
+	return &csi.TopologyRequirement{Requisite: csiTopologies(t.Requisite), Preferred: csiTopologies(t.Preferred)}, nil
+}
+
+func csiTopologies(ts []storage.Topology) []*csi.Topology {
+	var out []*csi.Topology
+	for _, t := range ts {
+		out = append(out, &csi.Topology{Segments: t})
+	}
+	return out
+}
+
+func topologies(ts []*csi.Topology) []storage.Topology {
+	var out []storage.Topology
+	for _, t := range ts {
+		out = append(out, t.GetSegments())
+	}
+	return out
+}
+
+// capacityRange is nil when there is no bound.
+func capacityRange(minBytes, maxBytes int64) *csi.CapacityRange {
+	if minBytes == 0 && maxBytes == 0 {
+		return nil
+	}
+	return &csi.CapacityRange{RequiredBytes: minBytes, LimitBytes: maxBytes}
+}
+
+// Delete implements storage.Provisioner.
+func (b *Bridge) Delete(ctx context.Context, d storage.Driver, v storage.Volume) error {
+	_, err := controllerDo(ctx, b, d, onVolume(driver.DeleteVolume, v),
+		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.DeleteVolumeResponse, error) {
+			if !caps.CreateDelete {
+				return nil, lacks("CREATE_DELETE_VOLUME")
+			}
+			return c.Controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.ExternalID, Secrets: v.Secrets})
+		})
+	return absentIsDone(err)
+}
+
+// List implements storage.Provisioner. Aborted means that the page's token is
+// no longer valid: the caller starts from the beginning.
+func (b *Bridge) List(ctx context.Context, d storage.Driver, page storage.Page) (storage.ListResponse, error) {
+	resp, err := controllerDo(ctx, b, d, driver.Op{RPC: driver.ListVolumes},
+		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.ListVolumesResponse, error) {
+			if !caps.ListVolumes {
+				return nil, lacks("LIST_VOLUMES")
+			}
+			return c.Controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: maxEntries(page), StartingToken: page.Token})
+		})
+	if err != nil {
+		return storage.ListResponse{}, err
+	}
+	out := storage.ListResponse{Next: resp.GetNextToken()}
+	for _, e := range resp.GetEntries() {
+		v := e.GetVolume()
+		out.Volumes = append(out.Volumes, storage.ListedVolume{
+			ExternalID:       v.GetVolumeId(),
+			Capacity:         v.GetCapacityBytes(),
+			Context:          v.GetVolumeContext(),
+			PublishedNodeIDs: e.GetStatus().GetPublishedNodeIds(),
+			Condition:        oldCondition(e.GetStatus()),
+			SnapshotID:       v.GetContentSource().GetSnapshot().GetSnapshotId(),
+			CloneID:          v.GetContentSource().GetVolume().GetVolumeId(),
+		})
+	}
+	return out, nil
+}
+
+// maxEntries is the page's size as CSI has it, where 0 leaves it to the driver.
+func maxEntries(p storage.Page) int32 { return int32(max(0, min(p.Max, math.MaxInt32))) }

@@ -1,0 +1,188 @@
+package driver
+
+import (
+	"context"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// The volume condition was a capability up to version 1.12 of the CSI spec,
+// which then took these numbers out; drivers of that time still send them.
+const (
+	controllerVolumeCondition = csi.ControllerServiceCapability_RPC_Type(11)
+	nodeVolumeCondition       = csi.NodeServiceCapability_RPC_Type(4)
+)
+
+// Controller is what the driver's controller service can do.
+type Controller struct {
+	storage.ControllerCapabilities
+}
+
+// Node is what the driver's node service can do. NodeID, MaxVolumes and
+// AccessibleTopology are not set: NodeGetInfo tells them.
+type Node struct {
+	storage.NodeCapabilities
+	VolumeHealth bool // GET_VOLUME_HEALTH: NodeGetVolumeHealth
+}
+
+// cache keeps what a driver said for as long as its connection lasts.
+type cache[T any] struct {
+	mu    sync.Mutex
+	epoch uint64
+	set   bool
+	value T
+}
+
+func (c *cache[T]) get(epoch uint64) (value T, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.value, c.set && c.epoch == epoch
+}
+
+func (c *cache[T]) put(epoch uint64, value T) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.epoch, c.value, c.set = epoch, value, true
+}
+
+// ControllerCaps returns what the controller service can do, asked once for
+// each connection, or nil when there is none. It is called inside Do.
+func (c *Conn) ControllerCaps(ctx context.Context) (*Controller, error) {
+	if caps, ok := c.controller.get(c.epoch.Load()); ok {
+		return caps, nil
+	}
+	return c.FetchControllerCaps(ctx)
+}
+
+// FetchControllerCaps is ControllerCaps that always asks the driver.
+func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
+	epoch := c.epoch.Load() // before: if the driver is replaced meanwhile, the answer is not kept
+	plugin, err := quick(ctx, c, func(ctx context.Context) (*csi.GetPluginCapabilitiesResponse, error) {
+		return c.Identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	})
+	if err != nil {
+		return nil, err
+	}
+	caps := &Controller{}
+	present := false
+	for _, p := range plugin.GetCapabilities() {
+		switch p.GetService().GetType() {
+		case csi.PluginCapability_Service_CONTROLLER_SERVICE:
+			present = true
+		case csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
+			caps.Topology = true
+		}
+		if p.GetVolumeExpansion().GetType() == csi.PluginCapability_VolumeExpansion_ONLINE {
+			caps.OnlineExpand = true
+		}
+	}
+	if !present {
+		c.controller.put(epoch, nil)
+		return nil, nil
+	}
+	resp, err := quick(ctx, c, func(ctx context.Context) (*csi.ControllerGetCapabilitiesResponse, error) {
+		return c.Controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, rpc := range resp.GetCapabilities() {
+		caps.add(rpc.GetRpc().GetType())
+	}
+	c.controller.put(epoch, caps)
+	return caps, nil
+}
+
+func (c *Controller) add(t csi.ControllerServiceCapability_RPC_Type) {
+	switch t {
+	case csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME:
+		c.CreateDelete = true
+	case csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME:
+		c.AttachDetach = true
+	case csi.ControllerServiceCapability_RPC_PUBLISH_READONLY:
+		c.AttachReadOnly = true
+	case csi.ControllerServiceCapability_RPC_LIST_VOLUMES:
+		c.ListVolumes = true
+	case csi.ControllerServiceCapability_RPC_GET_CAPACITY:
+		c.GetCapacity = true
+	case csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT:
+		c.CreateDeleteSnapshot = true
+	case csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS:
+		c.ListSnapshots = true
+	case csi.ControllerServiceCapability_RPC_CLONE_VOLUME:
+		c.Clone = true
+	case csi.ControllerServiceCapability_RPC_EXPAND_VOLUME:
+		c.Expand = true
+	case csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:
+		c.SingleNodeMultiWriter = true
+	case controllerVolumeCondition,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH:
+		c.VolumeCondition = true
+	}
+}
+
+// NodeCaps returns what the node service can do, asked once for each
+// connection, or nil when there is none. It is called inside Do.
+func (c *Conn) NodeCaps(ctx context.Context) (*Node, error) {
+	if caps, ok := c.node.get(c.epoch.Load()); ok {
+		return caps, nil
+	}
+	return c.FetchNodeCaps(ctx)
+}
+
+// FetchNodeCaps is NodeCaps that always asks the driver. Nothing in the
+// identity service tells of a node service: one that is not there answers
+// Unimplemented.
+func (c *Conn) FetchNodeCaps(ctx context.Context) (*Node, error) {
+	epoch := c.epoch.Load()
+	resp, err := quick(ctx, c, func(ctx context.Context) (*csi.NodeGetCapabilitiesResponse, error) {
+		return c.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	})
+	if status.Code(err) == codes.Unimplemented {
+		c.node.put(epoch, nil)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	caps := &Node{}
+	for _, rpc := range resp.GetCapabilities() {
+		caps.add(rpc.GetRpc().GetType())
+	}
+	c.node.put(epoch, caps)
+	return caps, nil
+}
+
+func (n *Node) add(t csi.NodeServiceCapability_RPC_Type) {
+	switch t {
+	case csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME:
+		n.StageUnstage = true
+	case csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:
+		n.VolumeStats = true
+	case csi.NodeServiceCapability_RPC_EXPAND_VOLUME:
+		n.Expand = true
+	case csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:
+		n.SingleNodeMultiWriter = true
+	case csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP:
+		n.VolumeMountGroup = true
+	case csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH:
+		n.VolumeHealth = true
+		n.VolumeCondition = true
+	case nodeVolumeCondition:
+		n.VolumeCondition = true
+	}
+}
+
+// quick bounds an RPC of the class ask that is made as a part of another
+// operation, whose own deadline may be longer.
+func quick[T any](ctx context.Context, c *Conn, rpc func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timing.Ask)
+	defer cancel()
+	return rpc(ctx)
+}

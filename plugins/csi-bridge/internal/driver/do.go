@@ -1,0 +1,135 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Op is one operation on a driver, as its messages name it.
+type Op struct {
+	RPC        RPC
+	Driver     string // its id in the host
+	Object     string // the volume's or snapshot's name; empty when there is none
+	ExternalID string // the object's id in the driver, where it has one yet
+	// Key is what at most one operation at a time may be on: a volume's external
+	// id, or the name of one that is being made. Empty: no such bound.
+	Key      string
+	Redactor Redactor
+	Timeout  time.Duration // of an RPC of the class ask; 0: Timing.Ask
+}
+
+// Do runs op under the policy of its RPC. attempt makes the RPC, and builds its
+// request anew each time, since it may depend on what the driver can do and the
+// driver may have been replaced meanwhile. The error is a gRPC status that says
+// what was tried, on what, what the driver answered and what can be done;
+// DeadlineExceeded means that the outcome is unknown. When ctx ends, Do returns
+// at once.
+func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context) (T, error)) (T, error) {
+	var none T
+	if op.Key != "" {
+		unlock, err := c.locks.lock(ctx, op.Key)
+		if err != nil {
+			return none, op.errorf(status.FromContextError(err).Code(),
+				"gave up while another call on it was in flight; the driver was not asked")
+		}
+		defer unlock()
+	}
+	r := &run{conn: c, op: op, caller: ctx, started: time.Now()}
+	ctx, cancel := context.WithTimeout(ctx, r.budget())
+	defer cancel()
+	result, err := backoff.Retry(ctx, func() (T, error) {
+		ctx, cancel := context.WithTimeout(ctx, r.limit())
+		defer cancel()
+		r.attempts++
+		result, err := attempt(withCall(ctx, &call{op: &op, attempt: r.attempts}))
+		return result, r.judge(ctx, err)
+	}, backoff.WithBackOff(c.timing.backOff()), backoff.WithMaxElapsedTime(0))
+	if err != nil {
+		return none, r.explain()
+	}
+	return result, nil
+}
+
+// backOff is unbounded: the budget's context ends it.
+func (t Timing) backOff() backoff.BackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval = t.Backoff, t.BackoffMax
+	b.RandomizationFactor, b.Multiplier = 0.5, 2
+	return b
+}
+
+// run is one Do on its way.
+type run struct {
+	conn     *Conn
+	op       Op
+	caller   context.Context
+	started  time.Time
+	attempts int
+	last     error
+	// hung: an attempt has run out of its time; the next ones may take all that is left.
+	hung bool
+	// uncertain: the operation's own RPC was sent and its answer is not known.
+	uncertain bool
+}
+
+func (r *run) budget() time.Duration {
+	switch {
+	case r.op.RPC.class.budgeted:
+		return r.conn.timing.Budget
+	case r.op.Timeout > 0:
+		return r.op.Timeout
+	}
+	return r.conn.timing.Ask
+}
+
+func (r *run) limit() time.Duration {
+	if r.op.RPC.class.budgeted && !r.hung {
+		return r.conn.timing.Attempt
+	}
+	return r.budget()
+}
+
+// judge notes how an attempt ended and says whether there may be another.
+func (r *run) judge(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	var failed *callError
+	errors.As(err, &failed)
+	if r.last == nil || ctx.Err() == nil || failed == nil || failed.sent {
+		r.last = err
+	} // else time ran out before anything was sent: the error before says more
+	r.hung = r.hung || ctx.Err() != nil
+	if failed != nil && failed.method == r.op.RPC.method && r.op.RPC.class.changes {
+		r.uncertain = r.uncertain || failed.uncertain()
+	}
+	if !r.op.RPC.retries(status.Code(err)) {
+		return backoff.Permanent(err)
+	}
+	return err
+}
+
+// stopped says that the caller's context ended the run, and not an answer.
+func (r *run) stopped() bool {
+	var failed *callError
+	final := errors.As(r.last, &failed) && failed.answered && !r.op.RPC.retries(failed.status.Code())
+	return r.caller.Err() != nil && !final
+}
+
+// code is the code of a run that failed. One that ended without a final answer
+// is DeadlineExceeded when the driver may have done the work.
+func (r *run) code() codes.Code {
+	last := status.Code(r.last)
+	switch {
+	case r.stopped():
+		return status.FromContextError(r.caller.Err()).Code()
+	case r.uncertain && r.op.RPC.retries(last):
+		return codes.DeadlineExceeded
+	}
+	return last
+}
