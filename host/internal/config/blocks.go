@@ -36,7 +36,10 @@ func (l *loader) server(s *section) {
 		in.fail("enabled", "an agent without a server needs others to join, which this version cannot; leave it true")
 	}
 	expect := int64(l.agent.Server.BootstrapExpect)
-	in.integer("bootstrap_expect", 1, 1, &expect)
+	in.integer("bootstrap_expect", 1, 15, &expect)
+	if expect != 1 {
+		in.fail("bootstrap_expect", "must be 1: this version forms a ledger of one server")
+	}
 	l.agent.Server.BootstrapExpect = int(expect)
 }
 

@@ -106,6 +106,8 @@ type section struct {
 	eval     *hcl.EvalContext
 	missing  hcl.Range
 	problems *Problems
+	// failed are the fields that a problem was told of: one a field is enough.
+	failed map[string]bool
 }
 
 func open(body hcl.Body, path string, f fields, eval *hcl.EvalContext, problems *Problems) *section {
@@ -124,7 +126,8 @@ func open(body hcl.Body, path string, f fields, eval *hcl.EvalContext, problems 
 	if content == nil {
 		content = &hcl.BodyContent{}
 	}
-	return &section{path: path, content: content, eval: eval, missing: body.MissingItemRange(), problems: problems}
+	return &section{path: path, content: content, eval: eval, missing: body.MissingItemRange(),
+		problems: problems, failed: map[string]bool{}}
 }
 
 // key names a field of this section in a problem.
@@ -148,8 +151,12 @@ func (s *section) at(name string) hcl.Range {
 	return s.missing
 }
 
-// fail notes a problem with a field.
+// fail notes a problem with a field, unless one was noted before.
 func (s *section) fail(name, format string, args ...any) {
+	if s.failed[name] {
+		return
+	}
+	s.failed[name] = true
 	s.problems.add(s.at(name), "%s: %s", s.key(name), fmt.Sprintf(format, args...))
 }
 
@@ -167,7 +174,10 @@ func (s *section) value(name string) (v cty.Value, ok bool) {
 	}
 	v, diags := attr.Expr.Value(s.eval)
 	if diags.HasErrors() {
-		s.problems.addDiags(s.key(name), diags)
+		if !s.failed[name] {
+			s.problems.addDiags(s.key(name), diags)
+		}
+		s.failed[name] = true
 		return cty.NilVal, false
 	}
 	v, _ = v.UnmarkDeep()

@@ -1,0 +1,18 @@
+# pannier volume create examples/volume.hcl
+
+id        = "data"
+type      = "csi"
+plugin_id = "local"
+
+capacity_min = "64MiB"
+capacity_max = "64MiB"
+
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+
+mount_options {
+  fs_type     = "ext4"
+  mount_flags = ["noatime"]
+}

@@ -1,0 +1,270 @@
+package config
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// load reads files given by name and text, out of a folder of their own.
+func load(t *testing.T, src Source, files map[string]string) (*Agent, error, string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(files) > 0 {
+		src.Paths = append(src.Paths, dir)
+	}
+	if src.Environment == nil {
+		src.Environment = func(string) (string, bool) { return "", false }
+	}
+	a, err := Load(src)
+	return a, err, dir
+}
+
+func environment(vars map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		v, ok := vars[name]
+		return v, ok
+	}
+}
+
+func TestAgentDefaults(t *testing.T) {
+	a, err, _ := load(t, Source{BinDir: t.TempDir()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hostname, _ := os.Hostname()
+	want := &Agent{
+		Name: hostname, Datacenter: "dc1", DataDir: "/var/lib/pannier", PluginDir: "/usr/lib/pannier/plugins",
+		Socket: "/run/pannier/pannier.sock", BindAddr: "127.0.0.1", HTTPPort: 7420,
+		LogLevel: "info", LogFormat: "text", Server: Server{Enabled: true, BootstrapExpect: 1}, LeavePluginsOnStop: true,
+		GC: GC{5 * time.Minute, 5 * time.Minute, 24 * time.Hour, 24 * time.Hour},
+	}
+	if !reflect.DeepEqual(a, want) {
+		t.Fatalf("got  %+v\nwant %+v", a, want)
+	}
+}
+
+func TestPluginsBesideTheProgram(t *testing.T) {
+	bin := t.TempDir()
+	if err := os.Mkdir(filepath.Join(bin, "plugins"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a, err, _ := load(t, Source{BinDir: bin}, nil)
+	if err != nil || a.PluginDir != filepath.Join(bin, "plugins") {
+		t.Fatalf("%v, %v", a, err)
+	}
+}
+
+func TestAgentFilesMergeInOrder(t *testing.T) {
+	a, err, dir := load(t, Source{}, map[string]string{
+		"10.hcl": `
+name = "n1"
+data_dir = "data"
+plugin_dir = "${data_dir}/p"
+log_level = "debug"
+ports { http = 1 }
+gc { interval = "1m" }
+plugin "csi-bridge" {
+  args = ["a"]
+  user = "one"
+  config {
+    a = 1
+    nested "l" { b = [true, "${node.name}"] }
+  }
+}
+csi_driver "one" {
+  command = ["/bin/d", "-endpoint", "${endpoint}", "${driver.id}", "${node.name}", "${node.datacenter}", "${plugin_dir}"]
+}
+csi_driver "two" {
+  endpoint = "unix:///run/${driver.id}.sock"
+  type = "node"
+}`,
+		"20.json": `{
+  "log_level": "warn",
+  "ports": {"http": 0},
+  "gc": {"claim_threshold": "2m"},
+  "plugin": {"csi-bridge": {"user": "two"}, "other": {"config": {"x": {"y": "${node.name}"}}}},
+  "csi_driver": {"one": {"endpoint": "unix:///run/one.sock", "health_timeout": "1m"}}
+}`,
+		".hidden.hcl": "nonsense = 1",
+		"notes.txt":   "nonsense",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Name != "n1" || a.DataDir != dir+"/data" || a.PluginDir != dir+"/data/p" || a.LogLevel != "warn" || a.HTTPPort != 0 ||
+		a.GC.Interval != time.Minute || a.GC.ClaimThreshold != 2*time.Minute {
+		t.Errorf("%+v", a)
+	}
+	plugins := []Plugin{
+		{Name: "csi-bridge", Args: []string{"a"}, User: "two", Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`)},
+		{Name: "other", Config: []byte(`{"x":{"y":"n1"}}`)},
+	}
+	if !reflect.DeepEqual(a.Plugins, plugins) {
+		t.Errorf("plugins: %s", a.Plugins)
+	}
+	drivers := []Driver{
+		{ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: time.Minute,
+			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"}},
+		{ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: 30 * time.Second},
+	}
+	if !reflect.DeepEqual(a.Drivers, drivers) {
+		t.Errorf("drivers: %+v", a.Drivers)
+	}
+}
+
+func TestFlagBeatsEnvironmentBeatsFile(t *testing.T) {
+	files := map[string]string{"a.hcl": `
+name = "file"
+data_dir = "/file"
+socket = "/file.sock"
+log_level = "debug"
+ports { http = 1 }
+csi_driver "d" {}
+`}
+	env := environment(map[string]string{"PANNIER_NAME": "env", "PANNIER_DATA_DIR": "/env", "PANNIER_HTTP_PORT": "2", "PANNIER_LOG_LEVEL": "warn"})
+	flag, port := "/flag", 3
+	a, err, _ := load(t, Source{Environment: env, Flags: Overrides{DataDir: &flag, HTTPPort: &port}}, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Name != "env" || a.DataDir != "/flag" || a.HTTPPort != 3 || a.LogLevel != "warn" || a.Socket != "/file.sock" {
+		t.Errorf("%+v", a)
+	}
+	if a.Drivers[0].Endpoint != "unix:///flag/csi/d/csi.sock" {
+		t.Errorf("endpoint %q does not follow the data directory", a.Drivers[0].Endpoint)
+	}
+}
+
+func TestDev(t *testing.T) {
+	data, bin := t.TempDir(), t.TempDir()
+	local := filepath.Join(bin, "csi-local")
+	if err := os.WriteFile(local, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	name := "n"
+	src := Source{Dev: true, BinDir: bin, Flags: Overrides{DataDir: &data, Name: &name}}
+	a, err, _ := load(t, src, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "unix://" + data + "/csi/local/csi.sock"
+	want := []Driver{{ID: "local", Type: "monolith", Endpoint: endpoint, MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: 30 * time.Second,
+		Command: []string{local, "-endpoint", endpoint, "-node-id", "n", "-data-dir", data + "/volumes"}}}
+	if !reflect.DeepEqual(a.Drivers, want) || a.LeavePluginsOnStop || !a.Dev || a.Socket != data+"/pannier.sock" {
+		t.Errorf("%+v", a)
+	}
+	a, err, _ = load(t, src, map[string]string{"a.hcl": "socket = \"/s\"\ncsi_driver \"local\" {}"})
+	if err != nil || a.Socket != "/s" || a.Drivers[0].Command != nil {
+		t.Errorf("a file's own settings lost: %+v, %v", a, err)
+	}
+}
+
+func TestBadAgents(t *testing.T) {
+	for name, c := range map[string]struct{ src, want string }{
+		"unknown key":          {"\nbind_adr = \"::\"", `2: unsupported argument "bind_adr"; did you mean "bind_addr"?`},
+		"later issue's blocks": {"tls {}\nconsul {}", "1: unsupported block \"tls\"\nDIR/a.hcl:2: unsupported block \"consul\""},
+		"unknown port":         {"ports {\n  htp = 1\n}", `2: ports: unsupported argument "htp"; did you mean "http"?`},
+		"port":                 {"ports {\n  http = 70000\n}", `2: ports: http: a whole number from 0 to 65535 is required`},
+		"port as text":         {"ports {\n  http = \"80\"\n}", `2: ports: http: a number is required, not a string`},
+		"log level":            {`log_level = "loud"`, `1: log_level: "loud" is not one of trace, debug, info, warn, error`},
+		"log format":           {`log_format = "xml"`, `1: log_format: "xml" is not one of text, json`},
+		"bool":                 {`leave_plugins_on_stop = "yes"`, `1: leave_plugins_on_stop: true or false is required, not a string`},
+		"duration":             {"gc {\n  interval = \"5\"\n}", `2: gc: interval: a duration above 0 such as "30s" or "5m" is required, not "5"`},
+		"negative duration":    {"gc {\n  interval = \"-5s\"\n}", `2: gc: interval: a duration above 0 such as "30s" or "5m" is required, not "-5s"`},
+		"servers":              {"server {\n  bootstrap_expect = 3\n}", `2: server: bootstrap_expect: must be 1: this version forms a ledger of one server`},
+		"no server":            {"server {\n  enabled = false\n}", `2: server: enabled: an agent without a server needs others to join, which this version cannot; leave it true`},
+		"unknown variable":     {"csi_driver \"d\" {\n  command = [\"/d\", \"${nod.name}\"]\n}", `2: csi_driver "d": command: unknown variable "nod"; did you mean "node"?`},
+		"unknown of node":      {"csi_driver \"d\" {\n  command = [\"/d\", \"${node.nam}\"]\n}", `2: csi_driver "d": command: unknown variable "nam"`},
+		"variable too early":   {`name = "${data_dir}"`, `1: name: variables are not allowed here; write $${ for a literal ${`},
+		"relative program":     {"csi_driver \"d\" {\n  command = [\"d\"]\n}", `2: csi_driver "d": command: the program needs an absolute path, not "d"`},
+		"driver type":          {"csi_driver \"d\" {\n  type = \"both\"\n}", `2: csi_driver "d": type: "both" is not one of node, controller, monolith`},
+		"driver id":            {`csi_driver "a/b" {}`, `1: csi_driver "a/b": name "a/b" may have letters, digits and - _ . only`},
+		"driver twice":         {"csi_driver \"d\" {}\ncsi_driver \"d\" {}", `2: csi_driver "d": block given twice in this file`},
+		"endpoint":             {"csi_driver \"d\" {\n  endpoint = \"tcp://x:1\"\n}", `2: csi_driver "d": endpoint: "tcp://x:1" is not unix:// and an absolute path`},
+		"one endpoint":         {"csi_driver \"a\" {\n  endpoint = \"unix:///s\"\n}\ncsi_driver \"b\" {\n  endpoint = \"unix:///s\"\n}", `5: csi_driver "b": endpoint: "unix:///s" is that of csi_driver "a" too`},
+		"mount_dir":            {"csi_driver \"d\" {\n  mount_dir = \"csi\"\n}", `2: csi_driver "d": mount_dir: "csi" is not an absolute path`},
+		"plugin name":          {`plugin "../x" {}`, `1: plugin "../x": name "../x" may have letters, digits and - _ . only`},
+		"plugin version":       {"plugin \"p\" {\n  version = \"1\"\n}", `2: plugin "p": unsupported argument "version"`},
+		"checksum":             {"plugin \"p\" {\n  checksum = \"md5:1\"\n}", `2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`},
+		"plugin config":        {"plugin \"p\" {\n  config {\n    a = b\n  }\n}", `3: plugin "p": config.a: unknown variable "b"`},
+		"no label":             {"plugin {}", `1: missing name for plugin: All plugin blocks must have 1 labels (name)`},
+		"syntax":               {"ports {", "1: unclosed configuration block: There is no closing brace for this block before the end of the file. This may be caused by incorrect brace nesting elsewhere in this file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err, dir := load(t, Source{}, map[string]string{"a.hcl": c.src})
+			wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+c.want, "DIR", dir))
+		})
+	}
+}
+
+func TestBadSettingsFromOutside(t *testing.T) {
+	for name, c := range map[string]struct {
+		env  map[string]string
+		want string
+	}{
+		"port":   {map[string]string{"PANNIER_HTTP_PORT": "x"}, `PANNIER_HTTP_PORT: a number is required, not "x"`},
+		"port 2": {map[string]string{"PANNIER_HTTP_PORT": "-1"}, `ports: http: a whole number from 0 to 65535 is required, not -1`},
+		"level":  {map[string]string{"PANNIER_LOG_LEVEL": "x"}, `log_level: "x" is not one of trace, debug, info, warn, error`},
+		"name":   {map[string]string{"PANNIER_NAME": "a/b"}, `name: "a/b" may have letters, digits and - _ . only; set name in the configuration, or -name`},
+		"socket": {map[string]string{"PANNIER_SOCKET": "/" + strings.Repeat("a", 107)}, `socket: "/` + strings.Repeat("a", 107) + `" is longer than a socket's path may be (107 bytes); choose a shorter one`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err, _ := load(t, Source{Environment: environment(c.env)}, nil)
+			wantProblems(t, err, c.want)
+		})
+	}
+	_, err, _ := load(t, Source{Paths: []string{"/no/such"}}, nil)
+	wantProblems(t, err, "/no/such: cannot be read: no such file or directory")
+}
+
+func TestExamplesParse(t *testing.T) {
+	files, err := filepath.Glob("../../../examples/*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples: %v", err)
+	}
+	for _, file := range files {
+		base := filepath.Base(file)
+		switch {
+		case strings.HasPrefix(base, "agent"):
+			_, err = Load(Source{Paths: []string{file}, Environment: environment(nil)})
+		case strings.HasPrefix(base, "volume"):
+			_, err = ReadVolume(file)
+		case strings.HasPrefix(base, "workload"):
+			_, err = ReadWorkload(file)
+		default:
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s:\n%v", base, err)
+		}
+	}
+}
+
+func FuzzAgent(f *testing.F) {
+	text, err := os.ReadFile("../../../examples/agent.hcl")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Fuzz(func(t *testing.T, src []byte) {
+		path := filepath.Join(t.TempDir(), "a.hcl")
+		if bytes.HasPrefix(src, []byte("{")) {
+			path = strings.TrimSuffix(path, ".hcl") + ".json"
+		}
+		if err := os.WriteFile(path, src, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		// Only that it returns: a valid configuration is any that check takes.
+		_, _ = Load(Source{Paths: []string{path}, Environment: environment(nil)})
+	})
+}

@@ -1,0 +1,127 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func TestWorkloadIsRead(t *testing.T) {
+	src := `
+workload "redis" {
+  namespace = "prod"
+  volume "data" {
+    source = "redis"
+    destination = "/data"
+  }
+  volume "raw" {
+    source = "raw.1"
+    read_only = true
+    access_mode = "single-node-reader-only"
+    attachment_mode = "block-device"
+    destination = "/dev/raw"
+    mount_options {
+      fs_type = "xfs"
+      mount_flags = ["noatime"]
+    }
+  }
+  exec {
+    command = "redis-server"
+    args = ["--dir", "/data"]
+    user = "redis"
+    env {
+      TZ = "UTC"
+      N = 1
+    }
+  }
+}`
+	got, err := ParseWorkload("w.hcl", []byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &hostv1.WorkloadSpec{
+		Namespace: "prod", Id: "redis",
+		Volumes: []*hostv1.VolumeRequest{
+			{Name: "data", Source: "redis", Destination: "/data"},
+			{Name: "raw", Source: "raw.1", ReadOnly: true, AccessMode: "single-node-reader-only",
+				AttachmentMode: "block-device", Destination: "/dev/raw",
+				MountOptions: &hostv1.MountOptions{FsType: "xfs", MountFlags: []string{"noatime"}}},
+		},
+		Exec: &hostv1.Exec{Command: "redis-server", Args: []string{"--dir", "/data"}, User: "redis",
+			Env: map[string]string{"TZ": "UTC", "N": "1"}},
+	}
+	if !proto.Equal(got, want) {
+		t.Fatalf("got  %v\nwant %v", got, want)
+	}
+	fromJSON, err := ParseWorkload("w.json", []byte(`{"workload": {"redis": {
+		"namespace": "prod",
+		"volume": {"data": {"source": "redis", "destination": "/data"},
+			"raw": {"source": "raw.1", "read_only": true, "access_mode": "single-node-reader-only",
+				"attachment_mode": "block-device", "destination": "/dev/raw",
+				"mount_options": {"fs_type": "xfs", "mount_flags": ["noatime"]}}},
+		"exec": {"command": "redis-server", "args": ["--dir", "/data"], "user": "redis", "env": {"TZ": "UTC", "N": 1}}
+	}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(fromJSON, want) {
+		t.Fatalf("JSON: got  %v\nwant %v", fromJSON, want)
+	}
+}
+
+func TestBadWorkloads(t *testing.T) {
+	volume := func(lines string) string {
+		return "workload \"w\" {\n  volume \"a\" {\n" + lines + "\n  }\n}\n"
+	}
+	good := "source = \"s\"\ndestination = \"/d\""
+	for name, c := range map[string]struct{ src, want string }{
+		"nothing":            {"", `w.hcl:1: workload: a workload block with a name is required`},
+		"two":                {"workload \"a\" {}\nworkload \"b\" {}", `w.hcl:2: workload: a second one in this file; write one file a workload`},
+		"no label":           {"workload {}", `w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`},
+		"id":                 {"workload \"../w\" {}", `w.hcl:1: workload "../w": id "../w" may have letters, digits and - _ . only`},
+		"id of 129":          {`workload "` + strings.Repeat("a", 129) + `" {}`, `w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id has 129 characters, 128 are allowed`},
+		"unknown key":        {"workload \"w\" {\nnamspace = \"a\"\n}", `w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`},
+		"namespace":          {"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`},
+		"unknown volume key": {volume(good + "\nreadonly = true"), `w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`},
+		"no source":          {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required`},
+		"bad source":         {volume("source = \"a/b\"\ndestination = \"/d\""), `w.hcl:3: workload "w": volume "a": source: "a/b" may have letters, digits and - _ . only`},
+		"no destination":     {volume(`source = "s"`), `w.hcl:2: workload "w": volume "a": destination: is required: an absolute path for the workload to find the volume at`},
+		"relative":           {volume("source = \"s\"\ndestination = \"d\""), `w.hcl:4: workload "w": volume "a": destination: "d" is not an absolute path`},
+		"not clean":          {volume("source = \"s\"\ndestination = \"/a/../b\""), `w.hcl:4: workload "w": volume "a": destination: "/a/../b" is not a clean path; write "/b"`},
+		"root":               {volume("source = \"s\"\ndestination = \"/\""), `w.hcl:4: workload "w": volume "a": destination: must not be /`},
+		"read_only":          {volume(good + "\nread_only = \"yes\""), `w.hcl:5: workload "w": volume "a": read_only: true or false is required, not a string`},
+		"attachment mode":    {volume(good + "\nattachment_mode = \"x\""), `w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`},
+		"volume twice":       {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}", `w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`},
+		"one destination":    {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}", `w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`},
+		"exec twice":         {"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}", `w.hcl:5: workload "w": exec: block given twice, first on line 2`},
+		"no command":         {"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`},
+		"command":            {"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}", `w.hcl:3: workload "w": exec: command: a string is required, not a list`},
+		"env":                {"workload \"w\" {\nexec {\ncommand = \"a\"\nenv = {}\n}\n}", `w.hcl:4: workload "w": exec: unsupported argument "env"; did you mean to define a block of type "env"?`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseWorkload("w.hcl", []byte(c.src))
+			wantProblems(t, err, c.want)
+		})
+	}
+	_, err := ParseWorkload("w.json", []byte(`{"workload": {"w": {"exec": {"command": "a", "env": {"A=B": "c"}}}}}`))
+	wantProblems(t, err, `w.json:1: workload "w": exec: env: "A=B" cannot be the name of a variable`)
+}
+
+func FuzzWorkload(f *testing.F) {
+	f.Add("w.hcl", []byte("workload \"w\" {\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/d\"\n}\nexec {\ncommand = \"a\"\n}\n}"))
+	f.Add("w.json", []byte(`{"workload": {"w": {"volume": [{"a": {"source": "s", "destination": "/d"}}]}}}`))
+	f.Fuzz(func(t *testing.T, name string, src []byte) {
+		spec, err := ParseWorkload(name, src)
+		if err != nil {
+			return
+		}
+		for _, v := range spec.Volumes {
+			if CheckID(v.Source) != nil || checkAbsolute(v.Destination) != nil || v.Destination == "/" {
+				t.Fatalf("accepted: %v", spec)
+			}
+		}
+	})
+}
