@@ -7,7 +7,8 @@
 // directory that is bind-mounted at the target, a block volume a file behind a
 // loop device. While it runs it needs these programs: mount and umount for every
 // volume, losetup and fallocate for block volumes, tar, cp and dd for snapshots
-// and clones, findmnt for the health of volumes.
+// and clones, findmnt for the health of volumes. Where systemd is PID 1 it mounts
+// by way of systemd-run.
 //
 // It may be imported by tests and by its own command only, and imports nothing
 // of the host, the SDK or the cluster.
