@@ -18,8 +18,9 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// maxFile bounds a file of configuration, in bytes.
-const maxFile = 1 << 20
+// maxFile bounds a file of configuration, in bytes: far above what anyone writes,
+// and low enough that hcl's recursive parser cannot use up the stack on it.
+const maxFile = 128 << 10
 
 // maxDepth bounds how deep expressions and blocks nest: hcl's parsers recurse.
 const maxDepth = 64
@@ -54,14 +55,10 @@ func parse(name string, src []byte, problems *Problems) hcl.Body {
 }
 
 // tooDeep returns the first line whose brackets nest deeper than maxDepth, or 0.
-// It does not tell strings from code: no honest file comes near the bound. A run
-// of prefix operators nests as well.
+// It does not tell strings from code: no honest file comes near the bound.
 func tooDeep(src []byte) int {
-	line, depth, prefix := 1, 0, 0
+	line, depth := 1, 0
 	for _, c := range src {
-		if c != '-' && c != '!' && c != '?' {
-			prefix = 0
-		}
 		switch c {
 		case '\n':
 			line++
@@ -69,10 +66,8 @@ func tooDeep(src []byte) int {
 			depth++
 		case ')', ']', '}':
 			depth = max(depth-1, 0)
-		case '-', '!', '?':
-			prefix++
 		}
-		if depth > maxDepth || prefix > 4*maxDepth {
+		if depth > maxDepth {
 			return line
 		}
 	}

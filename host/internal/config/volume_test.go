@@ -201,6 +201,18 @@ func TestSecretsAreInNoProblem(t *testing.T) {
 	}
 }
 
+// hcl's parser recurses: the largest file that is read must not end the process.
+func TestLargestFileIsHarmless(t *testing.T) {
+	for _, piece := range []string{"1+", "!", "! ", "-", "x?y:", "[0]", "${", "[", "{", "a.", "a {\n"} {
+		src := "a = " + strings.Repeat(piece, (maxFile-10)/len(piece))
+		if _, err := ParseVolume("v.hcl", []byte(src)); err == nil {
+			t.Errorf("%q, many times: accepted", piece)
+		}
+	}
+	_, err := ParseVolume("v.hcl", make([]byte, maxFile+1))
+	wantProblems(t, err, "v.hcl: larger than 131072 bytes")
+}
+
 func FuzzVolume(f *testing.F) {
 	f.Add("v.hcl", []byte(goodVolume))
 	f.Add("v.json", []byte(`{"id": "v", "type": "csi", "plugin_id": "p", "capability": {"access_mode": "x"}}`))
