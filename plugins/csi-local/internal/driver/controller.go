@@ -1,0 +1,180 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/loop"
+)
+
+// ControllerGetCapabilities lists what the controller can do.
+func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+// DeleteVolume removes a volume that nobody uses. Its snapshots and clones are
+// copies of their own and stay.
+func (d *Driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	id := req.GetVolumeId()
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	}
+	end, err := d.flight.begin("DeleteVolume", id)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	u, err := d.usage(id)
+	if err != nil {
+		return nil, failed(err)
+	}
+	if len(u.devices) > 0 {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"volume %q is in use (%s): unpublish and unstage it first", id, u)
+	}
+	if err := d.store.DeleteVolume(id); err != nil {
+		return nil, failed(err)
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ValidateVolumeCapabilities confirms what CreateVolume and the node service
+// would accept for this volume, and says in the message what they would not.
+func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	v, err := d.volume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if len(req.GetVolumeCapabilities()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "volume_capabilities are missing")
+	}
+	refuse := func(why string) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
+	}
+	fsType, _, err := parseCapabilities(req.GetVolumeCapabilities())
+	switch {
+	case err != nil:
+		return refuse(err.Error())
+	case fsType != "" && v.FSType != "" && fsType != v.FSType:
+		return refuse("the volume's file system is " + v.FSType + ", not " + fsType)
+	case len(req.GetVolumeContext()) > 0:
+		return refuse("the volume has no volume_context")
+	case len(req.GetParameters()) > 0 && !maps.Equal(req.GetParameters(), v.Parameters):
+		return refuse("the volume was created with other parameters")
+	case len(req.GetMutableParameters()) > 0:
+		return refuse("the driver has no mutable parameters")
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeCapabilities: req.GetVolumeCapabilities(),
+		Parameters:         req.GetParameters(),
+	}}, nil
+}
+
+// GetCapacity tells the free space of the host's disk, or none for what the
+// driver cannot make.
+func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	fsType, err := parseParameters(req.GetParameters())
+	if caps := req.GetVolumeCapabilities(); err == nil && len(caps) > 0 {
+		var asked string
+		var mount bool
+		if asked, mount, err = parseCapabilities(caps); err == nil {
+			fsType, err = chooseFSType(asked, fsType)
+		}
+		if mount {
+			fsType = cmp.Or(fsType, filesystem.Default)
+		}
+	}
+	if err != nil {
+		return &csi.GetCapacityResponse{}, nil // CSI: only capacity for what was asked counts
+	}
+	k, err := d.disk()
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: k.available,
+		MaximumVolumeSize: wrapperspb.Int64(k.available),
+		MinimumVolumeSize: wrapperspb.Int64(filesystem.MinSize(fsType)),
+	}, nil
+}
+
+// ControllerExpandVolume makes the image larger, whether or not the volume is
+// in use. A volume that is staged needs NodeExpandVolume to see it; any other
+// sees it when it is staged.
+func (d *Driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	id := req.GetVolumeId()
+	switch {
+	case id == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	case req.GetCapacityRange() == nil:
+		return nil, status.Error(codes.InvalidArgument, "capacity_range is missing")
+	}
+	if c := req.GetVolumeCapability(); c != nil {
+		if _, err := parseCapability(c); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	end, err := d.flight.begin("ControllerExpandVolume", id)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	v, err := d.presentVolume(id)
+	if err != nil {
+		return nil, err
+	}
+	capacity, err := chooseCapacity(req.GetCapacityRange(), v.Capacity)
+	if err != nil {
+		return nil, err
+	}
+	if capacity > v.Capacity {
+		k, err := d.disk()
+		if err != nil {
+			return nil, err
+		}
+		if err := k.fits(capacity, capacity-v.Capacity); err != nil {
+			return nil, err
+		}
+		if err := d.store.Grow(id, capacity); err != nil {
+			return nil, failed(err)
+		}
+	}
+	devices, err := loop.Find(d.store.Image(id))
+	if err != nil {
+		return nil, failed(err)
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: capacity, NodeExpansionRequired: len(devices) > 0}, nil
+}
+
+// ControllerGetVolumeHealth reports a volume whose image is gone.
+func (d *Driver) ControllerGetVolumeHealth(_ context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+	v, err := d.volume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: health(v.ID, d.imageHealth(v))}, nil
+}

@@ -1,0 +1,155 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// freezeLimit is how long the writers of a mounted volume wait, at most, for a
+// copy that the disk cannot make by sharing blocks.
+const freezeLimit = 30 * time.Second
+
+var errFreezeLimit = errors.New("the copy took longer than the file system may stay frozen")
+
+// fillFromSnapshot returns what writes a snapshot's content into a new image.
+func (d *Driver) fillFromSnapshot(snap store.Snapshot) func(context.Context, *os.File) error {
+	return func(ctx context.Context, image *os.File) error {
+		return d.copyImage(ctx, image, d.store.SnapshotImage(snap.ID))
+	}
+}
+
+// fillFromVolume returns what writes a volume's content, as it is at one
+// moment, into a new image. The caller has the volume in flight.
+func (d *Driver) fillFromVolume(v store.Volume) func(context.Context, *os.File) error {
+	return func(ctx context.Context, image *os.File) error {
+		u, err := d.usage(v.ID)
+		if err != nil {
+			return err
+		}
+		src := d.store.Image(v.ID)
+		switch m := u.visible(); {
+		case m != nil:
+			return d.whileFrozen(ctx, v.ID, m, func(ctx context.Context) error {
+				return d.copyImage(ctx, image, src)
+			})
+		case u.hidden():
+			return status.Errorf(codes.FailedPrecondition,
+				"volume %q is mounted where this driver cannot freeze it (%s): unmount it there first", v.ID, u)
+		}
+		for _, dev := range u.devices {
+			if err := dev.Flush(); err != nil {
+				return err
+			}
+		}
+		if u.published() {
+			return cloneLive(image, src, v.ID)
+		}
+		return d.copyImage(ctx, image, src)
+	}
+}
+
+// published reports whether a block device is where a workload can write to it,
+// and not only staged.
+func (u usage) published() bool {
+	count := 0
+	for _, n := range u.nodes {
+		if n.device.ReadOnly {
+			continue
+		}
+		count++
+		if filepath.Base(n.Mountpoint) != filepath.Base(stagedNode("")) {
+			return true
+		}
+	}
+	return count > 1
+}
+
+// whileFrozen runs fn while the file system that m mounts is frozen. Nobody can
+// write meanwhile, so fn has freezeLimit; the thaw does not depend on ctx, and
+// a note for the next process stands until it is done.
+func (d *Driver) whileFrozen(ctx context.Context, id string, m *mountinfo.Info, fn func(context.Context) error) (err error) {
+	if err := d.store.MarkFrozen(id); err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := filesystem.Freeze(m); err != nil {
+		return errors.Join(frozenStatus(err), d.store.ClearFrozen(id))
+	}
+	defer func() {
+		thaw := filesystem.Thaw(m)
+		if thaw == nil {
+			thaw = d.store.ClearFrozen(id)
+		}
+		err = errors.Join(err, thaw)
+		d.log.Debug("thawed", "volume_id", id, "frozen_for", time.Since(start).String())
+	}()
+	ctx, cancel := context.WithTimeoutCause(ctx, freezeLimit, errFreezeLimit)
+	defer cancel()
+	err = fn(ctx)
+	if errors.Is(err, errFreezeLimit) {
+		return status.Errorf(codes.FailedPrecondition,
+			"copy volume %q: %v (%s): unpublish it first, or keep the volumes on a disk that can share blocks (xfs, btrfs)",
+			id, err, freezeLimit)
+	}
+	return err
+}
+
+func frozenStatus(err error) error {
+	if errors.Is(err, filesystem.ErrFrozen) {
+		return status.Errorf(codes.FailedPrecondition, "%v: thaw it (fsfreeze -u) and repeat", err)
+	}
+	return err
+}
+
+// cloneLive copies an image that is being written to. Only a clone is of one
+// moment then: there is no way to hold the writers of a block device.
+func cloneLive(image *os.File, srcPath, id string) error {
+	src, err := os.Open(srcPath)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	err = sparse.Clone(image, src)
+	if errors.Is(err, sparse.ErrNoClone) {
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q is published as a block device, and %v: unpublish it first, or keep the volumes on xfs or btrfs", id, err)
+	}
+	return err
+}
+
+// copyImage copies a file that does not change: by sharing its blocks, or else
+// byte by byte, when there is room for that.
+func (d *Driver) copyImage(ctx context.Context, image *os.File, srcPath string) error {
+	src, err := os.Open(srcPath)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	if err := sparse.Clone(image, src); !errors.Is(err, sparse.ErrNoClone) {
+		return err
+	}
+	need, err := sparse.Allocated(src)
+	if err != nil {
+		return err
+	}
+	k, err := d.disk()
+	if err != nil {
+		return err
+	}
+	if need > k.available {
+		return status.Errorf(codes.ResourceExhausted,
+			"the copy needs %d bytes and %d are free on the host's disk: free some space", need, k.available)
+	}
+	return sparse.Copy(ctx, image, src)
+}

@@ -1,0 +1,233 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+const (
+	// fsTypeParameter is the one parameter that CreateVolume takes.
+	fsTypeParameter = "fsType"
+	// maxName is the longest name, in bytes (CSI: Size Limits).
+	maxName = 128
+)
+
+// wanted is a CreateVolume request, understood: the volume to make, and where
+// its content comes from.
+type wanted struct {
+	store.Volume
+	mount         bool // it is to have a file system
+	capacityRange *csi.CapacityRange
+	minimum       int64 // bytes
+	fill          func(ctx context.Context, image *os.File) error
+}
+
+// CreateVolume makes a sparse image, empty or as a copy of a snapshot or of
+// another volume. The name decides the id, so it can be repeated.
+func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	w, err := parseCreate(req)
+	if err != nil {
+		return nil, err
+	}
+	ids := []string{w.ID}
+	if w.Source.VolumeID != "" {
+		ids = append(ids, w.Source.VolumeID)
+	}
+	end, err := d.flight.begin("CreateVolume", ids...)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+
+	existing, err := d.store.Volume(w.ID)
+	switch {
+	case err == nil:
+		if why := w.conflict(existing); why != "" {
+			return nil, status.Errorf(codes.AlreadyExists,
+				"volume %q exists as %q, but %s: use another name or the same arguments", req.GetName(), existing.ID, why)
+		}
+		return &csi.CreateVolumeResponse{Volume: csiVolume(existing)}, nil
+	case !errors.Is(err, store.ErrNotFound):
+		return nil, failed(err)
+	}
+	if err := d.create(ctx, &w); err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: csiVolume(w.Volume)}, nil
+}
+
+// create makes the volume and fills in its capacity.
+func (d *Driver) create(ctx context.Context, w *wanted) error {
+	if err := d.openSource(w); err != nil {
+		return err
+	}
+	if w.FSType != "" {
+		if err := filesystem.Supported(w.FSType); err != nil {
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	var err error
+	if w.Capacity, err = chooseCapacity(w.capacityRange, max(w.minimum, filesystem.MinSize(w.FSType))); err != nil {
+		return err
+	}
+	k, err := d.disk()
+	if err != nil {
+		return err
+	}
+	if err := k.fits(w.Capacity, w.Capacity); err != nil {
+		return err
+	}
+	w.CreatedAt = time.Now().UTC()
+	return failed(d.store.CreateVolume(w.Volume, func(image *os.File) error { return w.fill(ctx, image) }))
+}
+
+// openSource looks the source up and takes over what a copy has of it.
+func (d *Driver) openSource(w *wanted) error {
+	var fsType, formatting string
+	switch {
+	case w.Source.SnapshotID != "":
+		snap, err := d.snapshot(w.Source.SnapshotID)
+		if err != nil {
+			return err
+		}
+		fsType, formatting, w.minimum = snap.FSType, snap.Formatting, snap.Size
+		w.fill = d.fillFromSnapshot(snap)
+	case w.Source.VolumeID != "":
+		v, err := d.presentVolume(w.Source.VolumeID)
+		if err != nil {
+			return err
+		}
+		fsType, formatting, w.minimum = v.FSType, v.Formatting, v.Capacity
+		w.fill = d.fillFromVolume(v)
+	default:
+		w.fill = func(context.Context, *os.File) error { return nil }
+		if w.mount {
+			w.FSType = cmp.Or(w.FSType, filesystem.Default)
+		}
+		return nil
+	}
+	if fsType != "" && w.FSType != "" && fsType != w.FSType {
+		return status.Errorf(codes.InvalidArgument,
+			"the source's file system is %s, a volume with %s cannot be made of it", fsType, w.FSType)
+	}
+	w.FSType = cmp.Or(fsType, w.FSType)
+	w.Formatting = formatting
+	return nil
+}
+
+// conflict says in what an existing volume of this name differs from the one
+// that is wanted, or is empty.
+func (w wanted) conflict(v store.Volume) string {
+	required, limit := w.capacityRange.GetRequiredBytes(), w.capacityRange.GetLimitBytes()
+	switch {
+	case v.Capacity < required, limit > 0 && v.Capacity > limit:
+		return fmt.Sprintf("it has %d bytes and capacity_range is %d to %d", v.Capacity, required, limit)
+	case !maps.Equal(v.Parameters, w.Parameters):
+		return "it has other parameters"
+	case v.Source != w.Source:
+		return "it has another volume_content_source"
+	case v.FSType != "" && w.FSType != "" && v.FSType != w.FSType:
+		return fmt.Sprintf("its file system is %s", v.FSType)
+	}
+	return ""
+}
+
+// parseCreate checks all that can be checked without looking at the disk.
+func parseCreate(req *csi.CreateVolumeRequest) (wanted, error) {
+	if err := checkName(req.GetName()); err != nil {
+		return wanted{}, status.Errorf(codes.InvalidArgument, "name: %v", err)
+	}
+	fsType, mount, err := parseCapabilities(req.GetVolumeCapabilities())
+	if err != nil {
+		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
+	}
+	fromParameter, err := parseParameters(req.GetParameters())
+	if err != nil {
+		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return wanted{}, status.Error(codes.InvalidArgument, "mutable_parameters: the driver has none")
+	}
+	w := wanted{mount: mount, capacityRange: req.GetCapacityRange(), Volume: store.Volume{
+		ID:         store.VolumeID(req.GetName()),
+		Name:       req.GetName(),
+		Parameters: req.GetParameters(),
+	}}
+	if w.FSType, err = chooseFSType(fsType, fromParameter); err != nil {
+		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if src := req.GetVolumeContentSource(); src != nil {
+		w.Source = store.Source{VolumeID: src.GetVolume().GetVolumeId(), SnapshotID: src.GetSnapshot().GetSnapshotId()}
+		if w.Source == (store.Source{}) {
+			return wanted{}, status.Error(codes.InvalidArgument,
+				"volume_content_source names neither a snapshot_id nor a volume_id")
+		}
+	}
+	return w, nil
+}
+
+// checkName refuses what the specification does not allow in a name.
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("it is missing")
+	case len(name) > maxName:
+		return fmt.Errorf("it has %d bytes, %d are allowed", len(name), maxName)
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return errors.New("it has a control character")
+	}
+	return nil
+}
+
+// parseParameters returns the file system type that the parameters ask for.
+func parseParameters(parameters map[string]string) (fsType string, err error) {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if key != fsTypeParameter {
+			return "", fmt.Errorf("parameter %q is unknown: the driver takes %q only", key, fsTypeParameter)
+		}
+	}
+	if fsType = parameters[fsTypeParameter]; fsType == "" {
+		return "", nil
+	}
+	if err := filesystem.Supported(fsType); err != nil {
+		return "", fmt.Errorf("parameter %q: %w", fsTypeParameter, err)
+	}
+	return fsType, nil
+}
+
+// chooseFSType settles on the file system that the capability or the parameter
+// asks for; empty: none of them does.
+func chooseFSType(capability, parameter string) (string, error) {
+	if capability != "" && parameter != "" && capability != parameter {
+		return "", fmt.Errorf("parameter %q is %s and the volume capability asks for %s", fsTypeParameter, parameter, capability)
+	}
+	return cmp.Or(capability, parameter), nil
+}
+
+func csiVolume(v store.Volume) *csi.Volume {
+	out := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Capacity}
+	switch {
+	case v.Source.SnapshotID != "":
+		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.Source.SnapshotID}}}
+	case v.Source.VolumeID != "":
+		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.Source.VolumeID}}}
+	}
+	return out
+}

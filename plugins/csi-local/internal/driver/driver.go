@@ -1,0 +1,132 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// Name is the driver's name, as GetPluginInfo reports it.
+const Name = "local.csi.pannier.dev"
+
+// Driver is a CSI driver for volumes in one store on one node.
+type Driver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+
+	version  string
+	nodeID   string
+	store    *store.Store
+	programs filesystem.Programs
+	flight   flight
+	log      hclog.Logger
+}
+
+// New returns a driver that serves the volumes of st on the node nodeID.
+func New(version, nodeID string, st *store.Store, log hclog.Logger) *Driver {
+	return &Driver{
+		version:  version,
+		nodeID:   nodeID,
+		store:    st,
+		programs: filesystem.Programs{Inherit: st.Lock()},
+		log:      log,
+	}
+}
+
+// Register adds the identity, controller and node services to a server.
+func (d *Driver) Register(s grpc.ServiceRegistrar) {
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterNodeServer(s, d)
+}
+
+// Recover thaws what a predecessor froze and did not live to thaw. It must be
+// called before the driver serves. A volume that cannot be thawed is logged and
+// tried again at the next start: it does not keep the others from working.
+func (d *Driver) Recover() error {
+	ids, err := d.store.Frozen()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := d.recoverFrozen(id); err != nil {
+			d.log.Error("a volume stays frozen", "volume_id", id, "error", err)
+			continue
+		}
+		d.log.Warn("thawed a volume that an earlier process had frozen", "volume_id", id)
+	}
+	return nil
+}
+
+func (d *Driver) recoverFrozen(id string) error {
+	u, err := d.usage(id)
+	if err != nil {
+		return err
+	}
+	if m := u.visible(); m != nil {
+		if err := filesystem.Thaw(m); err != nil {
+			return err
+		}
+	}
+	return d.store.ClearFrozen(id)
+}
+
+// volume looks a volume up; the error is a gRPC status.
+func (d *Driver) volume(id string) (store.Volume, error) {
+	if id == "" {
+		return store.Volume{}, status.Error(codes.InvalidArgument, "volume_id is missing")
+	}
+	v, err := d.store.Volume(id)
+	if errors.Is(err, store.ErrNotFound) {
+		return store.Volume{}, status.Errorf(codes.NotFound,
+			"volume %q does not exist in %s: check the id with ListVolumes", id, d.store.Dir())
+	}
+	if err != nil {
+		return store.Volume{}, failed(err)
+	}
+	return v, nil
+}
+
+// presentVolume is volume, for calls that need its data.
+func (d *Driver) presentVolume(id string) (store.Volume, error) {
+	v, err := d.volume(id)
+	if err == nil && v.Missing {
+		return store.Volume{}, status.Errorf(codes.Internal,
+			"the image of volume %q is gone from %s: restore it there, or delete the volume", id, d.store.Image(id))
+	}
+	return v, err
+}
+
+// failed gives an error that no rule foresaw its gRPC status. One that has a
+// status keeps it.
+func failed(err error) error {
+	var s interface{ GRPCStatus() *status.Status }
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &s):
+		return status.Error(s.GRPCStatus().Code(), err.Error())
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, err.Error())
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return status.Errorf(codes.ResourceExhausted, "%v: free some space on the host's disk", err)
+	case errors.Is(err, filesystem.ErrBusy):
+		return status.Errorf(codes.FailedPrecondition, "%v: stop the processes that use it and repeat", err)
+	case errors.Is(err, os.ErrPermission):
+		return status.Errorf(codes.Internal, "%v: the driver must run as root", err)
+	}
+	return status.Error(codes.Internal, err.Error())
+}

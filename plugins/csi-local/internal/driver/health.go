@@ -1,0 +1,144 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// NodeGetVolumeHealth reports what is wrong with a volume as it is used on this
+// node: its image is gone, or its file system had an error.
+func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	v, err := d.volume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return nil, failed(err)
+	}
+	entries := d.imageHealth(v)
+	for _, m := range u.mounts {
+		if e := mountHealth(m); e != nil {
+			entries = append(entries, e)
+			break // all mounts show one file system
+		}
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health(v.ID, entries)}, nil
+}
+
+func health(id string, entries []*csi.VolumeHealth_VolumeHealthEntry) *csi.VolumeHealth {
+	return &csi.VolumeHealth{VolumeId: id, HealthStatuses: entries}
+}
+
+func (d *Driver) imageHealth(v store.Volume) []*csi.VolumeHealth_VolumeHealthEntry {
+	if !v.Missing {
+		return nil
+	}
+	return []*csi.VolumeHealth_VolumeHealthEntry{{
+		Status:  csi.VolumeHealthErrorType_DATA_LOSS,
+		Reason:  "ImageMissing",
+		Message: fmt.Sprintf("the volume's image is gone: restore %s", d.store.Image(v.ID)),
+	}}
+}
+
+// mountHealth looks at one mount of a volume; nil is healthy.
+func mountHealth(m *mountinfo.Info) *csi.VolumeHealth_VolumeHealthEntry {
+	var st unix.Statfs_t
+	if err := unix.Statfs(m.Mountpoint, &st); err != nil {
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status:  csi.VolumeHealthErrorType_INACCESSIBLE,
+			Reason:  "FileSystemError",
+			Message: fmt.Sprintf("%s does not answer: %v", m.Mountpoint, err),
+		}
+	}
+	if why := filesystem.ErrorState(m); why != "" {
+		return &csi.VolumeHealth_VolumeHealthEntry{
+			Status:  csi.VolumeHealthErrorType_DEGRADED,
+			Reason:  "FileSystemReadOnly",
+			Message: why + ": see the kernel log, unstage the volume and check its file system",
+		}
+	}
+	return nil
+}
+
+// NodeGetVolumeStats returns the bytes and inodes of a mounted volume, or the
+// size of a block device, at a path where it is staged or published.
+func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if req.GetVolumePath() == "" {
+		return nil, status.Error(codes.InvalidArgument, "volume_path is missing")
+	}
+	v, err := d.volume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	fs, n, err := d.locate(v.ID, req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	if fs == nil {
+		size, err := n.device.Size()
+		if err != nil {
+			return nil, failed(err)
+		}
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+			{Unit: csi.VolumeUsage_BYTES, Total: size},
+		}}, nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(fs.Mountpoint, &st); err != nil {
+		return nil, failed(fmt.Errorf("stats of %s: %w", fs.Mountpoint, err))
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{
+			Unit:      csi.VolumeUsage_BYTES,
+			Total:     int64(st.Blocks) * st.Frsize,
+			Available: int64(st.Bavail) * st.Frsize,
+			Used:      int64(st.Blocks-st.Bfree) * st.Frsize,
+		},
+		{
+			Unit:      csi.VolumeUsage_INODES,
+			Total:     int64(st.Files),
+			Available: int64(st.Ffree),
+			Used:      int64(st.Files - st.Ffree),
+		},
+	}}, nil
+}
+
+// locate finds the volume at a path where it is staged or published: the mount
+// of its file system or, when that is nil, its device node. Where there is none
+// of the two, the status is NotFound.
+func (d *Driver) locate(id, volumePath string) (*mountinfo.Info, node, error) {
+	none := status.Errorf(codes.NotFound, "volume %q is neither staged nor published at %q", id, volumePath)
+	if !filepath.IsAbs(volumePath) {
+		return nil, node{}, none
+	}
+	path, err := filesystem.Resolve(volumePath)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, node{}, none
+	}
+	if err != nil {
+		return nil, node{}, failed(err)
+	}
+	u, err := d.usage(id)
+	if err != nil {
+		return nil, node{}, failed(err)
+	}
+	for _, p := range []string{path, stagedNode(path)} {
+		if fs, n, isNode, _ := u.at(p); fs != nil || isNode {
+			return fs, n, nil
+		}
+	}
+	return nil, node{}, none
+}

@@ -1,0 +1,182 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// publication is a NodePublishVolume request, understood.
+type publication struct {
+	store.Volume
+	access
+	staging, target string // resolved
+	readOnly        bool   // by the request, the mode or the flags
+}
+
+// NodePublishVolume makes a staged volume appear at the target path.
+func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	switch {
+	case req.GetVolumeId() == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	case req.GetTargetPath() == "":
+		return nil, status.Error(codes.InvalidArgument, "target_path is missing")
+	}
+	a, err := nodeCapability(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	end, err := d.flight.begin("NodePublishVolume", req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	v, err := d.presentVolume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	p := publication{Volume: v, access: a, readOnly: req.GetReadonly() || a.stageOptions().ReadOnly()}
+	if err := p.resolve(req); err != nil {
+		return nil, err
+	}
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return nil, failed(err)
+	}
+	if a.block {
+		err = d.publishBlock(ctx, u, p)
+	} else {
+		err = publishFileSystem(u, p)
+	}
+	if err != nil {
+		return nil, failed(err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (p *publication) resolve(req *csi.NodePublishVolumeRequest) error {
+	if req.GetStagingTargetPath() == "" {
+		return status.Error(codes.FailedPrecondition, "staging_target_path is missing: call NodeStageVolume first")
+	}
+	var err error
+	if p.staging, err = filesystem.Resolve(req.GetStagingTargetPath()); err != nil {
+		return status.Errorf(codes.FailedPrecondition, "staging_target_path: %v: call NodeStageVolume first", err)
+	}
+	if p.target, err = filesystem.Resolve(req.GetTargetPath()); err != nil {
+		return status.Errorf(codes.InvalidArgument, "target_path: %v: the caller makes its parent", err)
+	}
+	return nil
+}
+
+func (p *publication) notStaged() error {
+	return status.Errorf(codes.FailedPrecondition,
+		"volume %q is not staged at %q in this mode: call NodeStageVolume first", p.ID, p.staging)
+}
+
+// checkAlone refuses a second target in the mode that allows one only.
+func (p *publication) checkAlone(u usage) error {
+	if p.mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
+		return nil
+	}
+	if others := u.elsewhere(p.staging, stagedNode(p.staging), p.target); len(others) > 0 {
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q has a single writer and is published at %q already: unpublish it there first", p.ID, others)
+	}
+	return nil
+}
+
+// publishFileSystem binds the staged mount to the target directory.
+func publishFileSystem(u usage, p publication) error {
+	staged, _, _, _ := u.at(p.staging)
+	if staged == nil {
+		return p.notStaged()
+	}
+	opts := p.options
+	if p.readOnly {
+		opts = opts.WithReadOnly()
+	} else if filesystem.IsReadOnly(staged) {
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q is staged read-only at %q: publish it read-only, or stage it in a mode with a writer", p.ID, p.staging)
+	}
+	fs, _, isNode, other := u.at(p.target)
+	switch {
+	case isNode:
+		return p.conflict(errors.New("as a block device"))
+	case other != nil:
+		return foreign("target_path", p.ID, filesystem.Describe(other))
+	case fs != nil:
+		if err := matches(fs, p.access, opts); err != nil {
+			return p.conflict(err)
+		}
+		return nil
+	}
+	if err := p.checkAlone(u); err != nil {
+		return err
+	}
+	if err := os.Mkdir(p.target, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("make the target: %w", err)
+	}
+	if err := filesystem.Bind(p.staging, p.target, opts); err != nil {
+		return errors.Join(err, removeTarget(p.target))
+	}
+	return nil
+}
+
+func (p *publication) conflict(why error) error {
+	return status.Errorf(codes.AlreadyExists,
+		"volume %q is published at %s already, but %v: unpublish it first", p.ID, p.target, why)
+}
+
+// publishBlock binds a device node to the target file. Read-only is a device of
+// its own: a read-only bind of a device node would not stop writes to it.
+func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error {
+	_, staged, isStaged, _ := u.at(stagedNode(p.staging))
+	if !isStaged || (staged.device.ReadOnly && !p.readOnly) {
+		return p.notStaged()
+	}
+	return d.bindNode(ctx, u, p.ID, p.readOnly, p.target, p.checkAlone)
+}
+
+// NodeUnpublishVolume takes the volume away from the target path and removes
+// the path. A path that something else is mounted at is left alone.
+func (d *Driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id := req.GetVolumeId()
+	switch {
+	case id == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	case req.GetTargetPath() == "":
+		return nil, status.Error(codes.InvalidArgument, "target_path is missing")
+	}
+	end, err := d.flight.begin("NodeUnpublishVolume", id)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if err := d.known(id); err != nil {
+		return nil, err
+	}
+	path, err := filesystem.Resolve(req.GetTargetPath())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, status.Errorf(codes.InvalidArgument, "target_path: %v", err)
+	}
+	if err == nil {
+		if err := d.unmountAll(id, "target_path", path); err != nil {
+			return nil, failed(err)
+		}
+		if err := removeTarget(path); err != nil {
+			return nil, failed(err)
+		}
+	}
+	if err := d.detachUnused(id); err != nil {
+		return nil, failed(err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}

@@ -1,0 +1,261 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/loop"
+	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// NodeStageVolume attaches a volume's image to a loop device and mounts its
+// file system at the staging path, or binds the device below it.
+func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	switch {
+	case req.GetVolumeId() == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	case req.GetStagingTargetPath() == "":
+		return nil, status.Error(codes.InvalidArgument, "staging_target_path is missing")
+	}
+	a, err := nodeCapability(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	end, err := d.flight.begin("NodeStageVolume", req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	v, err := d.presentVolume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	path, err := stagePath(req.GetStagingTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return nil, failed(err)
+	}
+	if a.block {
+		err = d.stageBlock(ctx, v, u, path, a)
+	} else {
+		err = d.stageFileSystem(ctx, v, u, path, a)
+	}
+	if err != nil {
+		return nil, failed(err)
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// stageFileSystem mounts the volume at path unless it is mounted there already.
+// What comes after the mount is done again when the call is repeated.
+func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, path string, a access) error {
+	if len(u.nodes) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a block device (%s): unstage it first", v.ID, u)
+	}
+	opts := a.stageOptions()
+	fs, _, _, other := u.at(path)
+	switch {
+	case other != nil:
+		return foreign("staging_target_path", v.ID, filesystem.Describe(other))
+	case fs != nil:
+		if err := matches(fs, a, opts); err != nil {
+			return status.Errorf(codes.AlreadyExists, "volume %q is staged at %s already, but %v: unstage it first", v.ID, path, err)
+		}
+	default:
+		if err := d.mount(ctx, v, path, a, opts); err != nil {
+			return err
+		}
+	}
+	return d.afterMount(ctx, v, path, a)
+}
+
+// matches tells in what an existing mount is not what a capability asks for.
+func matches(m *mountinfo.Info, a access, opts filesystem.Options) error {
+	if a.fsType != "" && a.fsType != m.FSType {
+		return errors.New("its file system is " + m.FSType)
+	}
+	return opts.Match(m)
+}
+
+// mount attaches the image and mounts it. The device clears itself: held by
+// this process until the mount holds it, it is gone if either ends early.
+func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a access, opts filesystem.Options) error {
+	dev, hold, err := loop.Acquire(ctx, d.store.Image(v.ID), loop.Options{AutoClear: true})
+	if err != nil {
+		return err
+	}
+	defer hold.Close()
+	if err := dev.Resize(); err != nil {
+		return err
+	}
+	fsType, err := d.ensureFormatted(ctx, v, dev, a)
+	if err != nil {
+		return err
+	}
+	err = filesystem.Mount(dev.Path, path, fsType, opts)
+	if errors.Is(err, unix.EBUSY) {
+		return status.Errorf(codes.FailedPrecondition,
+			"%v: it is mounted elsewhere with the opposite of read-only: unstage it there first", err)
+	}
+	return err
+}
+
+// ensureFormatted returns the file system on the device, which it makes when
+// there is none and never was anything else.
+func (d *Driver) ensureFormatted(ctx context.Context, v store.Volume, dev loop.Device, a access) (string, error) {
+	wanted := cmp.Or(a.fsType, v.FSType, filesystem.Default)
+	if v.Formatting != "" {
+		return wanted, d.format(ctx, v, dev, wanted, true)
+	}
+	image, err := os.Open(d.store.Image(v.ID))
+	if err != nil {
+		return "", err
+	}
+	defer image.Close()
+	found, _, err := filesystem.Detect(image)
+	switch {
+	case err != nil:
+		return "", err
+	case found != "" && a.fsType != "" && a.fsType != found:
+		return "", status.Errorf(codes.FailedPrecondition,
+			"volume %q holds %s and the capability asks for %s: ask for %s, or for none", v.ID, found, a.fsType, found)
+	case found != "":
+		return found, nil
+	}
+	blank, err := sparse.Blank(ctx, image)
+	if err != nil {
+		return "", err
+	}
+	if !blank {
+		return "", status.Errorf(codes.FailedPrecondition,
+			"volume %q holds data that is neither ext4 nor xfs and is not overwritten: stage it as a block device, or make a new volume", v.ID)
+	}
+	return wanted, d.format(ctx, v, dev, wanted, false)
+}
+
+// format makes a file system between two updates of the record: the first says
+// that what mkfs leaves behind, should it be cut short, is nobody's data.
+func (d *Driver) format(ctx context.Context, v store.Volume, dev loop.Device, fsType string, again bool) error {
+	if err := filesystem.Supported(fsType); err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
+	}
+	if minimum := filesystem.MinSize(fsType); v.Capacity < minimum {
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q has %d bytes and %s needs %d: expand it first", v.ID, v.Capacity, fsType, minimum)
+	}
+	v.Formatting = fsType
+	if err := d.store.UpdateVolume(v); err != nil {
+		return err
+	}
+	if err := d.programs.Format(ctx, fsType, dev.Path, again); err != nil {
+		return err
+	}
+	v.FSType, v.Formatting = fsType, ""
+	return d.store.UpdateVolume(v)
+}
+
+// afterMount brings the mounted file system to the volume's size, and gives it
+// to the capability's group.
+func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a access) error {
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return err
+	}
+	m, _, _, _ := u.at(path)
+	if m == nil {
+		return status.Errorf(codes.Internal, "volume %q was mounted at %s and is not there any more", v.ID, path)
+	}
+	if !filesystem.IsReadOnly(m) {
+		_, size, err := filesystem.DetectFile(d.store.Image(v.ID))
+		if err != nil {
+			return err
+		}
+		if size < v.Capacity {
+			if err := d.programs.Grow(ctx, m, v.Capacity); err != nil {
+				return err
+			}
+		}
+	}
+	if a.hasGroup {
+		err := filesystem.SetGroup(path, a.group)
+		if errors.Is(err, unix.EROFS) {
+			return status.Errorf(codes.FailedPrecondition, "volume_mount_group: %v: the mode has no writer", err)
+		}
+		return err
+	}
+	return nil
+}
+
+// stageBlock attaches the image, to a device that stays until it is unstaged,
+// and binds the device below the staging path. A bound node does not hold its
+// device open, so this one cannot clear itself.
+func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path string, a access) error {
+	switch _, _, _, other := u.at(path); {
+	case len(u.mounts) > 0:
+		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a file system (%s): unstage it first", v.ID, u)
+	case other != nil:
+		return foreign("staging_target_path", v.ID, filesystem.Describe(other))
+	case u.hidden():
+		return status.Errorf(codes.Aborted, "volume %q is still in use as a file system (%s): repeat when it is not", v.ID, u)
+	}
+	if v.Formatting != "" {
+		// From now on the bytes of a half-made file system may be data.
+		v.Formatting = ""
+		if err := d.store.UpdateVolume(v); err != nil {
+			return err
+		}
+	}
+	return d.bindNode(ctx, u, v.ID, a.readOnly(), stagedNode(path), func(usage) error { return nil })
+}
+
+// NodeUnstageVolume undoes NodeStageVolume. It needs no record of the volume,
+// only its name, and finishes what an earlier call or a crash left half done.
+func (d *Driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	id := req.GetVolumeId()
+	switch {
+	case id == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	case req.GetStagingTargetPath() == "":
+		return nil, status.Error(codes.InvalidArgument, "staging_target_path is missing")
+	}
+	end, err := d.flight.begin("NodeUnstageVolume", id)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if err := d.known(id); err != nil {
+		return nil, err
+	}
+	path, err := filesystem.Resolve(req.GetStagingTargetPath())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, status.Errorf(codes.InvalidArgument, "staging_target_path: %v", err)
+	}
+	if err == nil {
+		if err := d.unmountAll(id, "staging_target_path", path); err != nil {
+			return nil, failed(err)
+		}
+		if err := d.unmountAll(id, "staging_target_path", stagedNode(path)); err != nil {
+			return nil, failed(err)
+		}
+		if err := removeTarget(stagedNode(path)); err != nil {
+			return nil, failed(err)
+		}
+	}
+	if err := d.detachUnused(id); err != nil {
+		return nil, failed(err)
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}

@@ -1,0 +1,126 @@
+package driver
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/loop"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// usage is what the kernel says, at one moment, about the users of a volume's
+// image that can be seen from the driver's mount namespace.
+type usage struct {
+	devices []loop.Device
+	table   filesystem.Table
+	mounts  []*mountinfo.Info // of the file system on one of the devices
+	nodes   []node            // places where one of the devices itself appears
+}
+
+// node is a device node of a volume that is bound to a path.
+type node struct {
+	*mountinfo.Info
+	device loop.Device
+}
+
+// usage looks at the loop devices first and at the mount table second: a device
+// that is let go of in between has no mount.
+func (d *Driver) usage(id string) (usage, error) {
+	var u usage
+	if !store.IsVolumeID(id) {
+		return u, nil
+	}
+	var err error
+	if u.devices, err = loop.Find(d.store.Image(id)); err != nil {
+		return u, err
+	}
+	if u.table, err = filesystem.ReadTable(); err != nil {
+		return u, err
+	}
+	for _, dev := range u.devices {
+		u.mounts = append(u.mounts, u.table.OfDevice(dev.Rdev)...)
+		for _, m := range u.table.OfNode(dev.Name(), dev.Rdev) {
+			u.nodes = append(u.nodes, node{m, dev})
+		}
+	}
+	return u, nil
+}
+
+// at tells what is at a resolved path: the volume's file system, one of its
+// device nodes, or something else that is mounted there. All are nil or false
+// where nothing is mounted.
+func (u usage) at(path string) (fs *mountinfo.Info, n node, isNode bool, other *mountinfo.Info) {
+	top := u.table.At(path)
+	if top == nil {
+		return nil, node{}, false, nil
+	}
+	if slices.Contains(u.mounts, top) {
+		return top, node{}, false, nil
+	}
+	for _, n := range u.nodes {
+		if n.Info == top {
+			return nil, n, true, nil
+		}
+	}
+	return nil, node{}, false, top
+}
+
+// visible is a mount of the volume's file system with nothing mounted over it,
+// or nil.
+func (u usage) visible() *mountinfo.Info {
+	for _, m := range u.mounts {
+		if u.table.At(m.Mountpoint) == m {
+			return m
+		}
+	}
+	return nil
+}
+
+// find returns the device with the given mode.
+func (u usage) find(readOnly bool) (loop.Device, bool) {
+	for _, dev := range u.devices {
+		if dev.ReadOnly == readOnly {
+			return dev, true
+		}
+	}
+	return loop.Device{}, false
+}
+
+// hidden reports whether a device is used by something that cannot be reached
+// from here: it clears itself when its last user goes, and has not.
+func (u usage) hidden() bool {
+	return u.visible() == nil && slices.ContainsFunc(u.devices, func(d loop.Device) bool { return d.AutoClear })
+}
+
+// elsewhere lists the paths where the volume is, without the given ones.
+func (u usage) elsewhere(except ...string) []string {
+	var paths []string
+	for _, m := range u.mounts {
+		paths = append(paths, m.Mountpoint)
+	}
+	for _, n := range u.nodes {
+		paths = append(paths, n.Mountpoint)
+	}
+	return slices.DeleteFunc(paths, func(p string) bool { return slices.Contains(except, p) })
+}
+
+// String says who uses the volume, for an error.
+func (u usage) String() string {
+	var devices []string
+	for _, dev := range u.devices {
+		devices = append(devices, dev.Path)
+	}
+	if paths := u.elsewhere(); len(paths) > 0 {
+		return fmt.Sprintf("attached to %s, at %s", strings.Join(devices, ", "), strings.Join(paths, ", "))
+	}
+	return fmt.Sprintf("attached to %s", strings.Join(devices, ", "))
+}
+
+// stagedNode is where a staged block volume's device is bound, below its
+// staging path.
+func stagedNode(staging string) string { return filepath.Join(staging, "device") }

@@ -1,0 +1,283 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Device is a loop device that a file is attached to.
+type Device struct {
+	Path      string // such as /dev/loop3
+	Rdev      uint64 // the device number, as stat(2) gives it
+	ReadOnly  bool
+	AutoClear bool // the kernel detaches the file when the last user is gone
+}
+
+// Name is the last part of the path, such as loop3.
+func (d Device) Name() string { return filepath.Base(d.Path) }
+
+// Options say how a file is attached.
+type Options struct {
+	ReadOnly bool
+	// AutoClear leaves the device to its users: it is gone when the last of
+	// them (an open file, a mount in any mount namespace) is. Nothing can leak.
+	AutoClear bool
+}
+
+// Find returns every loop device that image is attached to. An image that has
+// been deleted is looked for by its path.
+func Find(image string) ([]Device, error) {
+	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var found []Device
+	for _, file := range backing {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // detached since the listing
+		}
+		path := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), " (deleted)")
+		// The image's name is unique. Looking at it first spares opening
+		// devices of others, which would keep them busy for a moment.
+		if filepath.Base(path) != filepath.Base(image) {
+			continue
+		}
+		dev, err := inspect("/dev/"+strings.Split(file, "/")[3], image)
+		if errors.Is(err, errNotOurs) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, dev)
+	}
+	return found, nil
+}
+
+// Acquire returns a device that image is attached to in the wanted mode, either
+// one that is there already or a new one, and an open file that holds it. With
+// AutoClear the device lasts until hold and every other user are closed.
+func Acquire(ctx context.Context, image string, opts Options) (dev Device, hold *os.File, err error) {
+	found, err := Find(image)
+	if err != nil {
+		return Device{}, nil, err
+	}
+	for _, dev := range found {
+		if dev.ReadOnly != opts.ReadOnly {
+			continue
+		}
+		hold, err := dev.hold(image, opts)
+		if errors.Is(err, errNotOurs) {
+			break // it went away just now
+		}
+		dev.AutoClear = opts.AutoClear
+		return dev, hold, err
+	}
+	return attach(ctx, image, opts)
+}
+
+// Detach frees the device. When someone still has it open, the kernel does it
+// when that user closes it. A device that is not image's any more is left alone.
+func (d Device) Detach(image string) error {
+	f, err := open(d.Path, image)
+	if errors.Is(err, errNotOurs) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
+	if errors.Is(err, unix.ENXIO) {
+		err = nil
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("detach %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// Resize makes the device as large as its file has become.
+func (d Device) Resize() error {
+	return d.ioctl("resize", unix.LOOP_SET_CAPACITY)
+}
+
+// Flush writes what the kernel has cached for the device to its file.
+func (d Device) Flush() error {
+	return d.ioctl("flush", unix.BLKFLSBUF)
+}
+
+// Size is the device's size in bytes.
+func (d Device) Size() (int64, error) {
+	data, err := os.ReadFile(filepath.Join("/sys/block", d.Name(), "size"))
+	if err != nil {
+		return 0, fmt.Errorf("size of %s: %w", d.Path, err)
+	}
+	sectors, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	return sectors * 512, err
+}
+
+func (d Device) ioctl(what string, req uint) error {
+	f, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", what, d.Path, err)
+	}
+	err = errors.Join(unix.IoctlSetInt(int(f.Fd()), req, 0), f.Close())
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", what, d.Path, err)
+	}
+	return nil
+}
+
+// hold opens the device and gives it the wanted AutoClear.
+func (d Device) hold(image string, opts Options) (*os.File, error) {
+	f, err := open(d.Path, image)
+	if err != nil {
+		return nil, err
+	}
+	if d.AutoClear == opts.AutoClear {
+		return f, nil
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err == nil {
+		info.Flags ^= unix.LO_FLAGS_AUTOCLEAR
+		err = unix.IoctlLoopSetStatus64(int(f.Fd()), info)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("change %s: %w", d.Path, err), f.Close())
+	}
+	return f, nil
+}
+
+// attach binds image to a free device in one step (LOOP_CONFIGURE).
+func attach(ctx context.Context, image string, opts Options) (Device, *os.File, error) {
+	mode, flags := os.O_RDWR, uint32(unix.LO_FLAGS_DIRECT_IO) // the kernel drops it where it cannot
+	if opts.ReadOnly {
+		mode, flags = os.O_RDONLY, flags|unix.LO_FLAGS_READ_ONLY
+	}
+	if opts.AutoClear {
+		flags |= unix.LO_FLAGS_AUTOCLEAR
+	}
+	file, err := os.OpenFile(image, mode, 0)
+	if err != nil {
+		return Device{}, nil, fmt.Errorf("attach a loop device: %w", err)
+	}
+	defer file.Close()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return Device{}, nil, fmt.Errorf("attach a loop device: %w", err)
+	}
+	defer control.Close()
+	for ctx.Err() == nil {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return Device{}, nil, fmt.Errorf("find a free loop device: %w", err)
+		}
+		path := "/dev/loop" + strconv.Itoa(n)
+		hold, err := configure(path, file, flags, mode)
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) {
+			continue // somebody else was faster
+		}
+		if err != nil {
+			return Device{}, nil, fmt.Errorf("attach %s to %s: %w", image, path, err)
+		}
+		dev, err := status(hold, path)
+		if err != nil {
+			return Device{}, nil, errors.Join(err, hold.Close())
+		}
+		return dev, hold, nil
+	}
+	return Device{}, nil, fmt.Errorf("attach %s to a loop device: %w", image, context.Cause(ctx))
+}
+
+func configure(path string, file *os.File, flags uint32, mode int) (*os.File, error) {
+	dev, err := os.OpenFile(path, mode, 0)
+	if err != nil {
+		return nil, err
+	}
+	cfg := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: flags}}
+	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], file.Name())
+	if err := unix.IoctlLoopConfigure(int(dev.Fd()), &cfg); err != nil {
+		return nil, errors.Join(err, dev.Close())
+	}
+	return dev, nil
+}
+
+// errNotOurs says that a device has no file, or another one.
+var errNotOurs = errors.New("not attached to this file")
+
+// open opens a device, and fails with errNotOurs when image is not its file.
+// Once it is open, its file cannot change.
+func open(path, image string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) {
+		return nil, errNotOurs
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open loop device: %w", err)
+	}
+	if err := backedBy(f, image); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func backedBy(dev *os.File, image string) error {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if errors.Is(err, unix.ENXIO) {
+		return errNotOurs
+	}
+	if err != nil {
+		return fmt.Errorf("status of %s: %w", dev.Name(), err)
+	}
+	var st unix.Stat_t
+	err = unix.Stat(image, &st)
+	if errors.Is(err, unix.ENOENT) {
+		// Deleted below the device: its recorded path is all that is left.
+		path, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(dev.Name()), "loop/backing_file"))
+		if err == nil && strings.TrimSuffix(string(path), "\n") == image+" (deleted)" {
+			return nil
+		}
+		return errNotOurs
+	}
+	if err != nil {
+		return fmt.Errorf("stat %s: %w", image, err)
+	}
+	if info.Device != st.Dev || info.Inode != st.Ino {
+		return errNotOurs
+	}
+	return nil
+}
+
+func inspect(path, image string) (Device, error) {
+	f, err := open(path, image)
+	if err != nil {
+		return Device{}, err
+	}
+	dev, err := status(f, path)
+	return dev, errors.Join(err, f.Close())
+}
+
+func status(f *os.File, path string) (Device, error) {
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err != nil {
+		return Device{}, fmt.Errorf("status of %s: %w", path, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return Device{}, fmt.Errorf("stat %s: %w", path, err)
+	}
+	return Device{
+		Path:      path,
+		Rdev:      st.Rdev,
+		ReadOnly:  info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
+		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+	}, nil
+}

@@ -1,0 +1,122 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+)
+
+// ErrInUse says that another process answers on the socket.
+var ErrInUse = errors.New("another process serves this socket")
+
+const (
+	// dialWait bounds the question whether somebody answers on a socket.
+	dialWait = 2 * time.Second
+	// stopWait is how long calls in flight may go on after the server is told
+	// to stop; then their contexts are cancelled.
+	stopWait = 10 * time.Second
+)
+
+// ParseEndpoint returns the absolute path of a unix socket that is written as
+// unix:///path, unix:path or a path.
+func ParseEndpoint(endpoint string) (path string, err error) {
+	path = endpoint
+	if scheme, rest, ok := strings.Cut(endpoint, ":"); ok && !strings.Contains(scheme, "/") {
+		if scheme != "unix" {
+			return "", fmt.Errorf("endpoint %q: the driver serves unix sockets only, such as unix:///run/csi/csi.sock", endpoint)
+		}
+		path = strings.TrimPrefix(rest, "//")
+	}
+	if path == "" {
+		return "", fmt.Errorf("endpoint %q names no socket: use one such as unix:///run/csi/csi.sock", endpoint)
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+	}
+	return path, nil
+}
+
+// Listen makes the socket, 0600, and its directory, 0700, if it is not there.
+// It removes a socket that a dead process left, and fails with ErrInUse where a
+// living one answers. It changes the umask for a moment, so it is for the start
+// of a program.
+func Listen(ctx context.Context, path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("make the socket's directory: %w", err)
+	}
+	if err := removeStale(ctx, path); err != nil {
+		return nil, err
+	}
+	old := syscall.Umask(0o177)
+	defer syscall.Umask(old)
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
+func removeStale(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at the socket: %w", err)
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("%s exists and is not a socket: move it away or choose another endpoint", path)
+	}
+	if err := Answers(ctx, path); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the stale socket: %w", err)
+	}
+	return nil
+}
+
+// Answers fails with ErrInUse when a process accepts connections on path.
+func Answers(ctx context.Context, path string) error {
+	d := net.Dialer{Timeout: dialWait}
+	conn, err := d.DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		return errors.Join(fmt.Errorf("%s: %w: stop it or choose another endpoint", path, ErrInUse), conn.Close())
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
+		return nil // nobody is behind it
+	}
+	return fmt.Errorf("ask who serves %s: %w", path, err)
+}
+
+// Run serves what register adds until ctx ends, and returns when the last call
+// has. Nothing is undone at the end: what is mounted stays mounted.
+func Run(ctx context.Context, l net.Listener, log hclog.Logger, register func(grpc.ServiceRegistrar)) error {
+	server := grpc.NewServer(
+		grpc.WaitForHandlers(true),
+		grpc.ChainUnaryInterceptor(logCalls(log), recoverPanics(log)),
+	)
+	register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping", "reason", context.Cause(ctx))
+	hurry := time.AfterFunc(stopWait, server.Stop)
+	defer hurry.Stop()
+	server.GracefulStop()
+	return <-served
+}

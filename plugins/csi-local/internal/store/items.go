@@ -1,0 +1,189 @@
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	volumePrefix   = "vol-"
+	snapshotPrefix = "snap-"
+	idDigits       = 32
+)
+
+// Source is where a volume's first content came from. The zero value is an
+// empty volume; at most one field is set.
+type Source struct {
+	VolumeID   string `json:"volume_id,omitempty"`
+	SnapshotID string `json:"snapshot_id,omitempty"`
+}
+
+// Volume is the record of a volume. Capacity, Missing are not stored: they are
+// read from the image.
+type Volume struct {
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	Parameters map[string]string `json:"parameters,omitempty"`
+	Source     Source            `json:"source,omitzero"`
+	CreatedAt  time.Time         `json:"created_at"`
+
+	// FSType is the file system that the image has, or is to get when it is
+	// first staged as one; empty for a volume that only ever was a block device.
+	FSType string `json:"fs_type,omitempty"`
+	// Formatting is set while an mkfs runs on an image that was blank before:
+	// after a crash, what it left there is known to be nobody's data.
+	Formatting string `json:"formatting,omitempty"`
+
+	Capacity int64 `json:"-"` // bytes: the size of the image
+	Missing  bool  `json:"-"` // the image is gone
+}
+
+// Snapshot is the record of a snapshot: a copy of a volume's image at one time.
+type Snapshot struct {
+	ID         string    `json:"id"`
+	Name       string    `json:"name"`
+	VolumeID   string    `json:"volume_id"`
+	CreatedAt  time.Time `json:"created_at"`
+	FSType     string    `json:"fs_type,omitempty"`
+	Formatting string    `json:"formatting,omitempty"`
+
+	Size int64 `json:"-"` // bytes: the size of the image, and of the smallest volume made of it
+}
+
+// VolumeID is the id of the volume with this name. It follows from the name,
+// so that CreateVolume can be repeated without any index.
+func VolumeID(name string) string { return newID(volumePrefix, name) }
+
+// SnapshotID is the id of the snapshot with this name.
+func SnapshotID(name string) string { return newID(snapshotPrefix, name) }
+
+// IsVolumeID reports whether VolumeID could have made id.
+func IsVolumeID(id string) bool { return validID(volumePrefix, id) }
+
+// IsSnapshotID reports whether SnapshotID could have made id.
+func IsSnapshotID(id string) bool { return validID(snapshotPrefix, id) }
+
+func newID(prefix, name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return prefix + hex.EncodeToString(sum[:])[:idDigits]
+}
+
+// Image is the path of a volume's data. The id must be one that IsVolumeID
+// accepts.
+func (s *Store) Image(id string) string { return s.volumes.image(id) }
+
+// SnapshotImage is the path of a snapshot's data, for an id that IsSnapshotID
+// accepts.
+func (s *Store) SnapshotImage(id string) string { return s.snapshots.image(id) }
+
+// Volume returns one volume, or ErrNotFound.
+func (s *Store) Volume(id string) (Volume, error) {
+	v, err := s.volumes.get(id)
+	if err != nil {
+		return Volume{}, fmt.Errorf("volume %q: %w", id, err)
+	}
+	info, err := os.Stat(s.Image(id))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		v.Missing = true
+	case err != nil:
+		return Volume{}, fmt.Errorf("volume %q: %w", id, err)
+	default:
+		v.Capacity = info.Size()
+	}
+	return v, nil
+}
+
+// VolumeIDs lists the ids of all volumes in ascending order.
+func (s *Store) VolumeIDs() ([]string, error) { return s.volumes.ids() }
+
+// CreateVolume adds a volume whose image is written by fill and then brought to
+// v.Capacity bytes.
+func (s *Store) CreateVolume(v Volume, fill func(image *os.File) error) error {
+	v.Parameters = maps.Clone(v.Parameters)
+	err := s.volumes.create(v.ID, v, func(image *os.File) error {
+		if err := fill(image); err != nil {
+			return err
+		}
+		return image.Truncate(v.Capacity)
+	})
+	if err != nil {
+		return fmt.Errorf("create volume %q: %w", v.ID, err)
+	}
+	return nil
+}
+
+// UpdateVolume replaces a volume's record.
+func (s *Store) UpdateVolume(v Volume) error {
+	if err := s.volumes.update(v.ID, v); err != nil {
+		return fmt.Errorf("update volume %q: %w", v.ID, err)
+	}
+	return nil
+}
+
+// Grow makes a volume's image capacity bytes long. It never makes one smaller.
+func (s *Store) Grow(id string, capacity int64) error {
+	f, err := os.OpenFile(s.Image(id), os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("grow volume %q: %w", id, err)
+	}
+	info, err := f.Stat()
+	if err == nil && capacity > info.Size() {
+		if err = f.Truncate(capacity); err == nil {
+			err = f.Sync()
+		}
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("grow volume %q: %w", id, err)
+	}
+	return nil
+}
+
+// DeleteVolume removes a volume and its data. One that does not exist is no
+// error.
+func (s *Store) DeleteVolume(id string) error {
+	if err := s.volumes.delete(id); err != nil {
+		return fmt.Errorf("delete volume %q: %w", id, err)
+	}
+	return nil
+}
+
+// Snapshot returns one snapshot, or ErrNotFound.
+func (s *Store) Snapshot(id string) (Snapshot, error) {
+	snap, err := s.snapshots.get(id)
+	if err != nil {
+		return Snapshot{}, fmt.Errorf("snapshot %q: %w", id, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(s.SnapshotImage(id), &st); err != nil {
+		return Snapshot{}, fmt.Errorf("snapshot %q: image: %w", id, err)
+	}
+	snap.Size = st.Size
+	return snap, nil
+}
+
+// SnapshotIDs lists the ids of all snapshots in ascending order.
+func (s *Store) SnapshotIDs() ([]string, error) { return s.snapshots.ids() }
+
+// CreateSnapshot adds a snapshot whose image is written by fill.
+func (s *Store) CreateSnapshot(snap Snapshot, fill func(image *os.File) error) error {
+	if err := s.snapshots.create(snap.ID, snap, fill); err != nil {
+		return fmt.Errorf("create snapshot %q: %w", snap.ID, err)
+	}
+	return nil
+}
+
+// DeleteSnapshot removes a snapshot. One that does not exist is no error.
+func (s *Store) DeleteSnapshot(id string) error {
+	if err := s.snapshots.delete(id); err != nil {
+		return fmt.Errorf("delete snapshot %q: %w", id, err)
+	}
+	return nil
+}

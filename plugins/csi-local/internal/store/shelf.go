@@ -1,0 +1,162 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const recordName = "record.json"
+
+// shelf is a folder of items. An item is a folder named by its id that holds a
+// record of type T and an image.
+type shelf[T any] struct {
+	dir    string
+	tmp    string // on the same file system as dir
+	prefix string // of every id
+}
+
+func (s shelf[T]) path(id string) string  { return filepath.Join(s.dir, id) }
+func (s shelf[T]) image(id string) string { return filepath.Join(s.dir, id, id+".img") }
+
+// get reads one record. An id that could not have been given out is not found:
+// it never becomes part of a path.
+func (s shelf[T]) get(id string) (T, error) {
+	var record T
+	if !validID(s.prefix, id) {
+		return record, ErrNotFound
+	}
+	data, err := os.ReadFile(filepath.Join(s.path(id), recordName))
+	if errors.Is(err, os.ErrNotExist) {
+		return record, ErrNotFound
+	}
+	if err != nil {
+		return record, err
+	}
+	if err := json.Unmarshal(data, &record); err != nil {
+		return record, fmt.Errorf("read %s: %w", filepath.Join(s.path(id), recordName), err)
+	}
+	return record, nil
+}
+
+// ids lists all ids in ascending order.
+func (s shelf[T]) ids() ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		if validID(s.prefix, e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
+}
+
+// create builds an item below tmp, with an image that fill writes, and renames
+// it into place when all of it is on disk. It fails when the id exists.
+func (s shelf[T]) create(id string, record T, fill func(image *os.File) error) (err error) {
+	dir, err := os.MkdirTemp(s.tmp, id+"-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	image, err := os.OpenFile(filepath.Join(dir, id+".img"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	err = fill(image)
+	if err == nil {
+		err = image.Sync()
+	}
+	if err = errors.Join(err, image.Close()); err != nil {
+		return err
+	}
+	if err := writeRecord(filepath.Join(dir, recordName), record); err != nil {
+		return err
+	}
+	if err := syncDir(dir); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, s.path(id)); err != nil {
+		return err
+	}
+	return syncDir(s.dir)
+}
+
+// update replaces the record of an existing item.
+func (s shelf[T]) update(id string, record T) error {
+	tmp := filepath.Join(s.tmp, id+".json")
+	if err := writeRecord(tmp, record); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, filepath.Join(s.path(id), recordName)); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	return syncDir(s.path(id))
+}
+
+// delete removes an item: first out of sight, then from the disk. An item that
+// does not exist is no error.
+func (s shelf[T]) delete(id string) error {
+	if !validID(s.prefix, id) {
+		return nil
+	}
+	tomb := filepath.Join(s.tmp, id+".deleted")
+	if err := os.RemoveAll(tomb); err != nil {
+		return err
+	}
+	if err := os.Rename(s.path(id), tomb); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	if err := syncDir(s.dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(tomb)
+}
+
+// writeRecord writes record to a file at path and syncs it.
+func writeRecord(path string, record any) error {
+	data, err := json.MarshalIndent(record, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(data, '\n'))
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// syncDir makes the names in a folder durable.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// validID reports whether id is one that newID makes.
+func validID(prefix, id string) bool {
+	digits, ok := strings.CutPrefix(id, prefix)
+	if !ok || len(digits) != idDigits {
+		return false
+	}
+	return strings.Trim(digits, "0123456789abcdef") == ""
+}

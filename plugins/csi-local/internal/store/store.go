@@ -1,0 +1,169 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotFound says that no volume or snapshot has this id.
+	ErrNotFound = errors.New("not found")
+	// ErrLocked says that another driver uses the data directory.
+	ErrLocked = errors.New("the data directory is in use by another driver")
+)
+
+// lockWait is how long Open waits for a predecessor's lock: a driver that was
+// killed leaves it to the programs that it had started, until they are gone.
+const lockWait = 5 * time.Second
+
+// Store is an open data directory. Its methods may be called from many
+// goroutines, but the caller keeps two changes of one id apart.
+type Store struct {
+	dir       string
+	lock      *os.File
+	volumes   shelf[Volume]
+	snapshots shelf[Snapshot]
+}
+
+// Open makes dir if it has to, locks it, and removes what a predecessor left
+// unfinished. It fails with ErrLocked when another driver holds the lock.
+func Open(ctx context.Context, dir string) (*Store, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open data directory: %w", err)
+	}
+	s := &Store{dir: dir}
+	for _, sub := range []string{"", "volumes", "snapshots", "frozen", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("open data directory: %w", err)
+		}
+	}
+	tmp := filepath.Join(dir, "tmp")
+	s.volumes = shelf[Volume]{dir: filepath.Join(dir, "volumes"), tmp: tmp, prefix: volumePrefix}
+	s.snapshots = shelf[Snapshot]{dir: filepath.Join(dir, "snapshots"), tmp: tmp, prefix: snapshotPrefix}
+	if s.lock, err = lockFile(ctx, filepath.Join(dir, "lock")); err != nil {
+		return nil, fmt.Errorf("open data directory %s: %w", dir, err)
+	}
+	if err := sweep(tmp); err != nil {
+		return nil, errors.Join(fmt.Errorf("sweep data directory: %w", err), s.Close())
+	}
+	return s, nil
+}
+
+// Close gives the lock back. It may be called again.
+func (s *Store) Close() error {
+	if err := s.lock.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// Lock is the open lock file. A program that changes volumes inherits it, so
+// that it keeps the lock when the driver is killed before it.
+func (s *Store) Lock() *os.File { return s.lock }
+
+// Dir is the absolute path of the data directory.
+func (s *Store) Dir() string { return s.dir }
+
+// Probe writes, syncs and removes a small file in the data directory.
+func (s *Store) Probe() error {
+	f, err := os.CreateTemp(filepath.Join(s.dir, "tmp"), "probe-")
+	if err != nil {
+		return fmt.Errorf("probe data directory: %w", err)
+	}
+	_, err = f.WriteString("probe\n")
+	err = errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+	if err != nil {
+		return fmt.Errorf("probe data directory: %w", err)
+	}
+	return nil
+}
+
+// Space is the size of the disk below the data directory and what of it an
+// unprivileged writer may still use, in bytes.
+func (s *Store) Space() (total, available int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.dir, &st); err != nil {
+		return 0, 0, fmt.Errorf("free space of %s: %w", s.dir, err)
+	}
+	return int64(st.Blocks) * st.Frsize, int64(st.Bavail) * st.Frsize, nil
+}
+
+// MarkFrozen notes that the volume's file system is about to be frozen. The
+// note outlives the process, so that the next one can thaw; a freeze does not
+// outlive the machine, so the note is not synced.
+func (s *Store) MarkFrozen(id string) error {
+	f, err := os.OpenFile(filepath.Join(s.dir, "frozen", id), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("note the freeze of volume %q: %w", id, err)
+	}
+	return f.Close()
+}
+
+// ClearFrozen takes back MarkFrozen.
+func (s *Store) ClearFrozen(id string) error {
+	err := os.Remove(filepath.Join(s.dir, "frozen", id))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("clear the note about the freeze of volume %q: %w", id, err)
+	}
+	return nil
+}
+
+// Frozen lists the volumes whose freeze was noted and not cleared.
+func (s *Store) Frozen() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "frozen"))
+	if err != nil {
+		return nil, fmt.Errorf("list frozen volumes: %w", err)
+	}
+	var ids []string
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids, nil
+}
+
+// lockFile takes an exclusive flock on path and waits up to lockWait for it.
+func lockFile(ctx context.Context, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lockWait, ErrLocked)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), f.Close())
+		case <-tick.C:
+		}
+	}
+}
+
+// sweep removes everything below dir.
+func sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}

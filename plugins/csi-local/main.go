@@ -1,0 +1,107 @@
+// Command csi-local is a CSI driver that keeps volumes as files on the disk of
+// the host it runs on. docs/csi-local.md describes it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/driver"
+	"github.com/pannier/pannier/plugins/csi-local/internal/serve"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// defaultVersion is what a build without a version says.
+const defaultVersion = "0.1.0-dev"
+
+// version is set by the linker: -X main.version=1.2.3.
+var version = defaultVersion
+
+// config is what the command line says.
+type config struct {
+	socket, nodeID, dataDir string
+	verbose                 bool
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[1:], os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "csi-local: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends. It returns an error where it could not start.
+func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
+	cfg, err := parseFlags(args, stderr)
+	if err != nil {
+		return err
+	}
+	level := hclog.Info
+	if cfg.verbose {
+		level = hclog.Debug
+	}
+	log := hclog.New(&hclog.LoggerOptions{Name: "csi-local", Level: level, Output: stderr, JSONFormat: true})
+
+	// A living driver on the socket is told at once; the lock of the data
+	// directory may have to be waited for.
+	if err := serve.Answers(ctx, cfg.socket); err != nil {
+		return err
+	}
+	st, err := store.Open(ctx, cfg.dataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	d := driver.New(version, cfg.nodeID, st, log)
+	if err := d.Recover(); err != nil {
+		return err
+	}
+	l, err := serve.Listen(ctx, cfg.socket)
+	if err != nil {
+		return err
+	}
+	log.Info("serving", "version", version, "endpoint", cfg.socket, "node_id", cfg.nodeID, "data_dir", st.Dir())
+	return serve.Run(ctx, l, log, d.Register)
+}
+
+func parseFlags(args []string, stderr io.Writer) (config, error) {
+	var cfg config
+	var endpoint string
+	fs := flag.NewFlagSet("csi-local", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&endpoint, "endpoint", "", "unix `socket` to serve, such as unix:///run/csi/csi.sock (required)")
+	fs.StringVar(&cfg.nodeID, "node-id", "", "`name` of this node (required)")
+	fs.StringVar(&cfg.dataDir, "data-dir", "", "`directory` that the volumes are kept in (required)")
+	fs.BoolVar(&cfg.verbose, "v", false, "log every call, with requests and responses")
+	if err := fs.Parse(args); err != nil {
+		return cfg, err
+	}
+	switch {
+	case fs.NArg() > 0:
+		return cfg, fmt.Errorf("unknown argument %q: the driver takes flags only, see -help", fs.Arg(0))
+	case endpoint == "":
+		return cfg, errors.New("-endpoint is missing, see -help")
+	case cfg.nodeID == "":
+		return cfg, errors.New("-node-id is missing, see -help")
+	case len(cfg.nodeID) > 256:
+		return cfg, errors.New("-node-id has more than 256 bytes, which CSI does not allow")
+	case cfg.dataDir == "":
+		return cfg, errors.New("-data-dir is missing, see -help")
+	}
+	var err error
+	cfg.socket, err = serve.ParseEndpoint(endpoint)
+	return cfg, err
+}
