@@ -1,0 +1,89 @@
+package mounts
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// Layout names the paths below <data_dir>/csi. A driver in a container sees its
+// own folder elsewhere; the driver's registry translates.
+type Layout struct {
+	// Dir is <data_dir>/csi.
+	Dir string
+}
+
+// Usage is one way of using a volume on a node, and the name of a directory:
+// users of one usage share a staging mount. Mount options of single workloads
+// are not part of it.
+type Usage struct {
+	ReadOnly       bool
+	AttachmentMode claim.AttachmentMode
+	AccessMode     claim.AccessMode
+}
+
+// String is such as rw-file-system-single-node-writer.
+func (u Usage) String() string {
+	mode := "rw"
+	if u.ReadOnly {
+		mode = "ro"
+	}
+	return mode + "-" + string(u.AttachmentMode) + "-" + string(u.AccessMode)
+}
+
+// Driver is the folder of one driver: all that it may mount into lies below it.
+func (l Layout) Driver(id string) string { return filepath.Join(l.Dir, id) }
+
+// Staging is where a driver stages a volume for all users of one usage.
+func (l Layout) Staging(driver string, v claim.VolumeRef, u Usage) string {
+	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, v.ID, u.String())
+}
+
+// Target is where a driver publishes a volume for one request of a workload. The
+// request's name tells requests of one workload for one volume and usage apart.
+func (l Layout) Target(driver string, w claim.WorkloadRef, v claim.VolumeRef, u Usage, request string) string {
+	return filepath.Join(l.WorkloadVolume(driver, w, v), u.String(), request)
+}
+
+// WorkloadVolume is the folder below which a volume is published for a workload.
+func (l Layout) WorkloadVolume(driver string, w claim.WorkloadRef, v claim.VolumeRef) string {
+	return filepath.Join(l.Driver(driver), workloadDir, w.ID, v.Namespace, v.ID)
+}
+
+// StagingOf is the folder below which a volume is staged.
+func (l Layout) StagingOf(driver string, v claim.VolumeRef) string {
+	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, v.ID)
+}
+
+const (
+	stagingDir  = "staging"
+	workloadDir = "per-workload"
+)
+
+// Volume says which volume is mounted at a path of this layout; ok is false for
+// any other path.
+func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
+	rel, err := filepath.Rel(l.Dir, path)
+	if err != nil || !filepath.IsLocal(rel) {
+		return claim.VolumeRef{}, false
+	}
+	parts := strings.Split(rel, string(filepath.Separator))
+	switch {
+	case len(parts) >= 5 && parts[1] == stagingDir: // driver, staging, namespace, volume, usage
+		return claim.VolumeRef{Namespace: parts[2], ID: parts[3]}, true
+	case len(parts) >= 7 && parts[1] == workloadDir: // driver, per-workload, workload, namespace, volume, usage, request
+		return claim.VolumeRef{Namespace: parts[3], ID: parts[4]}, true
+	}
+	return claim.VolumeRef{}, false
+}
+
+// ours says whether a path is where this package lets drivers mount.
+func (l Layout) ours(path string) bool {
+	rel, err := filepath.Rel(l.Dir, path)
+	if err != nil || !filepath.IsLocal(rel) {
+		return false
+	}
+	parts := strings.Split(rel, string(filepath.Separator))
+	return len(parts) > 2 && (parts[1] == stagingDir || parts[1] == workloadDir)
+}

@@ -1,0 +1,71 @@
+package mounts
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// Mount is what the kernel says is mounted at a path (proc_pid_mountinfo(5)).
+type Mount struct {
+	Path string `json:"path"`
+	// Source, FSType and Root tell what it is: the device or name, the file
+	// system, and the path within it that is mounted.
+	Source string `json:"source"`
+	FSType string `json:"fs_type"`
+	Root   string `json:"root"`
+	// Device is the file system's major:minor number: two mounts of one file
+	// system share it.
+	Device   string `json:"device"`
+	ReadOnly bool   `json:"read_only"`
+}
+
+// Same says whether two mounts show the same thing, wherever they are.
+func (m Mount) Same(o Mount) bool {
+	return m.Device == o.Device && m.Root == o.Root && m.FSType == o.FSType && m.ReadOnly == o.ReadOnly
+}
+
+// String tells an operator what is there.
+func (m Mount) String() string {
+	access := "read-write"
+	if m.ReadOnly {
+		access = "read-only"
+	}
+	return fmt.Sprintf("%s of %s (%s, %s)", m.FSType, m.Source, m.Device, access)
+}
+
+// At returns what is mounted at path; nil where nothing is. With several mounts
+// on top of each other it is the one that is seen.
+func At(path string) (*Mount, error) {
+	found, err := list(func(p string) bool { return p == path })
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	return &found[len(found)-1], nil
+}
+
+// Below returns what is mounted at or below dir, in the order of mounting.
+func Below(dir string) ([]Mount, error) {
+	return list(func(p string) bool { return p == dir || strings.HasPrefix(p, dir+"/") })
+}
+
+func list(want func(path string) bool) ([]Mount, error) {
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return !want(filepath.Clean(i.Mountpoint)), false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	found := make([]Mount, 0, len(infos))
+	for _, i := range infos {
+		options := strings.Split(i.Options+","+i.VFSOptions, ",")
+		found = append(found, Mount{
+			Path: filepath.Clean(i.Mountpoint), Source: i.Source, FSType: i.FSType, Root: i.Root,
+			Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: slices.Contains(options, "ro"),
+		})
+	}
+	return found, nil
+}

@@ -1,0 +1,170 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/mounts"
+)
+
+// claim takes all the workload's claims in one ledger command: all or none.
+func (r *run) claim(ctx context.Context, _ *volume) error {
+	var want []claim.Claim
+	for _, v := range r.volumes {
+		c, err := r.prepare(ctx, v)
+		if err != nil {
+			return untouchedError{fmt.Errorf("volume %q: %w", v.Request.Name, err)}
+		}
+		if want, err = merged(want, c); err != nil {
+			return untouchedError{fmt.Errorf("volume %q: %w", v.Request.Name, err)}
+		}
+	}
+	_, infos, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want)
+	if err != nil {
+		err = fmt.Errorf("claim the volumes of %s on node %q: %w", r.instance, r.Node, err)
+		if refused(err) {
+			return untouchedError{err}
+		}
+		return err
+	}
+	for _, v := range r.volumes {
+		n := slices.IndexFunc(infos, func(i claim.Volume) bool { return i.VolumeRef == v.Ref })
+		if n < 0 {
+			return fmt.Errorf("the ledger answered the claim of %s without volume %q", r.instance, v.Ref)
+		}
+		v.info = infos[n]
+	}
+	return nil
+}
+
+// refused says that the ledger has decided against the claims, so that they do
+// not stand; any other error leaves it open.
+func refused(err error) bool {
+	return errors.As(err, new(*claim.Refusal)) || errors.Is(err, claim.ErrInvalid) ||
+		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict)
+}
+
+// prepare fills in what a request leaves open, makes sure that the driver is
+// there, and notes all that a later undo needs.
+func (r *run) prepare(ctx context.Context, v *volume) (claim.Claim, error) {
+	info, err := r.Ledger.Volume(ctx, v.Ref)
+	if err != nil {
+		return claim.Claim{}, err
+	}
+	modes, err := pickModes(info, v.Request)
+	if err != nil {
+		return claim.Claim{}, err
+	}
+	driver, err := r.awaitDriver(ctx, info.PluginID)
+	if err != nil {
+		return claim.Claim{}, err
+	}
+	if driver.Fingerprint.Node == nil {
+		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", driver.ID, v.Ref)
+	}
+	usage := mounts.Usage{
+		ReadOnly:       v.Request.ReadOnly || readerOnly(modes.AccessMode),
+		AttachmentMode: modes.AttachmentMode, AccessMode: modes.AccessMode,
+	}
+	err = r.update(nil, 0, func(*record) {
+		v.driver = driver
+		v.Driver, v.ExternalID, v.Context = info.PluginID, info.ExternalID, info.Context
+		v.Usage, v.Options = usage, merge(info.MountOptions, v.Request.MountOptions)
+		v.Staging = r.Layout.Staging(v.Driver, v.Ref, usage)
+		v.Target = r.Layout.Target(v.Driver, r.ref, v.Ref, usage, v.Request.Name)
+	})
+	mode := claim.Write
+	if usage.ReadOnly {
+		mode = claim.Read
+	}
+	return claim.Claim{
+		Volume: v.Ref, Workload: r.ref, Node: r.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
+		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
+	}, err
+}
+
+func readerOnly(m claim.AccessMode) bool {
+	return m == claim.SingleNodeReaderOnly || m == claim.MultiNodeReaderOnly
+}
+
+// merged adds a request's claim to those of the workload: requests for one
+// volume share a claim, which is for writing when one of them writes.
+func merged(all []claim.Claim, c claim.Claim) ([]claim.Claim, error) {
+	n := slices.IndexFunc(all, func(o claim.Claim) bool { return o.Volume == c.Volume })
+	if n < 0 {
+		return append(all, c), nil
+	}
+	if all[n].AccessMode != c.AccessMode || all[n].AttachmentMode != c.AttachmentMode {
+		return nil, fmt.Errorf("source %q is asked for as %s %s and as %s %s: one workload uses a volume in one way",
+			c.Volume, all[n].AccessMode, all[n].AttachmentMode, c.AccessMode, c.AttachmentMode)
+	}
+	if c.Mode == claim.Write {
+		all[n].Mode = claim.Write
+	}
+	return all, nil
+}
+
+// pickModes takes the request's modes, or those of the volume's only capability
+// that fits what the request says.
+func pickModes(v claim.Volume, req VolumeRequest) (claim.Capability, error) {
+	var fit []claim.Capability
+	for _, c := range v.Capabilities {
+		if (req.AccessMode == "" || req.AccessMode == c.AccessMode) && (req.AttachmentMode == "" || req.AttachmentMode == c.AttachmentMode) {
+			fit = append(fit, c)
+		}
+	}
+	switch len(fit) {
+	case 1:
+		return fit[0], nil
+	case 0:
+		return claim.Capability{}, fmt.Errorf("volume %q has no capability with access_mode %q and attachment_mode %q; it has %s: %w",
+			v.VolumeRef, req.AccessMode, req.AttachmentMode, capabilities(v), claim.ErrUnsupported)
+	default:
+		return claim.Capability{}, fmt.Errorf("volume %q has several capabilities, so access_mode and attachment_mode must say which: %s: %w",
+			v.VolumeRef, capabilities(v), claim.ErrUnsupported)
+	}
+}
+
+func capabilities(v claim.Volume) string {
+	var s string
+	for n, c := range v.Capabilities {
+		if n > 0 {
+			s += ", "
+		}
+		s += string(c.AccessMode) + " " + string(c.AttachmentMode)
+	}
+	return s
+}
+
+// release lets go of the claims of those volumes of which nothing is left on
+// this node, and waits until the leader has freed them. While others are left it
+// fails, to be tried again.
+func (r *run) release(ctx context.Context, _ *volume) error {
+	var clean, left []claim.VolumeRef
+	r.instance.mu.Lock()
+	for _, v := range r.volumes {
+		switch {
+		case len(v.Steps) > 0 && !slices.Contains(left, v.Ref):
+			left = append(left, v.Ref)
+		case len(v.Steps) == 0 && !slices.Contains(clean, v.Ref):
+			clean = append(clean, v.Ref)
+		}
+	}
+	r.instance.mu.Unlock()
+	clean = slices.DeleteFunc(clean, func(ref claim.VolumeRef) bool { return slices.Contains(left, ref) })
+	if len(clean) > 0 {
+		if err := r.Ledger.NodeDetached(ctx, r.ref, clean); err != nil {
+			return fmt.Errorf("release the claims of %s: %w", r.instance, err)
+		}
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("the claims of %s on %v are kept until their mounts are gone", r.instance, left)
+	}
+	if err := r.Ledger.AwaitFreed(ctx, r.ref, clean); err != nil {
+		return fmt.Errorf("wait until the claims of %s are freed: %w", r.instance, err)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/mounts"
+)
+
+// Detach takes a volume off this node for the holder of a claim. A workload that
+// this node knows is stopped as a whole, unless its process lives; of one that it
+// does not know, whatever is at the paths of that claim is undone. It returns
+// what it did, and may be repeated.
+func (m *Manager) Detach(ctx context.Context, c claim.Claim, info claim.Volume) (did string, err error) {
+	i, err := m.find(c.Workload)
+	if err != nil || i.snapshot().State.Ended() {
+		if err := m.detachUnknown(ctx, c, info); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("unmounted what was left of it on node %q", m.Node), nil
+	}
+	if s := i.snapshot(); s.State == Running && s.PID != 0 {
+		return "", fmt.Errorf("%s still runs (process %d): stop it first: pannier workload stop %s", i, s.PID, c.Workload.ID)
+	}
+	if _, err := m.Stop(ctx, c.Workload, fmt.Sprintf("volume %q was detached", c.Volume), nil); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("stopped workload %q", c.Workload), nil
+}
+
+// detachUnknown undoes a claim from its paths alone.
+func (m *Manager) detachUnknown(ctx context.Context, c claim.Claim, info claim.Volume) error {
+	r := &run{m, newInstance(record{Spec: Spec{WorkloadRef: c.Workload}})}
+	v := &volume{info: info, volumeRecord: &volumeRecord{
+		Ref: c.Volume, Driver: info.PluginID, ExternalID: info.ExternalID, Context: info.Context,
+		Usage: mounts.Usage{ReadOnly: c.Mode == claim.Read, AttachmentMode: c.AttachmentMode, AccessMode: c.AccessMode},
+	}}
+	unlock, err := m.locks.lock(ctx, c.Volume)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	targets, err := filepath.Glob(filepath.Join(m.Layout.WorkloadVolume(v.Driver, c.Workload, v.Ref), "*", "*"))
+	if err != nil {
+		return err
+	}
+	for _, v.Target = range targets {
+		if err := r.unpublish(ctx, v); err != nil {
+			return err
+		}
+	}
+	staged, err := filepath.Glob(filepath.Join(m.Layout.StagingOf(v.Driver, v.Ref), "*"))
+	if err != nil {
+		return err
+	}
+	for _, v.Staging = range staged {
+		u, err := m.loadUsers(stagings, attachmentKey(v.Ref)+"/"+filepath.Base(v.Staging))
+		if err != nil {
+			return err
+		}
+		if u != nil {
+			continue // workloads of the journal use it
+		}
+		if err := r.unstageNow(ctx, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Placement is where a volume is mounted on this node for one workload.
+type Placement struct {
+	Workload claim.WorkloadRef
+	Driver   string
+	Target   string
+	Staging  string // empty where the driver does not stage
+	Usage    mounts.Usage
+}
+
+// Placements tells where a volume is mounted on this node.
+func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
+	var out []Placement
+	for _, i := range m.all() {
+		i.mu.Lock()
+		for _, v := range i.rec.Volumes {
+			if v.Ref != ref || v.Steps["publish"] != done {
+				continue
+			}
+			p := Placement{Workload: i.ref, Driver: v.Driver, Target: v.Target, Usage: v.Usage}
+			if v.Steps["stage"] == done {
+				p.Staging = v.Staging
+			}
+			out = append(out, p)
+		}
+		i.mu.Unlock()
+	}
+	return out
+}
+
+// Through names the workloads with anything mounted or attached through a driver.
+func (m *Manager) Through(driver string) []string {
+	var out []string
+	for _, i := range m.all() {
+		i.mu.Lock()
+		for _, v := range i.rec.Volumes {
+			if v.Driver == driver && len(v.Steps) > 0 {
+				out = append(out, fmt.Sprintf("volume %q of workload %q", v.Ref, i.ref))
+			}
+		}
+		i.mu.Unlock()
+	}
+	return out
+}

@@ -1,0 +1,17 @@
+// Package workload takes workloads through their steps, forwards and back.
+//
+// steps.go is the whole story: a table of reversible steps. run.go carries it
+// out and writes each intent and each result to the journal; restore.go goes on
+// from there after the host was away. What must stay true:
+//
+//   - A step's intent is in the journal before its Do is called. Whatever has an
+//     intent is undone, done or not: a call that timed out may have worked.
+//   - Do and Undo may be called again at any time with the same outcome.
+//   - A claim is let go of only when nothing of its volume is mounted for the
+//     workload on this node any more.
+//   - One goroutine owns a workload (see instance): steps of two starts or stops
+//     of one workload never interleave.
+//
+// It knows neither go-plugin nor raft: what it needs of the rest of the host is
+// in deps.go.
+package workload

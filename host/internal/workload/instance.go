@@ -1,0 +1,217 @@
+package workload
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// instance is one workload on this node. Its goroutine (run.live) is the only
+// one that takes steps; everyone else reads, waits, or asks it to stop.
+type instance struct {
+	ref claim.WorkloadRef
+
+	mu      sync.Mutex
+	rec     record
+	endedAt time.Time
+	failure error  // why the start failed
+	steps   []Step // the latest state of each step, in the order of their begin
+	seq     uint64
+	changed chan struct{} // closed and replaced on each change
+	owner   *process.Process
+	process *process.Process
+
+	volumes []*volume
+	resumed bool // an earlier process of the host began it
+	intact  bool // everything was mounted as it should be when it was restored
+
+	stop     chan struct{} // closed when a stop is asked for
+	stopOnce sync.Once
+	over     chan struct{} // closed when the goroutine has ended
+}
+
+// volume is one volume request while the host works on it.
+type volume struct {
+	*volumeRecord
+	info   claim.Volume   // as the ledger has it; set by the claim
+	driver drivers.Driver // set by the claim
+}
+
+func newInstance(rec record) *instance {
+	i := &instance{
+		ref: rec.Spec.WorkloadRef, rec: rec,
+		changed: make(chan struct{}), stop: make(chan struct{}), over: make(chan struct{}),
+	}
+	for _, v := range rec.Volumes {
+		i.volumes = append(i.volumes, &volume{volumeRecord: v})
+	}
+	return i
+}
+
+// Step is one step of a workload as it went.
+type Step struct {
+	Name      string
+	Volume    string // the request's name; empty for a step of the whole workload
+	Undo      bool
+	State     StepState
+	StartedAt time.Time
+	Took      time.Duration // so far, or in all
+	Error     string
+	Attempt   int // counts from 1
+
+	seq uint64
+}
+
+// StepState is where a step stands.
+type StepState string
+
+// The states of a step. Waiting is a failed one that is tried again.
+const (
+	StepRunning StepState = "running"
+	StepDone    StepState = "done"
+	StepFailed  StepState = "failed"
+	StepWaiting StepState = "waiting"
+)
+
+// askStop asks for a stop; the reason of the first asker counts.
+func (i *instance) askStop(reason string) {
+	i.stopOnce.Do(func() {
+		i.mu.Lock()
+		if i.rec.Message == "" {
+			i.rec.Message = reason
+		}
+		i.mu.Unlock()
+		close(i.stop)
+	})
+}
+
+// update changes the instance under its lock and tells those who wait. Where a
+// journal is given, the record is written before update returns, and a failed
+// write is the caller's error.
+func (i *instance) update(j *journal.Journal, d journal.Durability, change func(rec *record)) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	change(&i.rec)
+	close(i.changed)
+	i.changed = make(chan struct{})
+	if j == nil {
+		return nil
+	}
+	return j.Update(d, func(tx *journal.Tx) error { return records.Put(tx, key(i.ref), &i.rec) })
+}
+
+// beginStep notes that a step is under way and returns what ends it.
+func (i *instance) beginStep(name, volume string, undo bool) (end func(state StepState, err error)) {
+	at := time.Now()
+	set := func(change func(s *Step)) {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		n := slices.IndexFunc(i.steps, func(s Step) bool { return s.Name == name && s.Volume == volume && s.Undo == undo })
+		if n < 0 {
+			n = len(i.steps)
+			i.steps = append(i.steps, Step{Name: name, Volume: volume, Undo: undo})
+		}
+		change(&i.steps[n])
+		i.seq++
+		i.steps[n].seq = i.seq
+		close(i.changed)
+		i.changed = make(chan struct{})
+	}
+	set(func(s *Step) {
+		s.State, s.StartedAt, s.Took = StepRunning, at, 0
+		s.Attempt++
+	})
+	return func(state StepState, err error) {
+		set(func(s *Step) {
+			s.State, s.Took, s.Error = state, time.Since(at), ""
+			if err != nil {
+				s.Error = err.Error()
+			}
+		})
+	}
+}
+
+// since returns the steps that changed after seq, the state, whether a release
+// has to wait, and what is closed on the next change.
+func (i *instance) since(seq uint64) (steps []Step, last uint64, state State, waits bool, changed <-chan struct{}) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, s := range i.steps {
+		if s.seq > seq {
+			steps = append(steps, s)
+		}
+	}
+	slices.SortFunc(steps, func(a, b Step) int { return int(a.seq) - int(b.seq) })
+	return steps, i.seq, i.rec.State, i.rec.Waiting != "", i.changed
+}
+
+// Workload is a workload as the API shows it: a copy.
+type Workload struct {
+	Spec      Spec
+	State     State
+	Message   string // why it failed or ended
+	Waiting   string // what its release waits for
+	Mounts    []MountPoint
+	Steps     []Step
+	StartedAt time.Time
+	EndedAt   time.Time // zero while it has not ended
+	OwnerPID  int       // 0: none
+	PID       int       // 0: none
+}
+
+// MountPoint is what a workload needs of one volume.
+type MountPoint struct {
+	Volume      claim.VolumeRef
+	Request     string
+	HostPath    string
+	Destination string
+	ReadOnly    bool
+	Block       bool
+}
+
+func (i *instance) snapshot() Workload {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	w := Workload{
+		Spec: i.rec.Spec, State: i.rec.State, Message: i.rec.Message, Waiting: i.rec.Waiting, Steps: slices.Clone(i.steps),
+		StartedAt: i.rec.StartedAt, EndedAt: i.endedAt,
+	}
+	w.Spec.Volumes = slices.Clone(w.Spec.Volumes)
+	if i.rec.Owner != nil {
+		w.OwnerPID = i.rec.Owner.PID
+	}
+	if i.rec.Process != nil {
+		w.PID = i.rec.Process.PID
+	}
+	for _, v := range i.rec.Volumes {
+		if v.Steps["publish"] == done {
+			w.Mounts = append(w.Mounts, MountPoint{
+				Volume: v.Ref, Request: v.Request.Name, HostPath: v.Target, Destination: v.Request.Destination,
+				ReadOnly: v.Usage.ReadOnly, Block: v.Usage.AttachmentMode == claim.BlockDevice,
+			})
+		}
+	}
+	return w
+}
+
+// startError is the error of a start that failed; nil where it did not.
+func (i *instance) startError() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case !i.rec.Failed:
+		return nil
+	case i.rec.State == Stopping:
+		return fmt.Errorf("%s: %w: %w; undoing it goes on: %s", i, ErrFailed, i.failure, i.rec.Waiting)
+	default:
+		return fmt.Errorf("%s: %w and was undone: %w", i, ErrFailed, i.failure)
+	}
+}
+
+func (i *instance) String() string { return fmt.Sprintf("workload %q", i.ref) }

@@ -1,0 +1,294 @@
+package workload
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// Errors of a Manager; each comes with what an operator can do.
+var (
+	ErrNotFound = errors.New("no such workload")
+	// ErrConflict: the workload is there with another specification.
+	ErrConflict = errors.New("the workload is there with another specification")
+	// ErrFailed: the start could not be done and was undone.
+	ErrFailed = errors.New("the start failed")
+	// ErrClosed: the host is stopping.
+	ErrClosed = errors.New("the host is stopping")
+)
+
+// maxEnded bounds how many ended workloads are remembered for a status query.
+const maxEnded = 500
+
+// Manager owns this node's workloads. Fields are set before Open.
+type Manager struct {
+	Deps
+	Node   string // this node's name
+	Layout mounts.Layout
+
+	log     hclog.Logger
+	journal *journal.Journal
+	locks   volumeLocks
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	live   sync.WaitGroup
+
+	mu        sync.Mutex
+	closed    bool
+	workloads map[claim.WorkloadRef]*instance
+}
+
+// New makes a manager; Open brings back the workloads of an earlier process.
+func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger, deps Deps) *Manager {
+	m := &Manager{
+		Deps: deps, Node: node, Layout: layout, journal: j, log: log,
+		workloads: map[claim.WorkloadRef]*instance{},
+	}
+	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	return m
+}
+
+// Close lets every workload be as it is; the next process of the host goes on
+// from the journal. Calls to drivers that are under way are cancelled.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.cancel(ErrClosed)
+	m.live.Wait()
+	for _, i := range m.all() {
+		for _, p := range []*process.Process{i.owner, i.process} {
+			if p != nil {
+				p.Release()
+			}
+		}
+	}
+	return nil
+}
+
+// Options of a start.
+type Options struct {
+	// Owner is the process whose end releases the workload; 0: none.
+	Owner int
+	// Progress is told of every step as it goes; it may be nil.
+	Progress func(Step)
+}
+
+// Start brings a workload up and returns when it runs, or when a start that
+// failed has been undone (ErrFailed) or could not be undone at once. It goes on
+// when ctx ends. Starting what runs or starts with the same specification joins it.
+func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload, error) {
+	if err := spec.Validate(); err != nil {
+		return Workload{}, err
+	}
+	for {
+		i, err := m.begin(spec, opts.Owner)
+		if errors.Is(err, errReleasing) {
+			if err := m.await(ctx, i); err != nil {
+				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)
+			}
+			continue
+		}
+		if err != nil {
+			return Workload{}, err
+		}
+		w, err := m.follow(ctx, i, opts.Progress, startedOrNot)
+		if err != nil {
+			return w, err
+		}
+		return w, i.startError()
+	}
+}
+
+// startedOrNot: a start is over when it runs, or when it was undone, or when
+// that has to wait.
+func startedOrNot(s State, waits bool) bool {
+	return s == Running || s.Ended() || s == Stopping && waits
+}
+
+// errReleasing: an earlier run of the workload is still on its way out.
+var errReleasing = errors.New("the workload is being released")
+
+// begin finds the workload or makes it, with its record durable in the journal.
+func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, ErrClosed
+	}
+	if i := m.workloads[spec.WorkloadRef]; i != nil {
+		switch s := i.snapshot(); {
+		case s.State == Stopping:
+			return i, errReleasing
+		case s.State.Ended():
+		case !reflect.DeepEqual(s.Spec, spec):
+			return nil, fmt.Errorf("workload %q: %w; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, spec.ID)
+		case s.OwnerPID != owner:
+			return nil, fmt.Errorf("workload %q: %w: it belongs to process %d, this call to %d; stop it first: pannier workload stop %s",
+				spec.WorkloadRef, ErrConflict, s.OwnerPID, owner, spec.ID)
+		default:
+			return i, nil
+		}
+	}
+	rec := record{Spec: spec, State: Starting, BootID: process.BootID(), StartedAt: time.Now().UTC(), Steps: map[string]progress{}}
+	for _, v := range spec.Volumes {
+		rec.Volumes = append(rec.Volumes, &volumeRecord{
+			Request: v, Ref: claim.VolumeRef{Namespace: spec.Namespace, ID: v.Source}, Steps: map[string]progress{},
+		})
+	}
+	i := newInstance(rec)
+	if owner != 0 {
+		p, err := process.Observe(owner)
+		if err != nil {
+			return nil, fmt.Errorf("observe the owner of %s: %w", i, err)
+		}
+		ref := p.Ref()
+		i.owner, i.rec.Owner = p, &ref
+	}
+	if err := i.update(m.journal, journal.Power, func(*record) {}); err != nil {
+		return nil, fmt.Errorf("begin %s: %w", i, err)
+	}
+	m.launch(i)
+	return i, nil
+}
+
+// launch gives the instance its goroutine. m.mu is held.
+func (m *Manager) launch(i *instance) {
+	m.workloads[i.ref] = i
+	m.forgetOldest()
+	m.live.Go(func() { (&run{m, i}).live(m.ctx) })
+}
+
+// forgetOldest drops the longest ended workloads beyond maxEnded. m.mu is held.
+func (m *Manager) forgetOldest() {
+	var over []Workload
+	for _, i := range m.workloads {
+		if s := i.snapshot(); s.State.Ended() {
+			over = append(over, s)
+		}
+	}
+	slices.SortFunc(over, func(a, b Workload) int { return b.EndedAt.Compare(a.EndedAt) })
+	for _, w := range over[min(maxEnded, len(over)):] {
+		delete(m.workloads, w.Spec.WorkloadRef)
+	}
+}
+
+// Stop takes a workload down and returns when nothing is left of it. It goes on
+// when ctx ends. Stopping what has ended is success.
+func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(Step)) (Workload, error) {
+	i, err := m.find(ref)
+	if err != nil {
+		return Workload{}, err
+	}
+	i.askStop(reason)
+	undone := func(s Step) {
+		if s.Undo && progress != nil {
+			progress(s)
+		}
+	}
+	return m.follow(ctx, i, undone, func(s State, _ bool) bool { return s.Ended() })
+}
+
+// Running notes which process is the workload; it is released when that ends.
+func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
+	i, err := m.find(ref)
+	if err != nil {
+		return err
+	}
+	if s := i.snapshot(); s.State != Running {
+		return fmt.Errorf("%s is %s, not running: its process may not begin", i, s.State)
+	}
+	p, err := process.Observe(pid)
+	if err != nil {
+		return fmt.Errorf("observe the process of %s: %w", i, err)
+	}
+	return (&run{m, i}).ran(p)
+}
+
+// Get reads one workload.
+func (m *Manager) Get(ref claim.WorkloadRef) (Workload, error) {
+	i, err := m.find(ref)
+	if err != nil {
+		return Workload{}, err
+	}
+	return i.snapshot(), nil
+}
+
+// List reads all workloads of this node, those that ended lately too.
+func (m *Manager) List() []Workload {
+	var out []Workload
+	for _, i := range m.all() {
+		out = append(out, i.snapshot())
+	}
+	slices.SortFunc(out, func(a, b Workload) int { return cmp.Compare(key(a.Spec.WorkloadRef), key(b.Spec.WorkloadRef)) })
+	return out
+}
+
+func (m *Manager) all() []*instance {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]*instance, 0, len(m.workloads))
+	for _, i := range m.workloads {
+		out = append(out, i)
+	}
+	return out
+}
+
+func (m *Manager) find(ref claim.WorkloadRef) (*instance, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := m.workloads[ref]; i != nil {
+		return i, nil
+	}
+	return nil, fmt.Errorf("workload %q on node %q: %w (see: pannier workload status)", ref, m.Node, ErrNotFound)
+}
+
+// follow tells progress of the steps until the workload is in a state that is
+// asked for, and returns how it is then.
+func (m *Manager) follow(ctx context.Context, i *instance, progress func(Step), until func(s State, waits bool) bool) (Workload, error) {
+	var seq uint64
+	for {
+		steps, last, state, waits, changed := i.since(seq)
+		seq = last
+		for _, s := range steps {
+			if progress != nil {
+				progress(s)
+			}
+		}
+		if until(state, waits) {
+			return i.snapshot(), nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return i.snapshot(), context.Cause(ctx)
+		case <-m.ctx.Done():
+			return i.snapshot(), ErrClosed
+		}
+	}
+}
+
+// await waits until the instance has ended.
+func (m *Manager) await(ctx context.Context, i *instance) error {
+	select {
+	case <-i.over:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-m.ctx.Done():
+		return ErrClosed
+	}
+}

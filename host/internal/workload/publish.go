@@ -1,0 +1,86 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// publish mounts the volume for this request. The host makes the parent of the
+// target, the driver makes the target (CSI spec, NodePublishVolume).
+func (r *run) publish(ctx context.Context, v *volume) error {
+	there, err := mounts.At(v.Target)
+	if err != nil {
+		return err
+	}
+	switch {
+	case there != nil && v.Mounted != nil && v.Mounted.Same(*there):
+		return nil // published before a restart of the host
+	case there != nil && !r.resumed:
+		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)
+	}
+	asked, err := r.asked(v)
+	if err != nil {
+		return err
+	}
+	if err := r.Layout.Make(v.Driver, filepath.Dir(v.Target)); err != nil {
+		return fmt.Errorf("make the directory of volume %q: %w", v.Ref, err)
+	}
+	err = r.call(ctx, "publish", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		req := storage.PublishRequest{
+			Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
+		}
+		if stages(v) {
+			req.StagingPath = d.Translate(v.Staging)
+		}
+		return c.Publish(ctx, d.Ref(), req)
+	})
+	if err != nil {
+		return err
+	}
+	mounted, err := r.published(v)
+	if err != nil {
+		return fmt.Errorf("publish volume %q for %s on driver %q: %w", v.Ref, r.instance, v.Driver, err)
+	}
+	return r.update(nil, 0, func(*record) { v.Mounted = mounted })
+}
+
+// published looks at what the driver made. A success without a mount would let
+// the workload write to the host's own disk.
+func (r *run) published(v *volume) (*mounts.Mount, error) {
+	m, err := mounts.At(v.Target)
+	if err != nil {
+		return nil, err
+	}
+	if v.Usage.AttachmentMode == claim.BlockDevice {
+		block, err := mounts.BlockDevice(v.Target)
+		if err == nil && !block {
+			err = fmt.Errorf("the driver answered with success, but %s is no block device", v.Target)
+		}
+		return m, err
+	}
+	switch {
+	case m == nil:
+		return nil, fmt.Errorf("the driver answered with success, but nothing is mounted at %s: does it mount in a namespace of its own? (docs/drivers.md, propagation)", v.Target)
+	case v.Usage.ReadOnly && !m.ReadOnly:
+		return nil, errors.New("the driver answered with success, but the mount is not read-only")
+	}
+	return m, nil
+}
+
+// unpublish takes the mount of this request away.
+func (r *run) unpublish(ctx context.Context, v *volume) error {
+	err := r.call(ctx, "unpublish", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		return c.Unpublish(ctx, d.Ref(), v.known(), d.Translate(v.Target))
+	})
+	if err != nil {
+		return err
+	}
+	return r.clear(v.Driver, v.Target)
+}

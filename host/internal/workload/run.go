@@ -1,0 +1,309 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/journal"
+)
+
+// run carries out the step table for one instance.
+type run struct {
+	*Manager
+	*instance
+}
+
+// untouchedError is a Do's way to say that it failed before it did anything, so
+// that there is nothing to undo.
+type untouchedError struct{ error }
+
+func (e untouchedError) Unwrap() error { return e.error }
+
+// errHostCloses ends a run without unwinding it: the journal has all of it, and
+// the next process of the host goes on.
+var errHostCloses = errors.New("the host is closing")
+
+// live is the instance's goroutine: up, wait, down.
+func (r *run) live(ctx context.Context) {
+	defer close(r.over)
+	if r.state() != Stopping {
+		reason := r.bringUp(ctx)
+		if errors.Is(reason, errHostCloses) {
+			return
+		}
+		failed := r.state() == Starting
+		if err := r.set(Stopping, reason); err != nil {
+			r.log.Error("the journal cannot be written; the workload is released all the same", "workload", r.ref, "error", err)
+		}
+		if failed {
+			r.event("failed", reason.Error())
+		}
+	}
+	r.takeDown(ctx)
+}
+
+// bringUp takes the steps and then waits until the workload has to go. It
+// returns why.
+func (r *run) bringUp(ctx context.Context) error {
+	stopping, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel(nil)
+	watch.Go(func() { cancel(r.awaitEnd(stopping)) })
+
+	if !r.intact {
+		if err := r.forward(stopping); err != nil {
+			if ctx.Err() != nil {
+				return errHostCloses
+			}
+			if stopping.Err() != nil {
+				return fmt.Errorf("the start was given up: %w", context.Cause(stopping))
+			}
+			return err
+		}
+	}
+	if err := r.set(Running, nil); err != nil {
+		return err
+	}
+	if !r.resumed {
+		r.event("started", "")
+	}
+	<-stopping.Done()
+	if ctx.Err() != nil {
+		return errHostCloses
+	}
+	return context.Cause(stopping)
+}
+
+// forward takes every step, in the table's order.
+func (r *run) forward(ctx context.Context) error {
+	for _, group := range groups() {
+		if !group[0].each {
+			if err := r.do(ctx, group[0], nil); err != nil {
+				return err
+			}
+			continue
+		}
+		sideBySide, ctx := errgroup.WithContext(ctx)
+		for _, v := range r.volumes {
+			sideBySide.Go(func() error {
+				for _, s := range group {
+					if s.when != nil && !s.when(v) {
+						continue
+					}
+					if err := r.do(ctx, s, v); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		if err := sideBySide.Wait(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// backward undoes what has an intent, in the reverse order. What fails keeps
+// the steps before it for the next attempt; other volumes go on. A step of the
+// whole workload sees for itself which volumes are done with.
+func (r *run) backward(ctx context.Context) error {
+	var errs []error
+	for _, group := range slices.Backward(groups()) {
+		if !group[0].each {
+			errs = append(errs, r.undo(ctx, group[0], nil))
+			continue
+		}
+		var wg sync.WaitGroup
+		results := make([]error, len(r.volumes))
+		for n, v := range r.volumes {
+			wg.Go(func() {
+				for _, s := range slices.Backward(group) {
+					if results[n] = r.undo(ctx, s, v); results[n] != nil {
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		errs = append(errs, results...)
+	}
+	return errors.Join(errs...)
+}
+
+// groups cuts the table into single steps of the whole workload and chains of
+// steps of each volume.
+func groups() (out [][]step) {
+	for n, s := range steps {
+		if s.each && n > 0 && steps[n-1].each {
+			out[len(out)-1] = append(out[len(out)-1], s)
+		} else {
+			out = append(out, []step{s})
+		}
+	}
+	return out
+}
+
+func (r *run) do(ctx context.Context, s step, v *volume) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	before := r.progress(s, v)
+	if before == "" {
+		if err := r.mark(s, v, intended); err != nil {
+			return err
+		}
+	}
+	end := r.beginStep(s.name, v.name(), false)
+	err := s.do(r, ctx, v)
+	if err == nil {
+		err = r.mark(s, v, done)
+	}
+	if err != nil {
+		end(StepFailed, err)
+		if errors.As(err, new(untouchedError)) && before == "" {
+			return errors.Join(err, r.mark(s, v, ""))
+		}
+		return err
+	}
+	end(StepDone, nil)
+	return nil
+}
+
+func (r *run) undo(ctx context.Context, s step, v *volume) error {
+	if r.progress(s, v) == "" {
+		return nil
+	}
+	end := r.beginStep(s.name, v.name(), true)
+	err := s.undo(r, ctx, v)
+	if err == nil {
+		err = r.mark(s, v, "")
+	}
+	if err != nil {
+		end(StepWaiting, err)
+		return err
+	}
+	end(StepDone, nil)
+	return nil
+}
+
+// Bounds of the pause between two attempts to undo; a change of a driver ends
+// the pause at once.
+const (
+	undoPauseMin = 500 * time.Millisecond
+	undoPauseMax = 30 * time.Second
+)
+
+// takeDown undoes everything, as often as it takes, and forgets the record.
+func (r *run) takeDown(ctx context.Context) {
+	pause := backoff.NewExponentialBackOff()
+	pause.InitialInterval, pause.MaxInterval = undoPauseMin, undoPauseMax
+	for {
+		changed := r.Drivers.Changed() // before the attempt: nothing is missed
+		err := r.down(ctx)
+		if err == nil {
+			r.finish()
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		r.log.Warn("the workload is not released yet, it is tried again", "workload", r.ref, "error", err)
+		_ = r.update(nil, 0, func(rec *record) { rec.Waiting = err.Error() })
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(pause.NextBackOff()):
+		}
+	}
+}
+
+// down is one attempt: no process of the workload, then no mount, then no claim.
+func (r *run) down(ctx context.Context) error {
+	if err := r.endProcesses(ctx); err != nil {
+		return err
+	}
+	if r.progress(steps[0], nil) != "" {
+		if err := r.Ledger.EndWorkload(ctx, r.ref); err != nil {
+			return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
+		}
+	}
+	if err := r.backward(ctx); err != nil {
+		return err
+	}
+	return r.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
+}
+
+// finish tells that nothing is left of the workload on this node.
+func (r *run) finish() {
+	_ = r.update(nil, 0, func(rec *record) {
+		rec.State, rec.Waiting = Stopped, ""
+		if rec.Failed {
+			rec.State = Failed
+		}
+		r.endedAt = time.Now()
+	})
+	r.event("released", r.snapshot().Message)
+}
+
+func (r *run) event(kind, message string) {
+	r.Events.Publish(events.Event{Topic: events.TopicWorkload, Type: kind, Subject: r.ref.String(), Message: message})
+}
+
+func (r *run) state() State {
+	r.instance.mu.Lock()
+	defer r.instance.mu.Unlock()
+	return r.rec.State
+}
+
+// set moves the workload to another state; reason is why it goes down.
+func (r *run) set(s State, reason error) error {
+	return r.update(r.journal, journal.Process, func(rec *record) {
+		if s == Stopping {
+			rec.Failed, r.failure = rec.State == Starting, reason
+			rec.Message = reason.Error()
+		}
+		rec.State = s
+	})
+}
+
+func (r *run) progress(s step, v *volume) progress {
+	r.instance.mu.Lock()
+	defer r.instance.mu.Unlock()
+	return r.rec.stepsOf(v)[s.name]
+}
+
+func (r *run) mark(s step, v *volume, p progress) error {
+	return r.update(r.journal, journal.Process, func(rec *record) {
+		if p == "" {
+			delete(rec.stepsOf(v), s.name)
+		} else {
+			rec.stepsOf(v)[s.name] = p
+		}
+	})
+}
+
+func (rec *record) stepsOf(v *volume) map[string]progress {
+	if v == nil {
+		return rec.Steps
+	}
+	return v.Steps
+}
+
+// name of the request; empty for none.
+func (v *volume) name() string {
+	if v == nil {
+		return ""
+	}
+	return v.Request.Name
+}

@@ -1,0 +1,102 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// Spec is what an operator asks for: what a workload uses, and what it runs.
+type Spec struct {
+	claim.WorkloadRef
+	Volumes []VolumeRequest `json:"volumes,omitempty"`
+	Exec    *Exec           `json:"exec,omitempty"`
+}
+
+// VolumeRequest asks for one volume at one destination. A workload may ask for a
+// volume more than once, with other mount options.
+type VolumeRequest struct {
+	Name           string               `json:"name"`   // unique in the workload
+	Source         string               `json:"source"` // the volume's id, in the workload's namespace
+	ReadOnly       bool                 `json:"read_only,omitempty"`
+	AccessMode     claim.AccessMode     `json:"access_mode,omitempty"`     // may be empty where the volume has one
+	AttachmentMode claim.AttachmentMode `json:"attachment_mode,omitempty"` // may be empty where the volume has one
+	MountOptions   claim.MountOptions   `json:"mount_options"`             // replace the volume's, field by field
+	Destination    string               `json:"destination,omitempty"`     // absolute, in the workload's mount namespace
+}
+
+// Exec is the program of a workload that Pannier runs.
+type Exec struct {
+	Command string            `json:"command"`
+	Args    []string          `json:"args,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	User    string            `json:"user,omitempty"`
+}
+
+// ErrInvalid is returned for a specification that can never be started.
+var ErrInvalid = errors.New("invalid workload")
+
+// Validate checks all that can be known without the ledger and reports every
+// fault. The CLI has checked it with file and line before.
+func (s *Spec) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if err := claim.CheckID(s.ID); err != nil {
+		bad("id: %w", err)
+	}
+	if err := claim.CheckID(s.Namespace); err != nil {
+		bad("namespace: %w", err)
+	}
+	names, destinations := map[string]bool{}, map[string]string{}
+	for _, v := range s.Volumes {
+		if err := claim.CheckID(v.Name); err != nil {
+			bad("volume %q: %w", v.Name, err)
+		}
+		if names[v.Name] {
+			bad("volume %q is there twice", v.Name)
+		}
+		names[v.Name] = true
+		if err := claim.CheckID(v.Source); err != nil {
+			bad("volume %q: source: %w", v.Name, err)
+		}
+		if v.AccessMode != "" && !slices.Contains(claim.AccessModes, v.AccessMode) {
+			bad("volume %q: unknown access_mode %q, want one of %q", v.Name, v.AccessMode, claim.AccessModes)
+		}
+		if v.AttachmentMode != "" && !slices.Contains(claim.AttachmentModes, v.AttachmentMode) {
+			bad("volume %q: unknown attachment_mode %q, want one of %q", v.Name, v.AttachmentMode, claim.AttachmentModes)
+		}
+		if d := v.Destination; d != "" {
+			if !filepath.IsAbs(d) || filepath.Clean(d) != d || d == "/" {
+				bad("volume %q: destination %q must be an absolute, clean path below /", v.Name, d)
+			} else if other, ok := destinations[d]; ok {
+				bad("volumes %q and %q have one destination, %s", other, v.Name, d)
+			}
+			destinations[d] = v.Name
+		}
+	}
+	if s.Exec != nil && s.Exec.Command == "" {
+		bad("exec: command is missing")
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%w %q: %w", ErrInvalid, s.ID, errors.Join(errs...))
+	}
+	return nil
+}
+
+// merge returns the volume's mount options with the request's in their place,
+// field by field.
+func merge(volume, request claim.MountOptions) claim.MountOptions {
+	if request.FSType != "" {
+		volume.FSType = request.FSType
+	}
+	if len(request.Flags) > 0 {
+		volume.Flags = request.Flags
+	}
+	if request.Group != "" {
+		volume.Group = request.Group
+	}
+	return volume
+}

@@ -1,0 +1,110 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// stage mounts the volume once for all of this node's users of one usage.
+func (r *run) stage(ctx context.Context, v *volume) error {
+	unlock, err := r.locks.lock(ctx, v.Ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	key := stagingKey(v.Ref, v.Usage)
+	before, err := r.loadUsers(stagings, key)
+	if err != nil {
+		return err
+	}
+	there, err := mounts.At(v.Staging)
+	if err != nil {
+		return err
+	}
+	if there != nil && before == nil {
+		return fmt.Errorf("stage volume %q: %s is there already and is not ours: %s", v.Ref, v.Staging, there)
+	}
+	u, err := r.join(stagings, key, v)
+	if err != nil {
+		return err
+	}
+	if u.Done && same(u.Mounted, there) {
+		return nil
+	}
+	if err := r.stageNow(ctx, v); err != nil {
+		return err
+	}
+	if u.Mounted, err = mounts.At(v.Staging); err != nil {
+		return err
+	}
+	u.Done = true
+	return r.saveUsers(stagings, key, u)
+}
+
+func (r *run) stageNow(ctx context.Context, v *volume) error {
+	asked, err := r.asked(v)
+	if err != nil {
+		return err
+	}
+	if err := r.Layout.Make(v.Driver, v.Staging); err != nil {
+		return fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err)
+	}
+	return r.call(ctx, "stage", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		return c.Stage(ctx, d.Ref(), storage.StageRequest{
+			Volume: asked, PublishContext: v.PublishContext, StagingPath: d.Translate(v.Staging),
+		})
+	})
+}
+
+// unstage ends this use; the last user of the usage takes the mount away.
+func (r *run) unstage(ctx context.Context, v *volume) error {
+	unlock, err := r.locks.lock(ctx, v.Ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	key := stagingKey(v.Ref, v.Usage)
+	u, err := r.loadUsers(stagings, key)
+	if err != nil || u == nil {
+		return err
+	}
+	if slices.Equal(u.Users, []string{r.user(v)}) {
+		if err := r.unstageNow(ctx, v); err != nil {
+			return err
+		}
+	}
+	return r.leave(stagings, key, v)
+}
+
+func (r *run) unstageNow(ctx context.Context, v *volume) error {
+	err := r.call(ctx, "unstage", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		return c.Unstage(ctx, d.Ref(), v.known(), d.Translate(v.Staging))
+	})
+	if err != nil {
+		return err
+	}
+	return r.clear(v.Driver, v.Staging)
+}
+
+// clear makes sure that nothing is mounted at a path that its driver has given
+// up, and removes it: a driver that lost its state may have left a mount.
+func (m *Manager) clear(driver, path string) error {
+	if err := m.Layout.Unmount(path); err != nil {
+		return err
+	}
+	return m.Layout.Remove(driver, path)
+}
+
+// same says whether what is mounted is what was. Some drivers mount nothing when
+// they stage.
+func same(was, is *mounts.Mount) bool {
+	if was == nil || is == nil {
+		return was == is
+	}
+	return was.Same(*is)
+}
