@@ -1,0 +1,110 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// The reasons for which the ledger refuses something. A caller asks with
+// errors.Is; the error's text is for the operator.
+var (
+	// ErrHeld: other claims stand in the way; try again when they are freed.
+	ErrHeld = errors.New("claim is held")
+	// ErrModes: the volume is in use with another access or attachment mode.
+	ErrModes = errors.New("volume is in use with other modes")
+	// ErrReadOnly: the access mode never allows a write claim.
+	ErrReadOnly = errors.New("access mode is for readers only")
+	// ErrUnsupported: the volume was not registered with the wanted modes.
+	ErrUnsupported = errors.New("volume lacks the capability")
+	// ErrConflict: the same workload or claim is there with other arguments.
+	ErrConflict = errors.New("exists with other arguments")
+	// ErrInvalid: a field is missing or malformed. The error is a *FieldError.
+	ErrInvalid = errors.New("invalid")
+	// ErrBackwards: a claim only moves forward on its way out.
+	ErrBackwards = errors.New("claim cannot move backwards")
+	// ErrVolumeNotFound: no such volume is registered.
+	ErrVolumeNotFound = errors.New("volume is not registered")
+	// ErrVolumeInUse: claims stand, so the volume cannot be changed so or removed.
+	ErrVolumeInUse = errors.New("volume is in use")
+	// ErrClaimNotFound: the workload has no claim on the volume.
+	ErrClaimNotFound = errors.New("claim not found")
+	// ErrWorkloadNotFound: the ledger knows no such workload.
+	ErrWorkloadNotFound = errors.New("workload not found")
+	// ErrNodeNotFound: the ledger knows no such node.
+	ErrNodeNotFound = errors.New("node not found")
+	// ErrDriverNotFound: no node has, or lately had, such a driver.
+	ErrDriverNotFound = errors.New("driver not found")
+)
+
+// Refusal says why a volume was not given and who has it. It matches its Reason
+// in errors.Is: ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrConflict or
+// ErrVolumeInUse.
+type Refusal struct {
+	Reason  error
+	Volume  VolumeRef
+	Mode    Mode // what was wanted; empty where no claim was wanted
+	Detail  string
+	Holders []Claim   // the claims that stand, in the order of the ledger
+	At      time.Time // when it was refused: ages are counted to it
+}
+
+// Error names the volume, what was wanted and each holder.
+func (r *Refusal) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "volume %q %s", r.Volume, r.Detail)
+	for i, h := range r.Holders {
+		if i == 0 {
+			b.WriteString(": held by ")
+		} else {
+			b.WriteString(", ")
+		}
+		b.WriteString(h.describe(r.At))
+	}
+	return b.String()
+}
+
+// Unwrap is the reason.
+func (r *Refusal) Unwrap() error { return r.Reason }
+
+// describe is one holder in a refusal's text.
+func (c *Claim) describe(at time.Time) string {
+	node := "an unknown node"
+	if c.Node != "" {
+		node = fmt.Sprintf("node %q", c.Node)
+	}
+	return fmt.Sprintf("workload %q on %s (%s, %s, %s)", c.Workload, node, c.Mode, c.State, age(c.TakenAt, at))
+}
+
+// age rounds to the unit that matters to a reader: seconds, minutes, hours, days.
+func age(from, to time.Time) string {
+	if from.IsZero() {
+		return "unknown age"
+	}
+	d := max(to.Sub(from), 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	default:
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	}
+}
+
+// FieldError is an ErrInvalid that names the field.
+type FieldError struct {
+	Object  string // such as `volume "mysql"`
+	Field   string // such as plugin_id
+	Problem string
+}
+
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("%s: %s %s", e.Object, e.Field, e.Problem)
+}
+
+// Unwrap makes it an ErrInvalid.
+func (e *FieldError) Unwrap() error { return ErrInvalid }

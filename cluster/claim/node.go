@@ -1,0 +1,151 @@
+package claim
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Node is an agent as it last described itself.
+type Node struct {
+	Name       string                `json:"name"`
+	BootID     string                `json:"boot_id"` // of its kernel: after a change nothing is assumed mounted
+	Address    string                `json:"address,omitempty"`
+	Drivers    map[string]NodeDriver `json:"drivers,omitempty"` // by driver id
+	Attributes map[string]string     `json:"attributes,omitempty"`
+
+	CreateIndex uint64    `json:"create_index"`
+	ModifyIndex uint64    `json:"modify_index"`
+	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// DriverType is which of CSI's services a driver's process serves.
+type DriverType string
+
+// The driver types.
+const (
+	NodeService       DriverType = "node"
+	ControllerService DriverType = "controller"
+	Monolith          DriverType = "monolith" // both
+)
+
+// NodeDriver is a CSI driver on one node, as its fingerprint said.
+type NodeDriver struct {
+	ID       string     `json:"id"`
+	Type     DriverType `json:"type"`
+	Healthy  bool       `json:"healthy"`
+	Message  string     `json:"message,omitempty"` // why it is unhealthy
+	Provider string     `json:"provider,omitempty"`
+	Version  string     `json:"version,omitempty"`
+
+	NodeID     string            `json:"node_id,omitempty"`     // the driver's own id of the node
+	MaxVolumes int64             `json:"max_volumes,omitempty"` // on the node; 0: no limit
+	Topology   map[string]string `json:"topology,omitempty"`
+
+	Controller *ControllerCapabilities `json:"controller,omitempty"` // nil: no controller service
+	Node       *NodeCapabilities       `json:"node,omitempty"`       // nil: no node service
+	UpdatedAt  time.Time               `json:"updated_at"`
+}
+
+// ControllerCapabilities are what a driver's controller service can do (CSI
+// spec, ControllerServiceCapability).
+type ControllerCapabilities struct {
+	CreateDelete          bool `json:"create_delete,omitempty"`
+	AttachDetach          bool `json:"attach_detach,omitempty"` // PUBLISH_UNPUBLISH_VOLUME
+	AttachReadOnly        bool `json:"attach_read_only,omitempty"`
+	ListVolumes           bool `json:"list_volumes,omitempty"`
+	GetCapacity           bool `json:"get_capacity,omitempty"`
+	CreateDeleteSnapshot  bool `json:"create_delete_snapshot,omitempty"`
+	ListSnapshots         bool `json:"list_snapshots,omitempty"`
+	Clone                 bool `json:"clone,omitempty"`
+	Expand                bool `json:"expand,omitempty"`
+	OnlineExpand          bool `json:"online_expand,omitempty"`
+	VolumeCondition       bool `json:"volume_condition,omitempty"`
+	SingleNodeMultiWriter bool `json:"single_node_multi_writer,omitempty"`
+	Topology              bool `json:"topology,omitempty"` // VOLUME_ACCESSIBILITY_CONSTRAINTS
+}
+
+// NodeCapabilities are what a driver's node service can do (CSI spec,
+// NodeServiceCapability).
+type NodeCapabilities struct {
+	StageUnstage          bool `json:"stage_unstage,omitempty"`
+	VolumeStats           bool `json:"volume_stats,omitempty"`
+	Expand                bool `json:"expand,omitempty"`
+	VolumeCondition       bool `json:"volume_condition,omitempty"`
+	SingleNodeMultiWriter bool `json:"single_node_multi_writer,omitempty"`
+	VolumeMountGroup      bool `json:"volume_mount_group,omitempty"`
+}
+
+// MaxDrivers bounds the drivers of one node.
+const MaxDrivers = 256
+
+// Validate checks a node as it describes itself. The error is a *FieldError.
+func (n *Node) Validate() error {
+	c := checker{object: fmt.Sprintf("node %q", n.Name)}
+	c.id("name", n.Name)
+	if len(n.Drivers) > MaxDrivers {
+		c.fail("drivers", fmt.Sprintf("are more than %d", MaxDrivers))
+	}
+	for _, id := range slices.Sorted(maps.Keys(n.Drivers)) {
+		d := n.Drivers[id]
+		c.id("driver id", id)
+		if d.ID != id {
+			c.fail("driver "+id, fmt.Sprintf("says that its id is %q", d.ID))
+		}
+		if !slices.Contains([]DriverType{NodeService, ControllerService, Monolith}, d.Type) {
+			c.fail("driver "+id, fmt.Sprintf("has the unknown type %q", d.Type))
+		}
+	}
+	return c.err
+}
+
+// Driver is what all nodes together say of one CSI driver. It is derived from
+// the nodes' records and never set by anyone.
+type Driver struct {
+	ID       string `json:"id"`
+	Provider string `json:"provider,omitempty"` // as the node that told last
+	Version  string `json:"version,omitempty"`  // as the node that told last
+
+	ControllersHealthy  int `json:"controllers_healthy"`
+	ControllersExpected int `json:"controllers_expected"`
+	NodesHealthy        int `json:"nodes_healthy"`
+	NodesExpected       int `json:"nodes_expected"`
+
+	// Nodes has the driver on each node by the node's name. A query fills it in.
+	Nodes map[string]NodeDriver `json:"-"`
+
+	ModifyIndex uint64    `json:"modify_index"`
+	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// Replace takes what one node said before out of the counts and puts in what it
+// says now; nil is nothing.
+func (d *Driver) Replace(before, now *NodeDriver) {
+	d.count(before, -1)
+	d.count(now, +1)
+	if now != nil && now.Provider != "" {
+		d.Provider, d.Version = now.Provider, now.Version
+	}
+}
+
+func (d *Driver) count(n *NodeDriver, by int) {
+	if n == nil {
+		return
+	}
+	healthy := 0
+	if n.Healthy {
+		healthy = by
+	}
+	if n.Type != NodeService {
+		d.ControllersExpected += by
+		d.ControllersHealthy += healthy
+	}
+	if n.Type != ControllerService {
+		d.NodesExpected += by
+		d.NodesHealthy += healthy
+	}
+}
+
+// Unused says that no node has the driver.
+func (d *Driver) Unused() bool { return d.ControllersExpected == 0 && d.NodesExpected == 0 }

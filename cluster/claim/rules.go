@@ -1,0 +1,123 @@
+package claim
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// rule is a cell of the mode table: which of the claims that others hold forbid
+// a new one. A nil rule never allows the claim.
+type rule func(want, held *Claim) (forbids bool)
+
+func always(_, _ *Claim) bool        { return false }
+func nobodyElse(_, _ *Claim) bool    { return true }
+func noOtherWriter(_, h *Claim) bool { return h.Mode != Read }
+
+// onOneNode counts an unknown node as another one: who cannot prove that two
+// claims share a node must take it that they do not.
+func onOneNode(want, held *Claim) bool { return held.Node == "" || held.Node != want.Node }
+
+// table is the mode table: a read claim's rule and a write claim's rule for
+// each access mode.
+var table = map[AccessMode]struct{ read, write rule }{
+	SingleNodeReaderOnly:   {read: onOneNode, write: nil},
+	SingleNodeWriter:       {read: nobodyElse, write: nobodyElse},
+	SingleNodeSingleWriter: {read: nobodyElse, write: nobodyElse},
+	SingleNodeMultiWriter:  {read: onOneNode, write: onOneNode},
+	MultiNodeReaderOnly:    {read: always, write: nil},
+	MultiNodeSingleWriter:  {read: always, write: noOtherWriter},
+	MultiNodeMultiWriter:   {read: always, write: always},
+}
+
+// AlwaysAllowed says that no number of standing claims forbids one of this mode,
+// so that a caller need not read them.
+func AlwaysAllowed(access AccessMode, mode Mode) bool {
+	switch access {
+	case MultiNodeMultiWriter:
+		return mode == Read || mode == Write
+	case MultiNodeReaderOnly, MultiNodeSingleWriter:
+		return mode == Read
+	default:
+		return false
+	}
+}
+
+// Take decides whether want may be taken on v while held stand, at a time that
+// the caller's leader stamped. held may leave out claims where AlwaysAllowed
+// says so, but never one of want's own workload; a claim counts until it is freed,
+// whatever its state.
+//
+// It answers with the claim as it is to be stored, and whether it is new: the
+// same workload asking again with the same node and modes gets the claim that it
+// has. The error is a *Refusal or, for a malformed claim, a *FieldError.
+func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, created bool, err error) {
+	if err := want.Validate(); err != nil {
+		return Claim{}, false, err
+	}
+	refuse := func(reason error, holders []Claim, format string, args ...any) error {
+		return &Refusal{Reason: reason, Volume: v.VolumeRef, Mode: want.Mode, Detail: fmt.Sprintf(format, args...), Holders: holders, At: at}
+	}
+	for i := range held {
+		if held[i].Workload != want.Workload {
+			continue
+		}
+		own := held[i]
+		switch {
+		case own.State != Taken:
+			return Claim{}, false, refuse(ErrHeld, held[i:i+1], "has no %s claim left", want.Mode)
+		case !own.sameArguments(&want):
+			return Claim{}, false, refuse(ErrConflict, held[i:i+1], "is claimed by the same workload with other arguments than %s, %s/%s on node %q",
+				want.Mode, want.AccessMode, want.AttachmentMode, want.Node)
+		}
+		return own, false, nil
+	}
+
+	modes := Capability{want.AccessMode, want.AttachmentMode}
+	if !v.Supports(want.AccessMode, want.AttachmentMode) {
+		return Claim{}, false, refuse(ErrUnsupported, held, "cannot be claimed as %s: it is registered with %v", modes, v.Capabilities)
+	}
+	if current := (Capability{v.AccessMode, v.AttachmentMode}); v.AccessMode != "" && current != modes {
+		return Claim{}, false, refuse(ErrModes, held, "cannot be claimed as %s while it is in use as %s", modes, current)
+	}
+	cell := table[want.AccessMode].read
+	if want.Mode == Write {
+		cell = table[want.AccessMode].write
+	}
+	if cell == nil {
+		return Claim{}, false, refuse(ErrReadOnly, held, "has no %s claim: its access mode is %s", want.Mode, want.AccessMode)
+	}
+	if slices.ContainsFunc(held, func(h Claim) bool { return cell(&want, &h) }) {
+		return Claim{}, false, refuse(ErrHeld, held, "has no %s claim left", want.Mode)
+	}
+	want.State = Taken
+	want.TakenAt, want.ModifiedAt = at, at
+	want.ForcedBy, want.ForcedAt = "", time.Time{}
+	return want, true, nil
+}
+
+// sameArguments compares what a caller chooses. The driver's id of the node is
+// not among it: the driver may have been asked again since.
+func (c *Claim) sameArguments(o *Claim) bool {
+	return c.Node == o.Node && c.Mode == o.Mode && c.AccessMode == o.AccessMode && c.AttachmentMode == o.AttachmentMode
+}
+
+// CheckUpdate decides whether a registered volume may become next while held
+// stand on it. The error is a *Refusal that names the field.
+func CheckUpdate(old, next Volume, held []Claim, at time.Time) error {
+	if len(held) == 0 {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		return &Refusal{Reason: ErrVolumeInUse, Volume: old.VolumeRef, Detail: fmt.Sprintf(format, args...), Holders: held, At: at}
+	}
+	switch {
+	case next.PluginID != old.PluginID:
+		return refuse("is in use, so plugin_id cannot change from %q to %q", old.PluginID, next.PluginID)
+	case next.ExternalID != old.ExternalID:
+		return refuse("is in use, so external_id cannot change from %q to %q", old.ExternalID, next.ExternalID)
+	case old.AccessMode != "" && !next.Supports(old.AccessMode, old.AttachmentMode):
+		return refuse("is in use as %s, so capability cannot drop it", Capability{old.AccessMode, old.AttachmentMode})
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// MaxID is the longest id, in bytes.
+const MaxID = 128
+
+// CheckID tells what is wrong with an id: 1 to 128 of a-z, A-Z, 0-9, '-', '_'
+// and '.'. Ids become parts of paths and keys, so "." and ".." are none.
+func CheckID(id string) error {
+	switch {
+	case id == "":
+		return errors.New("is missing")
+	case len(id) > MaxID:
+		return fmt.Errorf("is longer than %d characters (%d)", MaxID, len(id))
+	case id == "." || id == "..":
+		return fmt.Errorf("must not be %q", id)
+	}
+	for _, r := range id {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+		default:
+			return fmt.Errorf("%q has the character %q: only a-z, A-Z, 0-9, '-', '_' and '.' are allowed", id, r)
+		}
+	}
+	return nil
+}
+
+// checker collects the first problem of one object's fields.
+type checker struct {
+	object string
+	err    error
+}
+
+func (c *checker) fail(field, problem string) {
+	if c.err == nil {
+		c.err = &FieldError{Object: c.object, Field: field, Problem: problem}
+	}
+}
+
+func (c *checker) id(field, id string) {
+	if err := CheckID(id); err != nil {
+		c.fail(field, err.Error())
+	}
+}
+
+// Validate checks the reference's id and namespace.
+func (r VolumeRef) Validate() error {
+	c := checker{object: fmt.Sprintf("volume %q", r)}
+	c.id("id", r.ID)
+	c.id("namespace", r.Namespace)
+	return c.err
+}
+
+// Validate checks the reference's id and namespace.
+func (r WorkloadRef) Validate() error {
+	c := checker{object: fmt.Sprintf("workload %q", r)}
+	c.id("id", r.ID)
+	c.id("namespace", r.Namespace)
+	return c.err
+}
+
+// Validate checks a volume as it is to be registered. The error is a
+// *FieldError.
+func (v *Volume) Validate() error {
+	if err := v.VolumeRef.Validate(); err != nil {
+		return err
+	}
+	c := checker{object: fmt.Sprintf("volume %q", v.VolumeRef)}
+	c.id("plugin_id", v.PluginID)
+	if v.ExternalID == "" {
+		c.fail("external_id", "is missing")
+	}
+	if len(v.Capabilities) == 0 {
+		c.fail("capability", "is missing: at least one is needed")
+	}
+	for i, have := range v.Capabilities {
+		c.modes(have.AccessMode, have.AttachmentMode)
+		if slices.Contains(v.Capabilities[:i], have) {
+			c.fail("capability", fmt.Sprintf("%s is there twice", have))
+		}
+	}
+	if v.CapacityMin < 0 || v.CapacityMax < 0 {
+		c.fail("capacity_min, capacity_max", "must not be negative")
+	}
+	if v.CapacityMax > 0 && v.CapacityMin > v.CapacityMax {
+		c.fail("capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", v.CapacityMin, v.CapacityMax))
+	}
+	if v.CloneID != "" && v.SnapshotID != "" {
+		c.fail("clone_id, snapshot_id", "are both set: at most one is allowed")
+	}
+	return c.err
+}
+
+func (c *checker) modes(access AccessMode, attachment AttachmentMode) {
+	if !slices.Contains(AccessModes, access) {
+		c.fail("access_mode", fmt.Sprintf("%q is none of %v", access, AccessModes))
+	}
+	if !slices.Contains(AttachmentModes, attachment) {
+		c.fail("attachment_mode", fmt.Sprintf("%q is none of %v", attachment, AttachmentModes))
+	}
+}
+
+// Validate checks a claim as it is wanted. The error is a *FieldError.
+func (c *Claim) Validate() error {
+	if err := c.Volume.Validate(); err != nil {
+		return err
+	}
+	if err := c.Workload.Validate(); err != nil {
+		return err
+	}
+	k := checker{object: fmt.Sprintf("claim of workload %q on volume %q", c.Workload, c.Volume)}
+	k.id("node", c.Node)
+	k.modes(c.AccessMode, c.AttachmentMode)
+	if c.Mode != Read && c.Mode != Write {
+		k.fail("mode", fmt.Sprintf("%q is neither %q nor %q", c.Mode, Read, Write))
+	}
+	return k.err
+}
+
+// String is the access and the attachment mode.
+func (c Capability) String() string {
+	return fmt.Sprintf("%s/%s", c.AccessMode, c.AttachmentMode)
+}
