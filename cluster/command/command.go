@@ -1,0 +1,177 @@
+package command
+
+import (
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// Bounds of one command. They keep each within one transaction of the ledger.
+const (
+	// MaxClaims bounds the claims of one workload.
+	MaxClaims = 128
+	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers and
+	// DeregisterVolume's claims; DeleteWorkloads stops at as many.
+	MaxItems = 512
+)
+
+// Command is one of this package's commands.
+type Command interface {
+	kind() kind
+	stamp(time.Time)
+}
+
+// Stamp is embedded in every command.
+type Stamp struct {
+	// At is the leader's time when it took the command in.
+	At time.Time `json:"at"`
+}
+
+func (s *Stamp) stamp(at time.Time) { s.At = at }
+
+// SetAt stamps a command with the leader's time.
+func SetAt(c Command, at time.Time) { c.stamp(at) }
+
+// RegisterVolume inserts a volume or updates its definition. What the ledger
+// itself keeps (indexes, times of creation, current modes) is taken from the
+// standing record.
+type RegisterVolume struct {
+	Stamp
+	Volume claim.Volume `json:"volume"`
+}
+
+// RegisterVolumeResult answers RegisterVolume.
+type RegisterVolumeResult struct {
+	Volume  claim.Volume
+	Created bool
+}
+
+// DeregisterVolume removes a volume. It refuses while claims stand, unless Force.
+type DeregisterVolume struct {
+	Stamp
+	Ref   claim.VolumeRef `json:"ref"`
+	Force bool            `json:"force,omitempty"`
+}
+
+// DeregisterVolumeResult answers DeregisterVolume. LeftBehind are the claims
+// whose records went although their mounts may stand. More says that the volume
+// had more claims than one command may free, and is still there.
+type DeregisterVolumeResult struct {
+	Volume     claim.Volume
+	LeftBehind []claim.Claim
+	More       bool
+}
+
+// StartWorkload records a running workload and takes all its claims, or none.
+// Node and Workload of a claim may be left empty.
+type StartWorkload struct {
+	Stamp
+	Ref    claim.WorkloadRef `json:"ref"`
+	Node   string            `json:"node"`
+	Claims []claim.Claim     `json:"claims,omitempty"` // at most MaxClaims, one a volume
+}
+
+// StartWorkloadResult answers StartWorkload. Claims are in the order asked for, and
+// Volumes[i] is the volume of Claims[i]. Created is false when the workload ran
+// already with the same arguments.
+type StartWorkloadResult struct {
+	Workload claim.Workload
+	Claims   []claim.Claim
+	Volumes  []claim.Volume
+	Created  bool
+}
+
+// EndWorkload records that a workload has ended and sends its claims on their way
+// out. It may be repeated.
+type EndWorkload struct {
+	Stamp
+	Ref claim.WorkloadRef `json:"ref"`
+}
+
+// EndWorkloadResult answers EndWorkload: the workload's claims as they stand now.
+// Found is false where the ledger knows no such workload.
+type EndWorkloadResult struct {
+	Workload claim.Workload
+	Claims   []claim.Claim
+	Found    bool
+}
+
+// AdvanceClaims checkpoints claims on their way out: all items or none.
+type AdvanceClaims struct {
+	Stamp
+	Items []Advance `json:"items"` // at most MaxItems
+	// By is the operator who vouches that the claims' node is down; empty where
+	// nobody had to.
+	By string `json:"by,omitempty"`
+}
+
+// Advance moves one claim to a state. Freed deletes it.
+type Advance struct {
+	Volume   claim.VolumeRef   `json:"volume"`
+	Workload claim.WorkloadRef `json:"workload"`
+	Index    uint64            `json:"index,omitempty"` // the claim's fencing token; 0: whichever stands
+	To       claim.State       `json:"to"`
+}
+
+// AdvanceClaimsResult answers AdvanceClaims, item by item.
+type AdvanceClaimsResult struct {
+	Items []Advanced
+}
+
+// Advanced is one claim after AdvanceClaims. Claim is empty and Gone is true where
+// it was freed, now or before.
+type Advanced struct {
+	Claim claim.Claim
+	Gone  bool
+}
+
+// PutNode records what a node says of itself, and with it the counts of its
+// drivers.
+type PutNode struct {
+	Stamp
+	Node claim.Node `json:"node"`
+}
+
+// PutNodeResult answers PutNode. Changed is false where the node says what it
+// said before.
+type PutNodeResult struct {
+	Node    claim.Node
+	Changed bool
+}
+
+// DeleteNode removes a node and what it said of drivers. Its claims stay.
+type DeleteNode struct {
+	Stamp
+	Name string `json:"name"`
+}
+
+// DeleteNodeResult answers DeleteNode.
+type DeleteNodeResult struct {
+	Found bool
+}
+
+// DeleteDrivers removes those of the drivers that no node has, no volume names and
+// nothing changed since IfUnusedBefore.
+type DeleteDrivers struct {
+	Stamp
+	IDs            []string  `json:"ids"` // at most MaxItems
+	IfUnusedBefore time.Time `json:"if_unused_before"`
+}
+
+// DeleteDriversResult answers DeleteDrivers.
+type DeleteDriversResult struct {
+	Deleted []string
+}
+
+// DeleteWorkloads removes workloads that ended before a time and have no claim
+// left, the oldest MaxItems of them.
+type DeleteWorkloads struct {
+	Stamp
+	EndedBefore time.Time `json:"ended_before"`
+}
+
+// DeleteWorkloadsResult answers DeleteWorkloads. More says that there may be more.
+type DeleteWorkloadsResult struct {
+	Deleted []claim.WorkloadRef
+	More    bool
+}

@@ -1,0 +1,116 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// version of the encoding that this program writes: one byte of version, one of
+// kind, then JSON.
+const version = 1
+
+// MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
+// one transaction of the ledger.
+const MaxSize = 256 << 10
+
+var (
+	// ErrUnknownCommand: the entry was written by a newer program. Whoever
+	// meets it in the log must stop, and be upgraded.
+	ErrUnknownCommand = errors.New("unknown command in the log (written by a newer version)")
+	// ErrMalformed: the entry is no command of any version.
+	ErrMalformed = errors.New("malformed command")
+	// ErrTooLarge: the command is bigger than MaxSize.
+	ErrTooLarge = errors.New("command is too large")
+)
+
+type kind byte
+
+// The kinds. A number is never used again.
+const (
+	kindRegisterVolume   kind = 1
+	kindDeregisterVolume kind = 2
+	kindStartWorkload    kind = 3
+	kindEndWorkload      kind = 4
+	kindAdvanceClaims    kind = 5
+	kindPutNode          kind = 6
+	kindDeleteNode       kind = 7
+	kindDeleteDrivers    kind = 8
+	kindDeleteWorkloads  kind = 9
+)
+
+func (*RegisterVolume) kind() kind   { return kindRegisterVolume }
+func (*DeregisterVolume) kind() kind { return kindDeregisterVolume }
+func (*StartWorkload) kind() kind    { return kindStartWorkload }
+func (*EndWorkload) kind() kind      { return kindEndWorkload }
+func (*AdvanceClaims) kind() kind    { return kindAdvanceClaims }
+func (*PutNode) kind() kind          { return kindPutNode }
+func (*DeleteNode) kind() kind       { return kindDeleteNode }
+func (*DeleteDrivers) kind() kind    { return kindDeleteDrivers }
+func (*DeleteWorkloads) kind() kind  { return kindDeleteWorkloads }
+
+func empty(k kind) Command {
+	switch k {
+	case kindRegisterVolume:
+		return &RegisterVolume{}
+	case kindDeregisterVolume:
+		return &DeregisterVolume{}
+	case kindStartWorkload:
+		return &StartWorkload{}
+	case kindEndWorkload:
+		return &EndWorkload{}
+	case kindAdvanceClaims:
+		return &AdvanceClaims{}
+	case kindPutNode:
+		return &PutNode{}
+	case kindDeleteNode:
+		return &DeleteNode{}
+	case kindDeleteDrivers:
+		return &DeleteDrivers{}
+	case kindDeleteWorkloads:
+		return &DeleteWorkloads{}
+	default:
+		return nil
+	}
+}
+
+// Encode writes a command down as a log entry.
+func Encode(c Command) ([]byte, error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", c, err)
+	}
+	if len(body)+2 > MaxSize {
+		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", c, ErrTooLarge, len(body)+2, MaxSize)
+	}
+	return append([]byte{version, byte(c.kind())}, body...), nil
+}
+
+// Decode reads a log entry. Any bytes may be given. The error is
+// ErrUnknownCommand or ErrMalformed.
+func Decode(entry []byte) (Command, error) {
+	if len(entry) < 2 {
+		return nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(entry))
+	}
+	if entry[0] == 0 || entry[1] == 0 {
+		return nil, fmt.Errorf("%w: version %d, kind %d", ErrMalformed, entry[0], entry[1])
+	}
+	if entry[0] > version {
+		return nil, fmt.Errorf("%w: version %d, this program knows up to %d", ErrUnknownCommand, entry[0], version)
+	}
+	c := empty(kind(entry[1]))
+	if c == nil {
+		return nil, fmt.Errorf("%w: kind %d", ErrUnknownCommand, entry[1])
+	}
+	d := json.NewDecoder(bytes.NewReader(entry[2:]))
+	d.DisallowUnknownFields()
+	if err := d.Decode(c); err != nil {
+		return nil, fmt.Errorf("%w: %T: %v", ErrMalformed, c, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%w: %T: more after its end", ErrMalformed, c)
+	}
+	return c, nil
+}
