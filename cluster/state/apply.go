@@ -1,0 +1,129 @@
+package state
+
+import (
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// Entry is one entry of the log. Command is nil where the entry means nothing to
+// the ledger, and only its index counts.
+type Entry struct {
+	Index   uint64
+	Command command.Command
+}
+
+// Outcome is what became of an entry: a result of the command package, or a
+// refusal. It is empty for an entry that was applied before.
+type Outcome struct {
+	Result any
+	Err    error
+}
+
+// A transaction ends when it holds this much, and what is left of the batch goes
+// into the next one. The biggest command (command.MaxSize, command.MaxItems) and
+// this together stay below what Badger takes: 15% of a memtable.
+const (
+	batchBytes  = 256 << 10
+	batchWrites = 2048
+)
+
+// Apply applies entries in their order, in as few transactions as they fit into.
+// The error is a fault of the store: what was applied before it stands, the rest
+// does not, and the store takes no entry any more.
+func (s *Store) Apply(entries []Entry) ([]Outcome, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.broken != nil {
+		return nil, s.broken
+	}
+	outcomes := make([]Outcome, len(entries))
+	for done := 0; done < len(entries); {
+		n, err := s.applySome(entries[done:], outcomes[done:])
+		if err != nil {
+			s.broken = fmt.Errorf("%w: apply log entry %d: %w", ErrStopped, entries[done+n].Index, err)
+			return nil, s.broken
+		}
+		done += n
+	}
+	return outcomes, nil
+}
+
+// Stop makes the store take no entry any more, for a reason outside of it: the
+// entry at index cannot be understood.
+func (s *Store) Stop(index uint64, reason error) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.broken == nil {
+		s.broken = fmt.Errorf("%w: apply log entry %d: %w", ErrStopped, index, reason)
+	}
+	return s.broken
+}
+
+// applySome applies as many entries as fit into one transaction, and at least
+// one. After a fault, n is the entry at which it happened.
+func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error) {
+	g, release, err := s.acquire()
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	tx := &writeTx{ReadTx: ReadTx{txn: g.db.NewTransaction(true)}, topics: map[Topic]struct{}{}}
+	defer tx.txn.Discard()
+	applied := s.applied.Load()
+	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {
+		if e := entries[n]; e.Index > applied {
+			tx.index = e.Index
+			result, err := tx.apply(e.Command)
+			if isFault(err) {
+				return n, err
+			}
+			outcomes[n] = Outcome{result, err}
+			if err != nil {
+				outcomes[n].Result = nil
+			}
+			applied = e.Index
+		}
+		n++
+	}
+	if applied == s.applied.Load() {
+		return n, nil
+	}
+	if err := tx.setApplied(applied); err != nil {
+		return 0, err
+	}
+	if err := tx.txn.Commit(); err != nil {
+		return 0, fault("commit: %w", err)
+	}
+	s.applied.Store(applied)
+	s.watchers.publish(tx.topics)
+	return n, nil
+}
+
+// apply is the table of commands.
+func (tx *writeTx) apply(c command.Command) (any, error) {
+	switch c := c.(type) {
+	case nil:
+		return nil, nil
+	case *command.RegisterVolume:
+		return tx.registerVolume(c)
+	case *command.DeregisterVolume:
+		return tx.deregisterVolume(c)
+	case *command.StartWorkload:
+		return tx.startWorkload(c)
+	case *command.EndWorkload:
+		return tx.endWorkload(c)
+	case *command.AdvanceClaims:
+		return tx.advanceClaims(c)
+	case *command.PutNode:
+		return tx.putNode(c)
+	case *command.DeleteNode:
+		return tx.deleteNode(c)
+	case *command.DeleteDrivers:
+		return tx.deleteDrivers(c)
+	case *command.DeleteWorkloads:
+		return tx.deleteWorkloads(c)
+	default:
+		return nil, fault("%w: %T", command.ErrUnknownCommand, c)
+	}
+}

@@ -1,0 +1,104 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func (tx *writeTx) advanceClaims(c *command.AdvanceClaims) (any, error) {
+	result := command.AdvanceClaimsResult{Items: make([]command.Advanced, len(c.Items))}
+	if err := checkItems(c.Items); err != nil {
+		return nil, err
+	}
+	for i, item := range c.Items {
+		held, err := tx.Claim(item.Volume, item.Workload)
+		switch {
+		case errors.Is(err, claim.ErrClaimNotFound), err == nil && item.Index != 0 && item.Index != held.Index:
+			// Freed before; what stands, if anything, is a later claim.
+			result.Items[i].Gone = true
+			continue
+		case err != nil:
+			return nil, err
+		}
+		if !claim.CanAdvance(held.State, item.To) {
+			return nil, fmt.Errorf("claim of workload %q on volume %q: from %s to %s: %w",
+				item.Workload, item.Volume, held.State, item.To, claim.ErrBackwards)
+		}
+		result.Items[i].Claim = held
+	}
+
+	for i, item := range c.Items {
+		one := &result.Items[i]
+		switch {
+		case one.Gone:
+		case item.To == claim.Freed:
+			if err := tx.freeClaim(&one.Claim); err != nil {
+				return nil, err
+			}
+			*one = command.Advanced{Gone: true}
+		case one.Claim.State != item.To || c.By != "":
+			one.Claim.State, one.Claim.ModifiedAt = item.To, c.At
+			if c.By != "" {
+				one.Claim.ForcedBy, one.Claim.ForcedAt = c.By, c.At
+			}
+			if err := tx.putClaim(&one.Claim); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return result, nil
+}
+
+func checkItems(items []command.Advance) error {
+	invalid := func(format string, args ...any) error {
+		return &claim.FieldError{Object: "claims to advance", Field: "items", Problem: fmt.Sprintf(format, args...)}
+	}
+	if len(items) > command.MaxItems {
+		return invalid("are %d: at most %d are allowed", len(items), command.MaxItems)
+	}
+	seen := map[string]bool{}
+	for _, item := range items {
+		if !item.To.Valid() {
+			return invalid("name the unknown state %q", item.To)
+		}
+		key := claimKey(item.Volume, item.Workload)
+		if seen[key] {
+			return invalid("name the claim of workload %q on volume %q twice", item.Workload, item.Volume)
+		}
+		seen[key] = true
+	}
+	return nil
+}
+
+// putClaim stores a claim and moves its index keys from those of the record as
+// it stands, which an older version may have written without a node.
+func (tx *writeTx) putClaim(c *claim.Claim) error { return tx.replaceClaim(c, c) }
+
+// freeClaim deletes a claim.
+func (tx *writeTx) freeClaim(c *claim.Claim) error { return tx.replaceClaim(c, nil) }
+
+func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
+	key := claimKey(which.Volume, which.Workload)
+	old, found, err := read[claim.Claim](&tx.ReadTx, key)
+	if err != nil {
+		return err
+	}
+	var before, after []string
+	releasing := false
+	if found {
+		before = claimIndexKeys(&old)
+		releasing = old.State.Releasing()
+	}
+	if now != nil {
+		after = claimIndexKeys(now)
+		releasing = releasing || now.State.Releasing()
+	}
+	if releasing {
+		tx.touch(TopicReleasing)
+	}
+	tx.touch(TopicClaims(which.Volume), TopicWorkload(which.Workload))
+	return write(tx, key, now, before, after)
+}

@@ -1,0 +1,76 @@
+package state
+
+import (
+	"errors"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func (tx *writeTx) registerVolume(c *command.RegisterVolume) (any, error) {
+	next := c.Volume
+	if err := next.Validate(); err != nil {
+		return nil, err
+	}
+	if next.Name == "" {
+		next.Name = next.ID
+	}
+	next.CreateIndex, next.CreatedAt = tx.index, c.At
+	old, err := tx.Volume(next.VolumeRef)
+	created := errors.Is(err, claim.ErrVolumeNotFound)
+	var before []string
+	switch {
+	case created:
+	case err != nil:
+		return nil, err
+	default:
+		held, err := tx.Claims(next.VolumeRef)
+		if err != nil {
+			return nil, err
+		}
+		if err := claim.CheckUpdate(old, next, held, c.At); err != nil {
+			return nil, err
+		}
+		next.CreateIndex, next.CreatedAt = old.CreateIndex, old.CreatedAt
+		before = volumeIndexKeys(&old)
+	}
+	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
+	next.AccessMode, next.AttachmentMode = "", "" // kept by the claims alone
+	if err := write(tx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
+		return nil, err
+	}
+	next.AccessMode, next.AttachmentMode = old.AccessMode, old.AttachmentMode
+	tx.touch(TopicVolumes, TopicVolume(next.VolumeRef))
+	return command.RegisterVolumeResult{Volume: next, Created: created}, nil
+}
+
+func (tx *writeTx) deregisterVolume(c *command.DeregisterVolume) (any, error) {
+	v, err := tx.Volume(c.Ref)
+	if err != nil {
+		return nil, err
+	}
+	held, err := tx.someClaims(c.Ref, command.MaxItems+1)
+	if err != nil {
+		return nil, err
+	}
+	if len(held) > 0 && !c.Force {
+		return nil, &claim.Refusal{
+			Reason: claim.ErrVolumeInUse, Volume: c.Ref, Detail: "cannot be deregistered while claims stand",
+			Holders: held, At: c.At,
+		}
+	}
+	more := len(held) > command.MaxItems
+	held = held[:min(len(held), command.MaxItems)]
+	for i := range held {
+		if err := tx.freeClaim(&held[i]); err != nil {
+			return nil, err
+		}
+	}
+	if !more {
+		if err := write(tx, volumeKey(c.Ref), (*claim.Volume)(nil), volumeIndexKeys(&v), nil); err != nil {
+			return nil, err
+		}
+		tx.touch(TopicVolumes, TopicVolume(c.Ref))
+	}
+	return command.DeregisterVolumeResult{Volume: v, LeftBehind: held, More: more}, nil
+}

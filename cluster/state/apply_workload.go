@@ -1,0 +1,223 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
+	wanted, err := wantedClaims(c)
+	if err != nil {
+		return nil, err
+	}
+	workload, err := tx.Workload(c.Ref)
+	known := err == nil
+	if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
+		return nil, err
+	}
+	running := known && workload.Status == claim.Running
+	if running && workload.Node != c.Node {
+		return nil, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node, claim.ErrConflict)
+	}
+	own, err := tx.ClaimsOf(c.Ref)
+	if err != nil {
+		return nil, err
+	}
+	result := command.StartWorkloadResult{Workload: workload, Created: !running}
+	fresh := 0
+	for _, want := range wanted {
+		v, granted, created, err := tx.take(want, c.At)
+		if err != nil {
+			return nil, err
+		}
+		if created {
+			granted.Index = tx.index
+			fresh++
+		}
+		result.Claims = append(result.Claims, granted)
+		result.Volumes = append(result.Volumes, v)
+	}
+	if running {
+		if fresh > 0 || len(own) != len(wanted) {
+			return nil, fmt.Errorf("workload %q runs already with other claims: %w", c.Ref, claim.ErrConflict)
+		}
+		return result, nil
+	}
+
+	// All is decided; from here on, only writes.
+	var before []string
+	if known {
+		before = workloadIndexKeys(&workload)
+	}
+	result.Workload = claim.Workload{
+		Ref: c.Ref, Node: c.Node, Status: claim.Running,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
+	}
+	if err := write(tx, workloadKey(c.Ref), &result.Workload, before, nil); err != nil {
+		return nil, err
+	}
+	for i := range result.Claims {
+		if err := tx.putClaim(&result.Claims[i]); err != nil {
+			return nil, err
+		}
+		// The volume's modes may have come with this very claim.
+		result.Volumes[i].AccessMode = result.Claims[i].AccessMode
+		result.Volumes[i].AttachmentMode = result.Claims[i].AttachmentMode
+	}
+	tx.touch(TopicWorkloads, TopicWorkload(c.Ref))
+	return result, nil
+}
+
+// wantedClaims checks the arguments and fills in what a claim takes from its
+// workload.
+func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
+	if err := c.Ref.Validate(); err != nil {
+		return nil, err
+	}
+	object := fmt.Sprintf("workload %q", c.Ref)
+	if err := claim.CheckID(c.Node); err != nil {
+		return nil, &claim.FieldError{Object: object, Field: "node", Problem: err.Error()}
+	}
+	if len(c.Claims) > command.MaxClaims {
+		return nil, &claim.FieldError{Object: object, Field: "volume", Problem: fmt.Sprintf("is there %d times: at most %d are allowed", len(c.Claims), command.MaxClaims)}
+	}
+	wanted := make([]claim.Claim, len(c.Claims))
+	seen := map[claim.VolumeRef]bool{}
+	for i, w := range c.Claims {
+		if w.Node == "" {
+			w.Node = c.Node
+		}
+		if w.Workload == (claim.WorkloadRef{}) {
+			w.Workload = c.Ref
+		}
+		switch {
+		case w.Workload != c.Ref:
+			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is for workload %q", w.Volume, w.Workload)}
+		case w.Node != c.Node:
+			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is for node %q, the workload is on node %q", w.Volume, w.Node, c.Node)}
+		case seen[w.Volume]:
+			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume)}
+		}
+		seen[w.Volume] = true
+		if err := w.Validate(); err != nil {
+			return nil, err
+		}
+		wanted[i] = w
+	}
+	return wanted, nil
+}
+
+// take asks the rules for one claim. It writes nothing.
+func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted claim.Claim, created bool, err error) {
+	v, err = tx.Volume(want.Volume)
+	if err != nil {
+		return v, granted, false, err
+	}
+	held, err := tx.holders(want)
+	if err != nil {
+		return v, granted, false, err
+	}
+	granted, created, err = claim.Take(v, held, want, at)
+	return v, granted, created, err
+}
+
+// holders are the claims that decide on another one: those of the volume or,
+// where no claim of others matters, the workload's own and one more for a
+// refusal to name.
+func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
+	if !claim.AlwaysAllowed(want.AccessMode, want.Mode) {
+		return tx.Claims(want.Volume)
+	}
+	held, err := tx.someClaims(want.Volume, 1)
+	if err != nil || len(held) > 0 && held[0].Workload == want.Workload {
+		return held, err
+	}
+	own, err := tx.Claim(want.Volume, want.Workload)
+	switch {
+	case errors.Is(err, claim.ErrClaimNotFound):
+		return held, nil
+	case err != nil:
+		return nil, err
+	}
+	return append(held, own), nil
+}
+
+func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
+	workload, err := tx.Workload(c.Ref)
+	if errors.Is(err, claim.ErrWorkloadNotFound) {
+		return command.EndWorkloadResult{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	held, err := tx.ClaimsOf(c.Ref)
+	if err != nil {
+		return nil, err
+	}
+	if workload.Status != claim.Ended {
+		workload.Status, workload.EndedAt, workload.ModifyIndex = claim.Ended, c.At, tx.index
+		if err := write(tx, workloadKey(c.Ref), &workload, nil, workloadIndexKeys(&workload)); err != nil {
+			return nil, err
+		}
+		tx.touch(TopicWorkloads, TopicWorkload(c.Ref))
+	}
+	for i := range held {
+		if held[i].State != claim.Taken {
+			continue
+		}
+		held[i].State, held[i].ModifiedAt = claim.Unpublishing, c.At
+		if err := tx.putClaim(&held[i]); err != nil {
+			return nil, err
+		}
+	}
+	return command.EndWorkloadResult{Workload: workload, Claims: held, Found: true}, nil
+}
+
+func (tx *writeTx) deleteWorkloads(c *command.DeleteWorkloads) (any, error) {
+	var result command.DeleteWorkloadsResult
+	var after string
+	for len(result.Deleted) < command.MaxItems {
+		part, w, found, err := tx.nextEnded(after)
+		if err != nil {
+			return nil, err
+		}
+		if !found || !w.EndedAt.Before(c.EndedBefore) {
+			return result, nil
+		}
+		after = part
+		busy, err := tx.any(claimsByWorkload + workloadPart(w.Ref) + "/")
+		if err != nil {
+			return nil, err
+		}
+		if busy {
+			continue
+		}
+		if err := write(tx, workloadKey(w.Ref), (*claim.Workload)(nil), workloadIndexKeys(&w), nil); err != nil {
+			return nil, err
+		}
+		tx.touch(TopicWorkloads, TopicWorkload(w.Ref))
+		result.Deleted = append(result.Deleted, w.Ref)
+	}
+	result.More = true
+	return result, nil
+}
+
+// nextEnded reads the workload that ended next after another, given by its part
+// of the index key.
+func (tx *writeTx) nextEnded(after string) (part string, w claim.Workload, found bool, err error) {
+	parts, err := tx.keys(span{base: workloadsByEnd, after: after, limit: 1})
+	if err != nil || len(parts) == 0 {
+		return "", w, false, err
+	}
+	_, ref, _ := strings.Cut(parts[0], "/")
+	w, found, err = read[claim.Workload](&tx.ReadTx, workloads+ref)
+	if err == nil && !found {
+		err = fault("index key %q leads to no record", workloadsByEnd+parts[0])
+	}
+	return parts[0], w, found, err
+}

@@ -1,0 +1,123 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// The ledger's directory has:
+//
+//	db-N      Badger's files; N grows with each restore
+//	current   the N in use; without it 0
+//	open      the boot id of the kernel under which the ledger was opened;
+//	          not there after a clean close
+//
+// Badger does not sync its writes. They survive the end of the process, since
+// they are in the kernel's pages, but not that of the kernel; and then not
+// even a prefix of them is sure to be there, because the memtables' files reach
+// the disk in any order. So a ledger that another boot left open is not trusted.
+
+const (
+	currentFile = "current"
+	openFile    = "open"
+)
+
+// bootIDPath is replaced by tests.
+var bootIDPath = "/proc/sys/kernel/random/boot_id"
+
+// markOpen notes that the ledger is in use, on the disk before anything is
+// written, and removes one that the machine's last end may have damaged.
+func markOpen(dir string) (lost bool, err error) {
+	data, err := os.ReadFile(bootIDPath)
+	if err != nil {
+		return false, fmt.Errorf("read the boot id: %w", err)
+	}
+	boot := strings.TrimSpace(string(data))
+	mark, err := os.ReadFile(filepath.Join(dir, openFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return false, err
+	case string(mark) == boot:
+		return false, nil
+	default:
+		lost = true
+		if err := removeGenerations(dir, -1); err != nil {
+			return lost, err
+		}
+		if err := os.Remove(filepath.Join(dir, currentFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return lost, err
+		}
+	}
+	return lost, writeFile(dir, openFile, boot)
+}
+
+func markClosed(dir string) error {
+	if err := os.Remove(filepath.Join(dir, openFile)); err != nil {
+		return fmt.Errorf("close the ledger: %w", err)
+	}
+	return nil
+}
+
+func generationName(number int) string { return fmt.Sprintf("db-%d", number) }
+
+// currentGeneration reads which generation is in use, and removes the others:
+// what a restore left behind that did not come to its end.
+func currentGeneration(dir string) (int, error) {
+	data, err := os.ReadFile(filepath.Join(dir, currentFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, removeGenerations(dir, 0)
+	}
+	if err != nil {
+		return 0, err
+	}
+	number, err := strconv.Atoi(string(data))
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", currentFile, err)
+	}
+	return number, removeGenerations(dir, number)
+}
+
+func removeGenerations(dir string, keep int) error {
+	found, err := filepath.Glob(filepath.Join(dir, "db-*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range found {
+		if filepath.Base(path) == generationName(keep) {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeFile replaces a small file at once and for good: no crash leaves it half
+// written, or undone after this has returned.
+func writeFile(dir, name, content string) error {
+	path := filepath.Join(dir, name)
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(content)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

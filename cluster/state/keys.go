@@ -1,0 +1,89 @@
+package state
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// The keys. Ids hold no '/' (claim.CheckID), so a key's parts stay apart and a
+// prefix that ends in '/' ends a part.
+//
+//	v/NS/VOLUME                        volume
+//	c/NS/VOLUME/WNS/WORKLOAD           claim
+//	w/NS/WORKLOAD                      workload
+//	n/NODE                             node
+//	d/DRIVER                           driver's counts
+//
+//	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
+//	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
+//	cr/NS/VOLUME/WNS/WORKLOAD          claims on their way out
+//	vd/DRIVER/NS/VOLUME                volumes of a driver
+//	dn/DRIVER/NODE                     the driver as the node has it
+//	we/TIME/NS/WORKLOAD                ended workloads, the oldest first
+//	m/applied                          index of the last applied entry
+const (
+	volumes   = "v/"
+	claims    = "c/"
+	workloads = "w/"
+	nodes     = "n/"
+	drivers   = "d/"
+
+	claimsByWorkload = "cw/"
+	claimsByNode     = "cn/"
+	claimsReleasing  = "cr/"
+	volumesByDriver  = "vd/"
+	driversByNode    = "dn/"
+	workloadsByEnd   = "we/"
+)
+
+var appliedKey = []byte("m/applied")
+
+func volumePart(r claim.VolumeRef) string     { return r.Namespace + "/" + r.ID }
+func workloadPart(r claim.WorkloadRef) string { return r.Namespace + "/" + r.ID }
+
+func volumeKey(r claim.VolumeRef) string     { return volumes + volumePart(r) }
+func workloadKey(r claim.WorkloadRef) string { return workloads + workloadPart(r) }
+func nodeKey(name string) string             { return nodes + name }
+func driverKey(id string) string             { return drivers + id }
+
+func claimPart(v claim.VolumeRef, w claim.WorkloadRef) string {
+	return volumePart(v) + "/" + workloadPart(w)
+}
+
+func claimKey(v claim.VolumeRef, w claim.WorkloadRef) string { return claims + claimPart(v, w) }
+
+func driverNodeKey(driver, node string) string { return driversByNode + driver + "/" + node }
+
+// endKey sorts by time: 16 hexadecimal digits of nanoseconds since 1970.
+func endKey(w *claim.Workload) string {
+	return workloadsByEnd + endPart(w.EndedAt) + "/" + workloadPart(w.Ref)
+}
+
+func endPart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano(), 0)) }
+
+// indexKeys are the keys that lead to a record and have no value of their own.
+
+func volumeIndexKeys(v *claim.Volume) []string {
+	return []string{volumesByDriver + v.PluginID + "/" + volumePart(v.VolumeRef)}
+}
+
+func claimIndexKeys(c *claim.Claim) []string {
+	part := claimPart(c.Volume, c.Workload)
+	keys := []string{
+		claimsByWorkload + workloadPart(c.Workload) + "/" + volumePart(c.Volume),
+		claimsByNode + c.Node + "/" + part,
+	}
+	if c.State.Releasing() {
+		keys = append(keys, claimsReleasing+part)
+	}
+	return keys
+}
+
+func workloadIndexKeys(w *claim.Workload) []string {
+	if w.Status != claim.Ended {
+		return nil
+	}
+	return []string{endKey(w)}
+}

@@ -1,0 +1,134 @@
+package state
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// Restore replaces the whole ledger by a snapshot. It is loaded beside the ledger in
+// use, checked, and then put in its place at once: a crash or an error before
+// that leaves the ledger as it was.
+func (s *Store) Restore(r io.Reader) (err error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	number := s.number + 1
+	if err := os.RemoveAll(filepath.Join(s.dir, generationName(number))); err != nil {
+		return fmt.Errorf("restore the ledger: %w", err)
+	}
+	next, err := s.openGeneration(number)
+	if err != nil {
+		return fmt.Errorf("restore the ledger: %w", err)
+	}
+	index, err := load(next.db, r)
+	if err != nil {
+		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close(), os.RemoveAll(next.dir))
+	}
+	if err := writeFile(s.dir, currentFile, fmt.Sprint(number)); err != nil {
+		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
+	}
+	s.mu.Lock()
+	old := s.gen
+	if old == nil { // closed meanwhile
+		s.mu.Unlock()
+		return errors.Join(ErrClosed, next.db.Close())
+	}
+	s.gen, s.number, s.broken = next, number, nil
+	s.mu.Unlock()
+	s.applied.Store(index)
+	old.readers.Wait()
+	err = errors.Join(old.db.Close(), os.RemoveAll(old.dir))
+	s.watchers.publishAll()
+	if err != nil {
+		s.log.Warn("could not clear away the ledger that a snapshot replaced", "dir", old.dir, "error", err)
+	}
+	return nil
+}
+
+// load fills an empty Badger with a snapshot's records and their index keys.
+func load(db *badger.DB, r io.Reader) (index uint64, err error) {
+	batch := db.NewWriteBatch()
+	defer batch.Cancel()
+	index, err = readSnapshot(r, func(kind byte, value []byte) error {
+		key, indexKeys, err := keysOf(kind, value)
+		if err != nil {
+			return err
+		}
+		if err := batch.Set([]byte(key), value); err != nil {
+			return err
+		}
+		for k, v := range indexKeys {
+			if err := batch.Set([]byte(k), v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	if err := batch.Set(appliedKey, binary.BigEndian.AppendUint64(nil, index)); err != nil {
+		return 0, err
+	}
+	return index, batch.Flush()
+}
+
+// keysOf tells where a record of a snapshot belongs, and its index keys with
+// their values.
+func keysOf(kind byte, value []byte) (key string, indexKeys map[string][]byte, err error) {
+	indexKeys = map[string][]byte{}
+	add := func(keys []string) {
+		for _, k := range keys {
+			indexKeys[k] = nil
+		}
+	}
+	switch kind {
+	case volumes[0]:
+		v, err := decode[claim.Volume](value)
+		if err != nil {
+			return "", nil, err
+		}
+		add(volumeIndexKeys(&v))
+		return volumeKey(v.VolumeRef), indexKeys, nil
+	case claims[0]:
+		c, err := decode[claim.Claim](value)
+		if err != nil {
+			return "", nil, err
+		}
+		add(claimIndexKeys(&c))
+		return claimKey(c.Volume, c.Workload), indexKeys, nil
+	case workloads[0]:
+		w, err := decode[claim.Workload](value)
+		if err != nil {
+			return "", nil, err
+		}
+		add(workloadIndexKeys(&w))
+		return workloadKey(w.Ref), indexKeys, nil
+	case nodes[0]:
+		n, err := decode[claim.Node](value)
+		if err != nil {
+			return "", nil, err
+		}
+		for id, d := range n.Drivers {
+			if indexKeys[driverNodeKey(id, n.Name)], err = encode(d); err != nil {
+				return "", nil, err
+			}
+		}
+		return nodeKey(n.Name), indexKeys, nil
+	case drivers[0]:
+		d, err := decode[claim.Driver](value)
+		if err != nil {
+			return "", nil, err
+		}
+		return driverKey(d.ID), indexKeys, nil
+	default:
+		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q", ErrBadSnapshot, kind)
+	}
+}

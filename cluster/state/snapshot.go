@@ -1,0 +1,166 @@
+package state
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/crc32"
+	"io"
+
+	"github.com/dgraph-io/badger/v4"
+)
+
+// A snapshot is a header (magic, version, index of the last applied entry), the
+// records in frames, an end frame, and a checksum of all before it. Only the records
+// themselves are in it: their index keys are made again, so that those may change
+// from version to version. A frame is the prefix's byte, the length (uvarint) and
+// the record as it is stored.
+const (
+	snapshotMagic   = "PANNIER-LEDGER\n"
+	snapshotVersion = 1
+	headerSize      = len(snapshotMagic) + 1 + 8
+	frameEnd        = 0
+	// maxRecord bounds a record that is read from a snapshot: bigger ones are
+	// never written.
+	maxRecord = 4 << 20
+)
+
+// recordPrefixes are those of the records; each one's first byte is its frame's kind.
+var recordPrefixes = []string{volumes, claims, workloads, nodes, drivers}
+
+// Snapshot is the ledger at one moment.
+type Snapshot struct {
+	txn     *badger.Txn
+	release func()
+}
+
+// Snapshot takes a snapshot, at no cost: writing it out comes later, and may go on
+// while entries are applied. It refuses after a fault: raft would drop entries
+// that this ledger does not have.
+func (s *Store) Snapshot() (*Snapshot, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.broken != nil {
+		return nil, s.broken
+	}
+	g, release, err := s.acquire()
+	if err != nil {
+		return nil, err
+	}
+	return &Snapshot{txn: g.db.NewTransaction(false), release: release}, nil
+}
+
+// Release frees the snapshot. It may be called once.
+func (s *Snapshot) Release() {
+	s.txn.Discard()
+	s.release()
+}
+
+// Write writes the snapshot out.
+func (s *Snapshot) Write(w io.Writer) error {
+	sum := crc32.New(castagnoli)
+	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 64<<10)
+	tx := ReadTx{txn: s.txn}
+	index, err := tx.Index()
+	if err != nil {
+		return err
+	}
+	header := append([]byte(snapshotMagic), snapshotVersion)
+	out.Write(binary.BigEndian.AppendUint64(header, index))
+	for _, prefix := range recordPrefixes {
+		err := tx.scan(span{base: prefix}, true, func(_ string, value []byte) error {
+			out.Write(binary.AppendUvarint([]byte{prefix[0]}, uint64(len(value))))
+			_, err := out.Write(value)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("write a snapshot of the ledger: %w", err)
+		}
+	}
+	out.WriteByte(frameEnd)
+	if err := out.Flush(); err != nil {
+		return fmt.Errorf("write a snapshot of the ledger: %w", err)
+	}
+	if _, err := w.Write(sum.Sum(nil)); err != nil {
+		return fmt.Errorf("write a snapshot of the ledger: %w", err)
+	}
+	return nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// ErrBadSnapshot: the bytes are no snapshot, or a damaged one.
+var ErrBadSnapshot = errors.New("bad snapshot of the ledger")
+
+// SnapshotIndex reads the index of the last entry that a snapshot has.
+func SnapshotIndex(r io.Reader) (uint64, error) {
+	header := make([]byte, headerSize)
+	if _, err := io.ReadFull(r, header); err != nil {
+		return 0, fmt.Errorf("%w: header: %w", ErrBadSnapshot, err)
+	}
+	if string(header[:len(snapshotMagic)]) != snapshotMagic {
+		return 0, fmt.Errorf("%w: it does not begin as one", ErrBadSnapshot)
+	}
+	if v := header[len(snapshotMagic)]; v != snapshotVersion {
+		return 0, fmt.Errorf("%w: version %d, this program knows %d", ErrBadSnapshot, v, snapshotVersion)
+	}
+	return binary.BigEndian.Uint64(header[len(snapshotMagic)+1:]), nil
+}
+
+// readSnapshot checks a snapshot while it passes its records on, and returns its
+// index.
+func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {
+	in := &summed{r: bufio.NewReaderSize(r, 64<<10), sum: crc32.New(castagnoli)}
+	index, err := SnapshotIndex(in)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		kind, err := in.ReadByte()
+		if err != nil {
+			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
+		}
+		if kind == frameEnd {
+			break
+		}
+		size, err := binary.ReadUvarint(in)
+		if err != nil || size > maxRecord {
+			return 0, fmt.Errorf("%w: a record of %d bytes: %w", ErrBadSnapshot, size, err)
+		}
+		value := make([]byte, size)
+		if _, err := io.ReadFull(in, value); err != nil {
+			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
+		}
+		if err := record(kind, value); err != nil {
+			return 0, err
+		}
+	}
+	want := in.sum.Sum(nil)
+	have := make([]byte, len(want))
+	if _, err := io.ReadFull(in.r, have); err != nil || string(have) != string(want) {
+		return 0, fmt.Errorf("%w: the checksum is wrong", ErrBadSnapshot)
+	}
+	return index, nil
+}
+
+// summed adds what is read to a checksum.
+type summed struct {
+	r   *bufio.Reader
+	sum hash.Hash
+}
+
+func (s *summed) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.sum.Write(p[:n])
+	return n, err
+}
+
+func (s *summed) ReadByte() (byte, error) {
+	b, err := s.r.ReadByte()
+	if err == nil {
+		s.sum.Write([]byte{b})
+	}
+	return b, err
+}

@@ -1,0 +1,192 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/options"
+	"github.com/hashicorp/go-hclog"
+)
+
+var (
+	// ErrClosed: the store was closed.
+	ErrClosed = errors.New("ledger is closed")
+	// ErrStopped: a fault, or an entry that this version cannot read, stopped the
+	// store; opened again, it will try again.
+	ErrStopped = errors.New("ledger has stopped")
+)
+
+// Store is the ledger on this server's disk.
+type Store struct {
+	dir string
+	log hclog.Logger
+
+	mu     sync.Mutex
+	gen    *generation // nil: closed
+	number int         // of gen
+
+	writing  sync.Mutex // one writer: the log
+	broken   error      // set by a fault while applying; guarded by writing
+	applied  atomic.Uint64
+	watchers watchers
+}
+
+// generation is one Badger directory. A restore makes the next one; the old one
+// goes after its last reader.
+type generation struct {
+	db      *badger.DB
+	dir     string
+	readers sync.WaitGroup
+}
+
+// Open opens the ledger in a directory, or begins an empty one. What the machine
+// may have lost when it went down uncleanly is thrown away: then AppliedIndex is 0,
+// and raft fills the ledger again.
+func Open(dir string, log hclog.Logger) (*Store, error) {
+	if log == nil {
+		log = hclog.NewNullLogger()
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open the ledger: %w", err)
+	}
+	lost, err := markOpen(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the ledger in %s: %w", dir, err)
+	}
+	if lost {
+		log.Warn("the machine went down without closing the ledger: it is built again from the raft log", "dir", dir)
+	}
+	s := &Store{dir: dir, log: log}
+	if s.number, err = currentGeneration(dir); err != nil {
+		return nil, fmt.Errorf("open the ledger in %s: %w", dir, err)
+	}
+	if s.gen, err = s.openGeneration(s.number); err != nil {
+		return nil, err
+	}
+	err = s.View(func(tx *ReadTx) error {
+		index, err := tx.Index()
+		s.applied.Store(index)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) openGeneration(number int) (*generation, error) {
+	dir := filepath.Join(s.dir, generationName(number))
+	db, err := badger.Open(badgerOptions(dir, s.log))
+	if err != nil {
+		return nil, fmt.Errorf("open the ledger in %s: %w (it holds nothing that the raft log beside it does not: it may be removed while the host is down)", dir, err)
+	}
+	return &generation{db: db, dir: dir}, nil
+}
+
+// badgerOptions keep Badger small: the ledger is read through the page cache. Values are
+// in the LSM tree, so the value log stays empty and needs no collection. There
+// is one writer, so conflicts are not looked for.
+func badgerOptions(dir string, log hclog.Logger) badger.Options {
+	return badger.DefaultOptions(dir).
+		WithLogger(badgerLogger{log}).
+		WithMemTableSize(8 << 20).
+		WithNumMemtables(2).
+		WithBaseTableSize(2 << 20).
+		WithValueThreshold(1 << 20).
+		WithValueLogFileSize(1 << 20).
+		WithCompression(options.None).
+		WithBlockCacheSize(0).
+		WithIndexCacheSize(0).
+		WithNumCompactors(2).
+		WithNumVersionsToKeep(1).
+		WithDetectConflicts(false).
+		WithMetricsEnabled(false).
+		WithSyncWrites(false)
+}
+
+// AppliedIndex is the raft index of the last entry in the ledger.
+func (s *Store) AppliedIndex() uint64 { return s.applied.Load() }
+
+// Err is the fault for which the store takes no entry any more, or nil.
+func (s *Store) Err() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	return s.broken
+}
+
+// View calls fn with one snapshot of the ledger.
+func (s *Store) View(fn func(*ReadTx) error) error {
+	g, release, err := s.acquire()
+	if err != nil {
+		return err
+	}
+	defer release()
+	txn := g.db.NewTransaction(false)
+	defer txn.Discard()
+	return fn(&ReadTx{txn: txn})
+}
+
+// Watch gives a channel that is closed by the next change of one of the topics,
+// when ctx ends, and when the store is closed. Get the channel, then read, then wait:
+// so no change is missed. A caller that does not wait for it ends ctx.
+func (s *Store) Watch(ctx context.Context, topics ...Topic) <-chan struct{} {
+	return s.watchers.watch(ctx, topics)
+}
+
+// Size is what the ledger takes on disk, in bytes.
+func (s *Store) Size() int64 {
+	g, release, err := s.acquire()
+	if err != nil {
+		return 0
+	}
+	defer release()
+	lsm, vlog := g.db.Size()
+	return lsm + vlog
+}
+
+// Close waits for readers and closes the store.
+func (s *Store) Close() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	g := s.gen
+	s.gen = nil
+	s.mu.Unlock()
+	if g == nil {
+		return nil
+	}
+	s.broken = ErrClosed
+	g.readers.Wait()
+	err := g.db.Close()
+	s.watchers.publishAll()
+	if err != nil {
+		return fmt.Errorf("close the ledger: %w", err)
+	}
+	return markClosed(s.dir)
+}
+
+// acquire holds the current generation open until release.
+func (s *Store) acquire() (*generation, func(), error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gen == nil {
+		return nil, nil, ErrClosed
+	}
+	s.gen.readers.Add(1)
+	return s.gen, s.gen.readers.Done, nil
+}
+
+// badgerLogger passes on what Badger has to say; its news are of use to a
+// developer only.
+type badgerLogger struct{ log hclog.Logger }
+
+func (l badgerLogger) Errorf(f string, a ...any)   { l.log.Error(fmt.Sprintf(f, a...)) }
+func (l badgerLogger) Warningf(f string, a ...any) { l.log.Warn(fmt.Sprintf(f, a...)) }
+func (l badgerLogger) Infof(f string, a ...any)    { l.log.Trace(fmt.Sprintf(f, a...)) }
+func (l badgerLogger) Debugf(f string, a ...any)   { l.log.Trace(fmt.Sprintf(f, a...)) }

@@ -1,0 +1,115 @@
+package state
+
+import (
+	"context"
+	"sync"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// Topic is a part of the ledger that can be waited on.
+type Topic string
+
+// The topics of many records.
+const (
+	// TopicVolumes changes with any volume's definition.
+	TopicVolumes Topic = volumes
+	// TopicReleasing changes with any claim that is on its way out: it begins,
+	// moves on, or is freed.
+	TopicReleasing Topic = claimsReleasing
+	// TopicWorkloads changes with any workload's start, end or removal.
+	TopicWorkloads Topic = workloads
+	// TopicNodes changes with any node's record, its drivers included.
+	TopicNodes Topic = nodes
+	// TopicDrivers changes with any driver's counts.
+	TopicDrivers Topic = drivers
+)
+
+// TopicVolume changes with a volume's definition.
+func TopicVolume(r claim.VolumeRef) Topic { return Topic(volumeKey(r)) }
+
+// TopicClaims changes with any claim of a volume.
+func TopicClaims(r claim.VolumeRef) Topic { return Topic(claims + volumePart(r)) }
+
+// TopicWorkload changes with a workload's record and with any of its claims.
+func TopicWorkload(r claim.WorkloadRef) Topic { return Topic(workloadKey(r)) }
+
+// TopicNode changes with a node's record.
+func TopicNode(name string) Topic { return Topic(nodeKey(name)) }
+
+// TopicDriver changes with a driver's counts.
+func TopicDriver(id string) Topic { return Topic(driverKey(id)) }
+
+// watchers are those who wait for a change. The zero value is ready.
+type watchers struct {
+	mu      sync.Mutex
+	waiting map[Topic]map[*watcher]struct{}
+}
+
+type watcher struct {
+	topics []Topic
+	fired  chan struct{}
+	stop   func() bool // of the context's callback
+}
+
+// watch gives a channel that is closed by the next change of one of the topics,
+// and when ctx ends.
+func (w *watchers) watch(ctx context.Context, topics []Topic) <-chan struct{} {
+	one := &watcher{topics: topics, fired: make(chan struct{})}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.waiting == nil {
+		w.waiting = map[Topic]map[*watcher]struct{}{}
+	}
+	for _, t := range topics {
+		if w.waiting[t] == nil {
+			w.waiting[t] = map[*watcher]struct{}{}
+		}
+		w.waiting[t][one] = struct{}{}
+	}
+	one.stop = context.AfterFunc(ctx, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.fire(one)
+	})
+	return one.fired
+}
+
+// fire closes a watcher's channel once and forgets it. The lock is held.
+func (w *watchers) fire(one *watcher) {
+	select {
+	case <-one.fired:
+		return
+	default:
+	}
+	close(one.fired)
+	one.stop()
+	for _, t := range one.topics {
+		delete(w.waiting[t], one)
+		if len(w.waiting[t]) == 0 {
+			delete(w.waiting, t)
+		}
+	}
+}
+
+// publish wakes who waits for one of the topics.
+func (w *watchers) publish(topics map[Topic]struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for t := range topics {
+		for one := range w.waiting[t] {
+			w.fire(one)
+		}
+	}
+}
+
+// publishAll wakes everyone: after a restore, or at the end.
+func (w *watchers) publishAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, waiting := range w.waiting {
+		for one := range waiting {
+			w.fire(one)
+		}
+	}
+}
