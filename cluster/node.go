@@ -1,0 +1,160 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/fsm"
+	"github.com/pannier/pannier/cluster/raftnode"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// Config is what a node of the ledger needs.
+type Config struct {
+	// Dir is the node's own directory; it is made.
+	Dir string
+	// Name is this server's, unique in the cluster and the same for all time.
+	Name string
+	// BootstrapExpect is how many servers form the cluster: 1 for a single host.
+	BootstrapExpect int
+	// Transport reaches the other servers. Nil: there are none.
+	Transport raft.Transport
+	// Logger may be nil.
+	Logger hclog.Logger
+	// Now stamps commands; nil: time.Now.
+	Now func() time.Time
+}
+
+// Node is this server's part in the ledger.
+type Node struct {
+	store *state.Store
+	raft  *raftnode.Node
+	log   hclog.Logger
+	now   func() time.Time
+
+	leadership leadership
+
+	mu       sync.Mutex
+	closed   bool
+	inFlight sync.WaitGroup  // commands between submit and their outcome
+	running  context.Context // ends when the node is closed
+	stop     context.CancelFunc
+	follower sync.WaitGroup // followLeadership
+	closing  sync.Once
+	closeErr error
+}
+
+// Open opens the ledger and joins raft. It returns before there is a leader:
+// see WaitReady. ctx bounds the opening only.
+func Open(ctx context.Context, cfg Config) (*Node, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := claim.CheckID(cfg.Name); err != nil {
+		return nil, fmt.Errorf("open the ledger: server name %w", err)
+	}
+	log := cfg.Logger
+	if log == nil {
+		log = hclog.NewNullLogger()
+	}
+	now := cfg.Now
+	if now == nil {
+		now = time.Now
+	}
+	store, err := state.Open(filepath.Join(cfg.Dir, "state"), log.Named("state"))
+	if err != nil {
+		return nil, err
+	}
+	r, err := raftnode.Open(raftnode.Config{
+		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect, Transport: cfg.Transport,
+		FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),
+	})
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	n := &Node{store: store, raft: r, log: log, now: now}
+	n.leadership.init()
+	n.running, n.stop = context.WithCancel(context.Background())
+	n.follower.Go(func() { n.followLeadership(n.running) })
+	return n, nil
+}
+
+// Close waits for commands that are under way, leaves raft and closes the
+// ledger. It may be called again.
+func (n *Node) Close() error {
+	n.closing.Do(func() {
+		n.mu.Lock()
+		n.closed = true
+		n.mu.Unlock()
+		// Raft answers all that it was given as long as it runs, and not all
+		// that it still holds when it is shut down.
+		n.inFlight.Wait()
+		n.stop()
+		n.follower.Wait()
+		n.closeErr = errors.Join(n.raft.Close(), n.store.Close())
+	})
+	return n.closeErr
+}
+
+// Read calls fn with one snapshot of this server's ledger, once it has caught up
+// after the start (WaitReady). All that fn reads belongs together, and is fn's own to
+// keep and to change.
+func (n *Node) Read(ctx context.Context, fn func(tx *state.ReadTx) error) error {
+	if err := n.WaitReady(ctx); err != nil {
+		return err
+	}
+	return n.store.View(fn)
+}
+
+// Watch gives a channel that is closed by the next change of one of the topics,
+// when ctx ends, and when the node is closed. Get the channel, then read, then wait for
+// it: so no change is missed. A caller that may not wait for it ends ctx.
+func (n *Node) Watch(ctx context.Context, topics ...state.Topic) <-chan struct{} {
+	return n.store.Watch(ctx, topics...)
+}
+
+// Snapshot makes raft take a snapshot now. There being nothing new is no error.
+func (n *Node) Snapshot() error {
+	err := n.raft.Snapshot().Error()
+	if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+		return fmt.Errorf("take a snapshot of the ledger: %w", err)
+	}
+	return nil
+}
+
+// Stats are a node's numbers at one moment.
+type Stats struct {
+	Leader        bool   // this node leads
+	LeaderName    string // who leads; empty: nobody is known to
+	Term          uint64
+	LastIndex     uint64 // of the log
+	CommitIndex   uint64
+	AppliedIndex  uint64 // of the ledger: behind CommitIndex by entries that mean nothing to it
+	SnapshotIndex uint64 // of the newest snapshot's last entry
+	Size          int64  // of the ledger on disk, in bytes
+	Err           error  // ErrStopped and why, when the ledger takes no command any more
+}
+
+// Stats tells the node's numbers.
+func (n *Node) Stats() Stats {
+	_, leader := n.raft.LeaderWithID()
+	return Stats{
+		Leader:        n.Leader(),
+		LeaderName:    string(leader),
+		Term:          n.raft.CurrentTerm(),
+		LastIndex:     n.raft.LastIndex(),
+		CommitIndex:   n.raft.CommitIndex(),
+		AppliedIndex:  n.store.AppliedIndex(),
+		SnapshotIndex: n.raft.SnapshotIndex(),
+		Size:          n.store.Size(),
+		Err:           n.store.Err(),
+	}
+}
