@@ -1,0 +1,102 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+)
+
+// DefaultAddress is that of an agent with no configuration.
+const DefaultAddress = "unix:///run/pannier/pannier.sock"
+
+const (
+	dialTimeout = 5 * time.Second
+	// maxMessage bounds an answer of the agent, in bytes.
+	maxMessage = 64 << 20
+)
+
+// Client calls one agent. Its methods may be used by many goroutines at once.
+type Client struct {
+	Volumes   hostv1connect.VolumeServiceClient
+	Drivers   hostv1connect.DriverServiceClient
+	Plugins   hostv1connect.PluginServiceClient
+	Workloads hostv1connect.WorkloadServiceClient
+	Agent     hostv1connect.AgentServiceClient
+
+	transport *http.Transport
+}
+
+// New makes a client for an agent's address: unix:///path or http://host:port.
+// It does not connect yet: an agent that is not there is told by the first call.
+func New(address string) (*Client, error) {
+	network, target, baseURL, err := parseAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	dialer := &net.Dialer{Timeout: dialTimeout}
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := dialer.DialContext(ctx, network, target)
+			if err != nil {
+				return nil, &UnreachableError{Address: address, Err: err}
+			}
+			return conn, nil
+		},
+		IdleConnTimeout: time.Minute,
+	}
+	httpClient := doer{&http.Client{Transport: transport}}
+	options := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
+	return &Client{
+		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, options),
+		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, options),
+		Plugins:   hostv1connect.NewPluginServiceClient(httpClient, baseURL, options),
+		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, options),
+		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, options),
+		transport: transport,
+	}, nil
+}
+
+// Close closes the connections that no call uses. It may be called more than once.
+func (c *Client) Close() error {
+	c.transport.CloseIdleConnections()
+	return nil
+}
+
+func parseAddress(address string) (network, target, baseURL string, err error) {
+	if path, ok := strings.CutPrefix(address, "unix://"); ok {
+		if !strings.HasPrefix(path, "/") {
+			return "", "", "", fmt.Errorf("address %q: unix:// and an absolute path is needed, such as %s", address, DefaultAddress)
+		}
+		// The host in the URL is not looked at: the socket is dialled.
+		return "unix", path, "http://pannier", nil
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
+		return "", "", "", fmt.Errorf("address %q: unix:///path or http://host:port is needed, such as %s", address, DefaultAddress)
+	}
+	port := u.Port()
+	if port == "" {
+		port = "80"
+	}
+	return "tcp", net.JoinHostPort(u.Hostname(), port), "http://" + u.Host, nil
+}
+
+// doer takes net/http's wrapping off an UnreachableError, whose text is complete.
+type doer struct{ client *http.Client }
+
+func (d doer) Do(req *http.Request) (*http.Response, error) {
+	resp, err := d.client.Do(req)
+	if unreachable := (*UnreachableError)(nil); errors.As(err, &unreachable) && req.Context().Err() == nil {
+		return nil, unreachable
+	}
+	return resp, err
+}

@@ -1,0 +1,57 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// UnreachableError says that no connection to the agent could be made. No call
+// was sent then, so it can be repeated.
+type UnreachableError struct {
+	// Address as given to New.
+	Address string
+	Err     error
+}
+
+// Error says which address was tried, why it failed and what to do.
+func (e *UnreachableError) Error() string {
+	path, isUnix := strings.CutPrefix(e.Address, "unix://")
+	switch {
+	case isUnix && errors.Is(e.Err, fs.ErrNotExist):
+		return fmt.Sprintf("no agent at %s: there is no such socket; start one (pannier agent, or pannier agent -dev to try it out), "+
+			"or tell where it is with -address or PANNIER_ADDR", e.Address)
+	case isUnix && errors.Is(e.Err, syscall.ECONNREFUSED):
+		return fmt.Sprintf("no agent at %s: the socket is there, but nothing listens on it; start the agent (pannier agent)", e.Address)
+	case errors.Is(e.Err, fs.ErrPermission):
+		return fmt.Sprintf("no permission to call the agent at %s: %s may; run the command as root", e.Address, whoMay(path))
+	default:
+		return fmt.Sprintf("cannot reach the agent at %s: %v; is it running (pannier agent), and is the address right (-address or PANNIER_ADDR)?",
+			e.Address, e.Err)
+	}
+}
+
+// Unwrap gives the cause.
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// whoMay names who can use a socket, as far as its owner shows.
+func whoMay(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "root and the agent's socket_group"
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || stat.Gid == 0 {
+		return "only root (the agent has no socket_group)"
+	}
+	group := strconv.Itoa(int(stat.Gid))
+	if g, err := user.LookupGroupId(group); err == nil {
+		group = g.Name
+	}
+	return fmt.Sprintf("root and the group %q", group)
+}
