@@ -35,7 +35,8 @@ func ReadVolume(path string) (*hostv1.VolumeSpec, error) {
 }
 
 // ParseVolume reads a volume spec; name stands in problems. Files that secrets_from
-// names are read here and now. The error is Problems.
+// names are read here and now. A spec that names no namespace has an empty one, for
+// the caller to settle. The error is Problems.
 func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
 	var problems Problems
 	body := parse(name, src, &problems)
@@ -43,7 +44,7 @@ func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
 		return nil, problems.err()
 	}
 	s := open(body, "", volumeFields, nil, &problems)
-	spec := &hostv1.VolumeSpec{Namespace: claim.DefaultNamespace}
+	spec := &hostv1.VolumeSpec{}
 	s.str("id", &spec.Id)
 	s.str("name", &spec.Name)
 	s.str("type", &spec.Type)
@@ -70,7 +71,9 @@ func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
 func (s *section) checkVolume(spec *hostv1.VolumeSpec) {
 	s.id("id", spec.Id)
 	s.id("plugin_id", spec.PluginId)
-	s.id("namespace", spec.Namespace)
+	if s.has("namespace") {
+		s.id("namespace", spec.Namespace)
+	}
 	if spec.Type != "csi" {
 		s.fail("type", "%q is not supported; write type = \"csi\"", spec.Type)
 	}
@@ -213,7 +216,7 @@ func (s *section) secrets() map[string]string {
 			s.problems.add(at, "%s: the same key stands in secrets", key)
 			continue
 		}
-		value, err := readSecret(ref)
+		value, err := ReadSecret(ref)
 		if err != nil {
 			s.problems.add(at, "%s: %v", key, err)
 			continue
@@ -230,9 +233,10 @@ func secretRange(block *hcl.Block, name string) hcl.Range {
 	return block.DefRange
 }
 
-// readSecret reads the file of a file:// reference, without the newline at its
-// end. Its errors do not repeat a reference that is none: it may be the secret.
-func readSecret(ref string) (string, error) {
+// ReadSecret reads the file of a file:// reference, of 1 MiB at most, without the
+// newline at its end. Its errors do not repeat a reference that is none: it may be
+// the secret.
+func ReadSecret(ref string) (string, error) {
 	path, isFile := strings.CutPrefix(ref, "file://")
 	if !isFile || !strings.HasPrefix(path, "/") {
 		return "", fmt.Errorf("is not file:// and an absolute path")

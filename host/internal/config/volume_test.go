@@ -105,7 +105,7 @@ func TestVolumeDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Name != "v" || got.Namespace != "default" {
+	if got.Name != "v" || got.Namespace != "" {
 		t.Fatalf("name %q, namespace %q", got.Name, got.Namespace)
 	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 
-	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
@@ -29,7 +28,8 @@ func ReadWorkload(path string) (*hostv1.WorkloadSpec, error) {
 	return ParseWorkload(name, src)
 }
 
-// ParseWorkload reads a workload spec; name stands in problems. The error is Problems.
+// ParseWorkload reads a workload spec; name stands in problems. A spec that names no
+// namespace has an empty one, for the caller to settle. The error is Problems.
 func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
 	var problems Problems
 	body := parse(name, src, &problems)
@@ -55,7 +55,7 @@ func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
 }
 
 func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
-	spec := &hostv1.WorkloadSpec{Id: block.Labels[0], Namespace: claim.DefaultNamespace}
+	spec := &hostv1.WorkloadSpec{Id: block.Labels[0]}
 	in := s.inner(block, workloadFields)
 	if err := CheckID(spec.Id); err != nil {
 		s.problems.add(block.DefRange, "%s: id %v", in.path, err)
