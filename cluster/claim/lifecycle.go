@@ -18,8 +18,7 @@ func (s State) Before(o State) bool {
 	return slices.Index(States, s) < slices.Index(States, o)
 }
 
-// Next is the state after s; Freed stays Freed, and what is no state is Freed's
-// opposite: it begins at Taken.
+// Next is the state after s. Freed stays Freed.
 func Next(s State) State {
 	i := slices.Index(States, s)
 	return States[min(i+1, len(States)-1)]

@@ -1,0 +1,127 @@
+package claim_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+func TestStates(t *testing.T) {
+	for i, from := range claim.States {
+		for j, to := range claim.States {
+			if got := claim.CanAdvance(from, to); got != (j >= i) {
+				t.Errorf("from %s to %s: %v", from, to, got)
+			}
+		}
+		if want := claim.States[min(i+1, len(claim.States)-1)]; claim.Next(from) != want {
+			t.Errorf("after %s comes %s, want %s", from, claim.Next(from), want)
+		}
+		if releasing := i > 0 && i < len(claim.States)-1; from.Releasing() != releasing {
+			t.Errorf("%s: releasing is %v", from, from.Releasing())
+		}
+	}
+	if claim.CanAdvance("", claim.Freed) || claim.CanAdvance(claim.Taken, "gone") || claim.State("").Releasing() {
+		t.Error("an unknown state is let through")
+	}
+}
+
+func TestIDs(t *testing.T) {
+	for _, good := range []string{"a", "A-z_0.9", "...", strings.Repeat("x", 128), "-"} {
+		if err := claim.CheckID(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range []string{"", ".", "..", "a/b", "../etc", "a b", "a\x00", "ä", strings.Repeat("x", 129), "a\n"} {
+		if err := claim.CheckID(bad); err == nil {
+			t.Errorf("%q is taken as an id", bad)
+		}
+	}
+}
+
+func TestVolumeFields(t *testing.T) {
+	for field, change := range map[string]func(*claim.Volume){
+		"id":                         func(v *claim.Volume) { v.ID = "a/b" },
+		"namespace":                  func(v *claim.Volume) { v.Namespace = "" },
+		"plugin_id":                  func(v *claim.Volume) { v.PluginID = "" },
+		"external_id":                func(v *claim.Volume) { v.ExternalID = "" },
+		"capability":                 func(v *claim.Volume) { v.Capabilities = nil },
+		"access_mode":                func(v *claim.Volume) { v.Capabilities[0].AccessMode = "x" },
+		"attachment_mode":            func(v *claim.Volume) { v.Capabilities[0].AttachmentMode = "x" },
+		"capacity_min":               func(v *claim.Volume) { v.CapacityMin, v.CapacityMax = 2, 1 },
+		"capacity_min, capacity_max": func(v *claim.Volume) { v.CapacityMax = -1 },
+		"clone_id, snapshot_id":      func(v *claim.Volume) { v.CloneID, v.SnapshotID = "a", "b" },
+	} {
+		v := volume(claim.SingleNodeWriter)
+		if err := v.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		change(&v)
+		err := v.Validate()
+		var f *claim.FieldError
+		if !errors.As(err, &f) || f.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	twice := volume(claim.SingleNodeWriter, claim.SingleNodeWriter)
+	if err := twice.Validate(); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("a capability that is there twice: %v", err)
+	}
+}
+
+func TestNodeFields(t *testing.T) {
+	good := func() claim.Node {
+		return claim.Node{Name: "a", Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}}}
+	}
+	n := good()
+	if err := n.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*claim.Node){
+		"name":      func(n *claim.Node) { n.Name = "a/b" },
+		"driver id": func(n *claim.Node) { n.Drivers["../x"] = claim.NodeDriver{ID: "../x", Type: claim.Monolith} },
+		"other id":  func(n *claim.Node) { n.Drivers["e"] = claim.NodeDriver{ID: "f", Type: claim.Monolith} },
+		"type":      func(n *claim.Node) { n.Drivers["d"] = claim.NodeDriver{ID: "d"} },
+	} {
+		n := good()
+		change(&n)
+		if err := n.Validate(); !errors.Is(err, claim.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestRepair(t *testing.T) {
+	blank := claim.Claim{Volume: ref("mysql"), Workload: workload("w")}
+	for name, row := range map[string]struct {
+		volume claim.Volume
+		have   func(*claim.Claim)
+		mode   claim.Mode
+		access claim.AccessMode
+		state  claim.State
+	}{
+		"nothing known":     {claim.Volume{}, nil, claim.Write, claim.SingleNodeWriter, claim.Taken},
+		"first capability":  {volume(claim.MultiNodeMultiWriter), nil, claim.Write, claim.MultiNodeMultiWriter, claim.Taken},
+		"readers only":      {volume(claim.MultiNodeReaderOnly), nil, claim.Read, claim.MultiNodeReaderOnly, claim.Taken},
+		"what it has stays": {volume(claim.MultiNodeReaderOnly), func(c *claim.Claim) { c.State = claim.NodeDetached }, claim.Read, claim.MultiNodeReaderOnly, claim.NodeDetached},
+	} {
+		c := blank
+		if row.have != nil {
+			row.have(&c)
+		}
+		if !c.Damaged() {
+			t.Errorf("%s: not seen to be damaged", name)
+		}
+		c.Repair(row.volume, "a")
+		if c.Damaged() || c.Mode != row.mode || c.AccessMode != row.access || c.State != row.state || c.Node != "a" {
+			t.Errorf("%s: repaired to %+v", name, c)
+		}
+	}
+	// A claim on an unknown node counts as one on another node.
+	lost := standing(claim.SingleNodeMultiWriter, claim.Write, "old", "")
+	v := volume(claim.SingleNodeMultiWriter)
+	if _, _, err := claim.Take(v, []claim.Claim{lost}, wanted(claim.SingleNodeMultiWriter, claim.Read, "me", "a"), now); !errors.Is(err, claim.ErrHeld) {
+		t.Errorf("a claim on an unknown node was let share: %v", err)
+	}
+}
