@@ -8,8 +8,9 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// version is set by the build.
-var version = "0.1.0"
+// version is the plugin's own semantic version, by which a host can pin it; it
+// is not the tree's, which need not be one.
+const version = "0.1.0"
 
 func main() {
 	sdk.Main(sdk.Info{Name: "csi-bridge", Version: version}, storage.Plugin(bridge.New(sdk.Logger())))

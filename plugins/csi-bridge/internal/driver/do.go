@@ -47,7 +47,7 @@ func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context
 		defer cancel()
 		r.attempts++
 		result, err := attempt(withCall(ctx, &call{op: &op, attempt: r.attempts}))
-		return result, r.judge(ctx, err)
+		return result, r.judge(err)
 	}, backoff.WithBackOff(c.timing.backOff()), backoff.WithMaxElapsedTime(0))
 	if err != nil {
 		return none, r.explain()
@@ -95,20 +95,25 @@ func (r *run) limit() time.Duration {
 }
 
 // judge notes how an attempt ended and says whether there may be another.
-func (r *run) judge(ctx context.Context, err error) error {
+func (r *run) judge(err error) error {
 	if err == nil {
 		return nil
 	}
+	code := status.Code(err)
+	// The code and not the context tells that time ran out: the driver's clock may
+	// be ahead by a moment, and so may gRPC's look at the deadline.
+	timedOut := code == codes.DeadlineExceeded
+	r.hung = r.hung || timedOut
 	var failed *callError
 	errors.As(err, &failed)
-	if r.last == nil || ctx.Err() == nil || failed == nil || failed.sent {
-		r.last = err
-	} // else time ran out before anything was sent: the error before says more
-	r.hung = r.hung || ctx.Err() != nil
 	if failed != nil && failed.method == r.op.RPC.method && r.op.RPC.class.changes {
 		r.uncertain = r.uncertain || failed.uncertain()
 	}
-	if !r.op.RPC.retries(status.Code(err)) {
+	// An attempt that ran out of time before it was sent says less than the one before it.
+	if nothing := failed != nil && !failed.sent && (timedOut || code == codes.Canceled); r.last == nil || !nothing {
+		r.last = err
+	}
+	if !r.op.RPC.retries(code) {
 		return backoff.Permanent(err)
 	}
 	return err

@@ -1,0 +1,422 @@
+package bridge
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/faultydriver"
+)
+
+// everyCode is each code that a driver can answer, and whether the policy says
+// that the call is made again.
+var everyCode = map[codes.Code]bool{
+	codes.Unavailable:        true,
+	codes.DeadlineExceeded:   true,
+	codes.ResourceExhausted:  true,
+	codes.Aborted:            true,
+	codes.Canceled:           false,
+	codes.Unknown:            false,
+	codes.InvalidArgument:    false,
+	codes.NotFound:           false,
+	codes.AlreadyExists:      false,
+	codes.PermissionDenied:   false,
+	codes.FailedPrecondition: false,
+	codes.OutOfRange:         false,
+	codes.Unimplemented:      false,
+	codes.Internal:           false,
+	codes.DataLoss:           false,
+	codes.Unauthenticated:    false,
+}
+
+// fine are the answers that are no failure of a call, beside OK.
+var fine = map[string]codes.Code{
+	"ControllerUnpublishVolume":  codes.NotFound,
+	"NodeUnstageVolume":          codes.NotFound,
+	"NodeUnpublishVolume":        codes.NotFound,
+	"DeleteVolume":               codes.NotFound,
+	"DeleteSnapshot":             codes.NotFound,
+	"ValidateVolumeCapabilities": codes.Unimplemented,
+}
+
+// TestEveryCallByEveryCode answers every RPC once with every code.
+func TestEveryCallByEveryCode(t *testing.T) {
+	for _, op := range operations {
+		t.Run(op.rpc, func(t *testing.T) {
+			t.Parallel()
+			for code, retried := range everyCode {
+				if code == codes.Aborted && (op.rpc == "ListVolumes" || op.rpc == "ListSnapshots") {
+					retried = false
+				}
+				f := setup(t, brisk, faultydriver.Config{})
+				f.faulty.Script(op.rpc, faultydriver.Code(code, "as scripted"))
+				err := op.call(t.Context(), f)
+				calls := len(f.faulty.Calls(op.rpc))
+				switch {
+				case retried && (err != nil || calls != 2):
+					t.Errorf("%s: %d calls, error %v; want 2 calls and none", code, calls, err)
+				case !retried && calls != 1:
+					t.Errorf("%s: %d calls, want 1", code, calls)
+				case !retried && fine[op.rpc] == code && err != nil:
+					t.Errorf("%s: %v, want success", code, err)
+				case !retried && fine[op.rpc] != code && status.Code(err) != code:
+					t.Errorf("%s: got %s: %v", code, status.Code(err), err)
+				case !retried && err != nil && !strings.Contains(err.Error(), op.rpc+" answered "+code.String()+": as scripted"):
+					t.Errorf("%s: the message does not tell what the driver answered: %v", code, err)
+				}
+			}
+		})
+	}
+}
+
+// TestQuestionsAreAskedOnce answers the RPCs of the fingerprint with every code.
+func TestQuestionsAreAskedOnce(t *testing.T) {
+	for _, rpc := range []string{
+		"Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo",
+	} {
+		t.Run(rpc, func(t *testing.T) {
+			t.Parallel()
+			for code := range everyCode {
+				f := setup(t, brisk, faultydriver.Config{})
+				f.faulty.Always(rpc, faultydriver.Code(code, "as scripted"))
+				fp := firstFingerprint(t, f)
+				if n := len(f.faulty.Calls(rpc)); n != 1 {
+					t.Errorf("%s: %d calls, want 1", code, n)
+				}
+				optional := code == codes.Unimplemented && strings.HasPrefix(rpc, "Node")
+				if fp.Healthy != optional {
+					t.Errorf("%s: healthy is %v: %q", code, fp.Healthy, fp.Message)
+				}
+				if !optional && !strings.Contains(fp.Message, rpc+" answered "+code.String()) {
+					t.Errorf("%s: message %q", code, fp.Message)
+				}
+			}
+		})
+	}
+}
+
+// TestRetriesGoOnWithTheSameArguments has a driver busy several times over.
+func TestRetriesGoOnWithTheSameArguments(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	busy := faultydriver.Code(codes.Aborted, "an operation is pending")
+	f.faulty.Script("CreateVolume", busy, busy, busy, busy, faultydriver.Drop(), faultydriver.Code(codes.Unavailable, ""), faultydriver.Crash())
+	created := inBackground(func() error {
+		_, err := f.bridge.Create(t.Context(), f.driver, storage.CreateRequest{Name: "db", CapacityMin: 7, Capabilities: []storage.Capability{fileSystem}})
+		return err
+	})
+	f.faulty.AwaitCalls("CreateVolume", 7)
+	f.faulty.Restart()
+	if err := await(t, 10*time.Second, created); err != nil {
+		t.Fatal(err)
+	}
+	calls := f.faulty.Calls("CreateVolume")
+	if len(calls) != 8 {
+		t.Errorf("%d calls, want 8", len(calls))
+	}
+	for _, c := range calls {
+		if !proto.Equal(c.Request, calls[0].Request) {
+			t.Errorf("a call has other arguments than the first: %v", c.Request)
+		}
+	}
+	if n := len(f.faulty.Volumes()); n != 2 {
+		t.Errorf("%d volumes, want vol-x and one new one", n)
+	}
+}
+
+// TestBackoffGrows looks at the times at which a refused call came again.
+func TestBackoffGrows(t *testing.T) {
+	timing := brisk
+	timing.Backoff, timing.BackoffMax = 20*time.Millisecond, 80*time.Millisecond
+	f := setup(t, timing, faultydriver.Config{})
+	busy := faultydriver.Code(codes.Unavailable, "busy")
+	f.faulty.Script("NodeStageVolume", busy, busy, busy, busy)
+	if err := stage(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
+	calls := f.faulty.Calls("NodeStageVolume")
+	for i, atLeast := range []time.Duration{10, 20, 40, 40} { // half of 20, 40, 80, 80
+		if gap := calls[i+1].Began.Sub(calls[i].Began); gap < atLeast*time.Millisecond {
+			t.Errorf("wait %d was %s, want %dms or more", i+1, gap, atLeast)
+		}
+	}
+}
+
+// TestDeadlines reads the deadlines of the real policy off the wire.
+func TestDeadlines(t *testing.T) {
+	f := setup(t, driver.DefaultTiming, faultydriver.Config{})
+	for _, op := range operations {
+		if err := op.call(t.Context(), f); err != nil {
+			t.Fatalf("%s: %v", op.rpc, err)
+		}
+		if op.rpc == "DeleteVolume" {
+			f.faulty.AddVolume("vol-x")
+		}
+	}
+	if _, err := f.bridge.Probe(t.Context(), f.driver, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.bridge.Probe(t.Context(), f.driver, 11*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	firstFingerprint(t, f)
+	probes := []time.Duration{5 * time.Second, 11 * time.Second, 30 * time.Second}
+	for _, c := range f.faulty.Calls("") {
+		want := 30 * time.Second
+		switch c.RPC {
+		case "Probe":
+			want, probes = probes[0], probes[1:]
+		case "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo":
+			want = 5 * time.Second
+		}
+		if got := c.Deadline.Sub(c.Began); got > want || got < want-2*time.Second {
+			t.Errorf("%s had %s to answer, want %s", c.RPC, got, want)
+		}
+	}
+}
+
+// TestHungAttemptIsRepeated has a driver hang once: the next attempt may take
+// all the time that is left.
+func TestHungAttemptIsRepeated(t *testing.T) {
+	timing := brisk
+	timing.Attempt = 50 * time.Millisecond
+	f := setup(t, timing, faultydriver.Config{})
+	f.faulty.Script("NodeStageVolume", faultydriver.Hang(), faultydriver.Delay(3*timing.Attempt))
+	if err := stage(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
+	calls := f.faulty.Calls("NodeStageVolume")
+	if len(calls) != 2 {
+		t.Fatalf("%d calls, want 2", len(calls))
+	}
+	if got := calls[1].Deadline.Sub(calls[0].Began); got < timing.Budget-time.Second || got > timing.Budget {
+		t.Errorf("the second attempt ends %s after the first began, want all of %s", got, timing.Budget)
+	}
+}
+
+// TestBudgetIsSpent has a driver that never does: the call ends with the budget,
+// with the driver's code, unless the driver may have done the work.
+func TestBudgetIsSpent(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fault faultydriver.Fault
+		rpc   string
+		code  codes.Code
+		text  string
+	}{
+		"busy":       {faultydriver.Code(codes.Aborted, "pending"), "NodeStageVolume", codes.Aborted, "another operation pending"},
+		"full":       {faultydriver.Code(codes.ResourceExhausted, "full"), "CreateVolume", codes.ResourceExhausted, "has run out of space"},
+		"away":       {faultydriver.Code(codes.Unavailable, "not now"), "NodeStageVolume", codes.Unavailable, "not now"},
+		"hung":       {faultydriver.Hang(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
+		"late":       {faultydriver.Code(codes.DeadlineExceeded, "late"), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
+		"drops":      {faultydriver.Drop(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
+		"drops read": {faultydriver.Drop(), "ListVolumes", codes.Unavailable, "the connection was lost before ListVolumes was answered"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			timing := brisk
+			timing.Budget, timing.Attempt = 300*time.Millisecond, 100*time.Millisecond
+			f := setup(t, timing, faultydriver.Config{})
+			f.faulty.Always(tc.rpc, tc.fault)
+			i := slices.IndexFunc(operations, func(o operation) bool { return o.rpc == tc.rpc })
+			started := time.Now()
+			err := operations[i].call(t.Context(), f)
+			if took := time.Since(started); took > 2*time.Second {
+				t.Errorf("took %s with a budget of %s", took, timing.Budget)
+			}
+			if status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.text) {
+				t.Errorf("got %v, want %s with %q", err, tc.code, tc.text)
+			}
+			if n := len(f.faulty.Calls(tc.rpc)); n < 2 {
+				t.Errorf("%d calls, want a retry", n)
+			}
+		})
+	}
+}
+
+// TestCallerStops cancels a call in each state that it can wait in.
+func TestCallerStops(t *testing.T) {
+	patient := driver.DefaultTiming
+	patient.Backoff, patient.BackoffMax = time.Hour, time.Hour
+	t.Run("the driver hangs", func(t *testing.T) {
+		f := setup(t, patient, faultydriver.Config{})
+		f.faulty.Always("NodeStageVolume", faultydriver.Hang())
+		err := stopAfterFirst(t, f)
+		if !strings.Contains(err.Error(), "stopped by the caller") || !strings.Contains(err.Error(), "the outcome is unknown") {
+			t.Error(err)
+		}
+	})
+	t.Run("between two attempts", func(t *testing.T) {
+		f := setup(t, patient, faultydriver.Config{})
+		f.faulty.Always("NodeStageVolume", faultydriver.Code(codes.Unavailable, "busy"))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := inBackground(func() error { return stage(ctx, f) })
+		f.log.await(t, "rpc=NodeStageVolume code=Unavailable")
+		cancel()
+		err := await(t, time.Second, done)
+		if status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "NodeStageVolume answered Unavailable: busy") {
+			t.Error(err)
+		}
+	})
+	t.Run("behind another call on the volume", func(t *testing.T) {
+		f := setup(t, patient, faultydriver.Config{})
+		f.faulty.Always("NodeStageVolume", faultydriver.Hang())
+		other, stopOther := context.WithCancel(t.Context())
+		first := inBackground(func() error { return stage(other, f) })
+		f.faulty.AwaitCalls("NodeStageVolume", 1)
+		err := stopAfterFirst(t, f)
+		if !strings.Contains(err.Error(), "the driver was not asked") {
+			t.Error(err)
+		}
+		stopOther()
+		_ = await(t, time.Second, first)
+	})
+	t.Run("the caller's deadline", func(t *testing.T) {
+		f := setup(t, patient, faultydriver.Config{})
+		f.faulty.Always("NodeStageVolume", faultydriver.Hang())
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := await(t, time.Second, inBackground(func() error { return stage(ctx, f) })); status.Code(err) != codes.DeadlineExceeded {
+			t.Error(err)
+		}
+	})
+}
+
+// stopAfterFirst cancels a staging once a stage call has arrived, and wants it
+// to return at once with Canceled and no further call.
+func stopAfterFirst(t *testing.T, f *fixture) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := inBackground(func() error { return stage(ctx, f) })
+	f.faulty.AwaitCalls("NodeStageVolume", 1)
+	cancel()
+	err := await(t, time.Second, done)
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("got %v, want Canceled", err)
+	}
+	if n := len(f.faulty.Calls("NodeStageVolume")); n != 1 {
+		t.Errorf("%d calls, want 1", n)
+	}
+	return err
+}
+
+// TestDriverRestarts stops the driver before a call and in the middle of one.
+func TestDriverRestarts(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	if err := stage(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
+	f.faulty.Stop()
+	done := inBackground(func() error { return stage(t.Context(), f) })
+	f.faulty.Restart()
+	if err := await(t, 10*time.Second, done); err != nil {
+		t.Fatalf("over a restart: %v", err)
+	}
+	f.faulty.Script("NodeStageVolume", faultydriver.Crash())
+	done = inBackground(func() error { return stage(t.Context(), f) })
+	f.faulty.AwaitCalls("NodeStageVolume", 3)
+	f.faulty.Restart()
+	if err := await(t, 10*time.Second, done); err != nil {
+		t.Fatalf("over a crash: %v", err)
+	}
+}
+
+// TestNoSuchSocket wants a message that an operator can act on.
+func TestNoSuchSocket(t *testing.T) {
+	timing := brisk
+	timing.Budget = 100 * time.Millisecond
+	f := setup(t, timing, faultydriver.Config{})
+	f.faulty.Stop()
+	err := stage(t.Context(), f)
+	want := `stage volume "x" (external id "vol-x") on driver "faulty": the driver cannot be reached at ` + f.driver.Endpoint + `: dial unix `
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), want) ||
+		!strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), `see "pannier driver status faulty"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestEndpoints tries the forms of an endpoint.
+func TestEndpoints(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	path := strings.TrimPrefix(f.driver.Endpoint, "unix://")
+	for endpoint, code := range map[string]codes.Code{
+		"unix://" + path:               codes.OK,
+		"unix:" + path:                 codes.OK,
+		path:                           codes.OK,
+		"":                             codes.InvalidArgument,
+		"csi.sock":                     codes.InvalidArgument,
+		"tcp://[::1]:1":                codes.InvalidArgument,
+		"unix://x/y":                   codes.InvalidArgument,
+		"/" + strings.Repeat("x", 107): codes.InvalidArgument,
+	} {
+		if _, err := f.bridge.Probe(t.Context(), storage.Driver{ID: "d", Endpoint: endpoint}, 0); status.Code(err) != code {
+			t.Errorf("%q: got %v, want %s", endpoint, err, code)
+		}
+	}
+}
+
+// TestOneCallPerVolume runs calls on two volumes side by side.
+func TestOneCallPerVolume(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	var all []<-chan error
+	for _, op := range operations {
+		f.faulty.Always(op.rpc, faultydriver.Delay(3*time.Millisecond))
+		if op.rpc != "DeleteVolume" {
+			for range 3 {
+				all = append(all, inBackground(func() error { return op.call(t.Context(), f) }))
+			}
+		}
+	}
+	for _, done := range all {
+		if err := await(t, 10*time.Second, done); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, key := range []string{"vol-x", "new"} {
+		if n := f.faulty.MostInFlight(key); n != 1 {
+			t.Errorf("%d calls on %s at one time", n, key)
+		}
+	}
+
+	f.faulty.AddVolume("vol-y")
+	release := make(chan struct{})
+	f.faulty.Script("NodeStageVolume", faultydriver.Until(release), faultydriver.Until(release))
+	before := len(f.faulty.Calls("NodeStageVolume"))
+	first := inBackground(func() error { return stage(t.Context(), f) })
+	second := inBackground(func() error {
+		v := f.volume()
+		v.ExternalID = "vol-y"
+		return f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v})
+	})
+	f.faulty.AwaitCalls("NodeStageVolume", before+2) // neither waits for the other
+	close(release)
+	for _, done := range []<-chan error{first, second} {
+		if err := await(t, 10*time.Second, done); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestClosedBridge(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	f.faulty.Always("NodeStageVolume", faultydriver.Hang())
+	done := inBackground(func() error { return stage(t.Context(), f) })
+	f.faulty.AwaitCalls("NodeStageVolume", 1)
+	if err := f.bridge.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := await(t, time.Second, done); err == nil {
+		t.Error("a call in flight survived Close")
+	}
+	if err := stage(t.Context(), f); status.Code(err) != codes.Unavailable {
+		t.Errorf("after Close: %v", err)
+	}
+}

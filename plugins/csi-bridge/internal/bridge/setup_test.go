@@ -1,0 +1,205 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/faultydriver"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// brisk is the policy with a shorter clock.
+var brisk = driver.Timing{
+	Ask:        5 * time.Second,
+	Budget:     10 * time.Second,
+	Attempt:    5 * time.Second,
+	Backoff:    time.Millisecond,
+	BackoffMax: 20 * time.Millisecond,
+}
+
+// fixture is a bridge and a faulty driver, in which the volume vol-x and the
+// snapshot snap-x are.
+type fixture struct {
+	t      *testing.T
+	bridge *Bridge
+	faulty *faultydriver.Driver
+	driver storage.Driver
+	target string
+	log    *syncBuffer
+}
+
+func setup(t *testing.T, timing driver.Timing, config faultydriver.Config) *fixture {
+	t.Helper()
+	faulty := faultydriver.Start(t, config)
+	faulty.AddVolume("vol-x")
+	faulty.AddSnapshot("snap-x", "vol-x")
+	log := &syncBuffer{}
+	b := newBridge(hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: log}), timing)
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &fixture{
+		t: t, bridge: b, faulty: faulty, log: log,
+		driver: storage.Driver{ID: "faulty", Endpoint: faulty.Endpoint()},
+		target: filepath.Join(t.TempDir(), "target"),
+	}
+}
+
+// volume is vol-x with secrets and mount flags that must never be seen.
+func (f *fixture) volume() storage.Volume {
+	return storage.Volume{
+		Name:       "x",
+		ExternalID: "vol-x",
+		Context:    map[string]string{"context": "c"},
+		Secrets:    map[string]string{"password": secretValue, "pin": "77"},
+		Capability: fileSystem,
+	}
+}
+
+const (
+	secretValue = `hunter2 "quoted"&`
+	secretFlag  = "password=s3same"
+)
+
+var fileSystem = storage.Capability{
+	AccessMode:     storage.SingleNodeWriter,
+	AttachmentMode: storage.FileSystem,
+	FSType:         "ext4",
+	MountFlags:     []string{"noatime", secretFlag},
+}
+
+var secretsOnly = map[string]string{"password": secretValue, "pin": "77"}
+
+// operation is one method of the bridge and the RPC that it is made of.
+type operation struct {
+	rpc  string
+	call func(ctx context.Context, f *fixture) error
+}
+
+// operations are all but Probe and Fingerprint.
+var operations = []operation{
+	{"ValidateVolumeCapabilities", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.ValidateVolume(ctx, f.driver, storage.ValidateRequest{Volume: f.volume(), Capabilities: []storage.Capability{fileSystem}})
+		return err
+	}},
+	{"ControllerPublishVolume", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.Attach(ctx, f.driver, storage.AttachRequest{Volume: f.volume(), NodeID: "n"})
+		return err
+	}},
+	{"ControllerUnpublishVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Detach(ctx, f.driver, f.volume(), "n")
+	}},
+	{"NodeStageVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Stage(ctx, f.driver, storage.StageRequest{Volume: f.volume(), StagingPath: "/staging"})
+	}},
+	{"NodeUnstageVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Unstage(ctx, f.driver, f.volume(), "/staging")
+	}},
+	{"NodePublishVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Publish(ctx, f.driver, storage.PublishRequest{Volume: f.volume(), StagingPath: "/staging", TargetPath: f.target})
+	}},
+	{"NodeUnpublishVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Unpublish(ctx, f.driver, f.volume(), f.target)
+	}},
+	{"CreateVolume", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.Create(ctx, f.driver, storage.CreateRequest{Name: "new", Capabilities: []storage.Capability{fileSystem}, Secrets: secretsOnly})
+		return err
+	}},
+	{"DeleteVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Delete(ctx, f.driver, f.volume())
+	}},
+	{"ListVolumes", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.List(ctx, f.driver, storage.Page{})
+		return err
+	}},
+	{"ControllerExpandVolume", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.Expand(ctx, f.driver, storage.ExpandRequest{Volume: f.volume(), CapacityMin: 1})
+		return err
+	}},
+	{"NodeExpandVolume", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.ExpandNode(ctx, f.driver, storage.ExpandNodeRequest{Volume: f.volume(), CapacityMin: 1, VolumePath: f.target})
+		return err
+	}},
+	{"CreateSnapshot", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.CreateSnapshot(ctx, f.driver, storage.CreateSnapshotRequest{Name: "s", Volume: f.volume()})
+		return err
+	}},
+	{"DeleteSnapshot", func(ctx context.Context, f *fixture) error {
+		return f.bridge.DeleteSnapshot(ctx, f.driver, "snap-x", secretsOnly)
+	}},
+	{"ListSnapshots", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.ListSnapshots(ctx, f.driver, storage.ListSnapshotsRequest{Secrets: secretsOnly})
+		return err
+	}},
+	{"NodeGetVolumeStats", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.VolumeStats(ctx, f.driver, storage.StatsRequest{Volume: f.volume(), VolumePath: f.target})
+		return err
+	}},
+	{"NodeGetVolumeHealth", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.VolumeStats(ctx, f.driver, storage.StatsRequest{Volume: f.volume(), VolumePath: f.target})
+		return err
+	}},
+}
+
+func stage(ctx context.Context, f *fixture) error {
+	return f.bridge.Stage(ctx, f.driver, storage.StageRequest{Volume: f.volume(), StagingPath: "/staging"})
+}
+
+// inBackground runs fn and hands its error to the test.
+func inBackground(fn func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- fn() }()
+	return done
+}
+
+func await(t *testing.T, within time.Duration, done <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(within):
+		t.Fatalf("did not return within %s", within)
+		return nil
+	}
+}
+
+// syncBuffer is a log's output that may be read while it is written.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// await polls until the log has the text.
+func (b *syncBuffer) await(t *testing.T, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(b.String(), text); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %q in the log:\n%s", text, b)
+		}
+	}
+}

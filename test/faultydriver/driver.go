@@ -1,0 +1,270 @@
+package faultydriver
+
+import (
+	"context"
+	"net"
+	"os"
+	"path"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+// Config says what the driver claims to be. The zero value is a monolith called
+// faulty.test that can do everything.
+type Config struct {
+	Socket       string // default: a new one in a folder of its own
+	Name         string
+	NodeID       string
+	NoController bool
+	NoNode       bool
+	// Without takes capabilities away, by their names in the CSI spec; a name that
+	// the controller and the node service share is taken from both.
+	Without []string
+	// Raw capabilities are added by number, for those that a spec no longer has.
+	RawController, RawNode []int32
+}
+
+// Call is one request as it arrived.
+type Call struct {
+	RPC      string // such as NodeStageVolume
+	Request  proto.Message
+	Began    time.Time
+	Deadline time.Time // of the attempt; zero when the caller set none
+}
+
+// Driver is the running driver. All methods may be called at any time.
+type Driver struct {
+	t       testing.TB
+	backend *backend
+
+	mu       sync.Mutex
+	config   Config
+	scripts  map[string][]Fault
+	always   map[string]Fault
+	calls    []Call
+	inFlight map[string]int
+	most     map[string]int // highest inFlight seen
+	server   *grpc.Server
+	conns    map[net.Conn]struct{}
+	served   sync.WaitGroup
+	arrived  chan struct{} // closed and replaced when a call arrives
+}
+
+// Start serves a driver until the test ends.
+func Start(t testing.TB, config Config) *Driver {
+	t.Helper()
+	if config.Socket == "" {
+		// Not t.TempDir: with a long test name the path would not fit into a socket's address.
+		dir, err := os.MkdirTemp("", "faulty")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		config.Socket = filepath.Join(dir, "csi.sock")
+	}
+	d := &Driver{
+		t: t, config: config, backend: newBackend(),
+		scripts: map[string][]Fault{}, always: map[string]Fault{},
+		inFlight: map[string]int{}, most: map[string]int{},
+		arrived: make(chan struct{}),
+	}
+	t.Cleanup(d.Stop)
+	d.Restart()
+	return d
+}
+
+// Endpoint is the driver's socket as unix:///path.
+func (d *Driver) Endpoint() string { return "unix://" + d.config.Socket }
+
+// Script appends faults to what the next calls of an RPC do, one each; after
+// them it succeeds again.
+func (d *Driver) Script(rpc string, faults ...Fault) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.scripts[rpc] = append(d.scripts[rpc], faults...)
+}
+
+// Always makes every call of an RPC that no script is left for do f. A zero
+// Fault ends that.
+func (d *Driver) Always(rpc string, f Fault) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if f.run == nil {
+		delete(d.always, rpc)
+		return
+	}
+	d.always[rpc] = f
+}
+
+// Calls returns the calls of an RPC so far, oldest first; of all RPCs for "".
+func (d *Driver) Calls(rpc string) []Call {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []Call
+	for _, c := range d.calls {
+		if rpc == "" || c.RPC == rpc {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// AwaitCalls waits until n calls of an RPC have arrived, and fails the test
+// after a while.
+func (d *Driver) AwaitCalls(rpc string, n int) {
+	d.t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		d.mu.Lock()
+		next := d.arrived
+		d.mu.Unlock()
+		if len(d.Calls(rpc)) >= n {
+			return
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			d.t.Fatalf("%d calls of %s arrived in 10 s, want %d", len(d.Calls(rpc)), rpc, n)
+		}
+	}
+}
+
+// MostInFlight is the highest number of calls at one time for a volume: for its
+// id, or for its name in CreateVolume.
+func (d *Driver) MostInFlight(volume string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.most[volume]
+}
+
+// Reconfigure changes what the driver claims to be, from the next Restart on.
+func (d *Driver) Reconfigure(change func(*Config)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change(&d.config)
+}
+
+// Stop ends the driver at once and removes its socket.
+func (d *Driver) Stop() {
+	d.crash()
+	d.served.Wait()
+	_ = os.Remove(d.config.Socket)
+}
+
+// Restart serves again at the same path, with the volumes as they were. A driver
+// that runs is stopped first.
+func (d *Driver) Restart() {
+	d.t.Helper()
+	d.Stop()
+	listener, err := net.Listen("unix", d.config.Socket)
+	if err != nil {
+		d.t.Fatalf("serve the faulty driver: %v", err)
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false) // a crash leaves the file
+	server := grpc.NewServer(grpc.UnaryInterceptor(d.intercept))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := &services{d: d, config: d.config, backend: d.backend}
+	csi.RegisterIdentityServer(server, s)
+	if !d.config.NoController {
+		csi.RegisterControllerServer(server, s)
+	}
+	if !d.config.NoNode {
+		csi.RegisterNodeServer(server, s)
+	}
+	d.server, d.conns = server, map[net.Conn]struct{}{}
+	d.served.Go(func() { _ = server.Serve(&tracked{listener, d}) })
+}
+
+// crash ends the server without waiting for calls: it may run in one.
+func (d *Driver) crash() {
+	d.mu.Lock()
+	server := d.server
+	d.server = nil
+	d.mu.Unlock()
+	if server == nil {
+		return
+	}
+	d.dropConnections()
+	d.served.Go(server.Stop)
+}
+
+func (d *Driver) dropConnections() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.conns {
+		_ = c.Close()
+		delete(d.conns, c)
+	}
+}
+
+// tracked is a listener that knows its connections, so that they can be cut.
+type tracked struct {
+	net.Listener
+	d *Driver
+}
+
+func (l *tracked) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.d.mu.Lock()
+		l.d.conns[c] = struct{}{}
+		l.d.mu.Unlock()
+	}
+	return c, err
+}
+
+// intercept records the call and lets its fault have it.
+func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	rpc := path.Base(info.FullMethod)
+	call := Call{RPC: rpc, Request: req.(proto.Message), Began: time.Now()}
+	call.Deadline, _ = ctx.Deadline()
+	fault, end := d.begin(call)
+	defer end()
+	return recovered(func() (any, error) {
+		return fault.run(ctx, d, func() (any, error) { return handler(ctx, req) })
+	})
+}
+
+func (d *Driver) begin(call Call) (fault Fault, end func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = append(d.calls, call)
+	close(d.arrived)
+	d.arrived = make(chan struct{})
+	volume := volumeOf(call.Request)
+	d.inFlight[volume]++
+	d.most[volume] = max(d.most[volume], d.inFlight[volume])
+	end = func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.inFlight[volume]--
+	}
+	if script := d.scripts[call.RPC]; len(script) > 0 {
+		d.scripts[call.RPC] = script[1:]
+		return script[0], end
+	}
+	if f, ok := d.always[call.RPC]; ok {
+		return f, end
+	}
+	return OK(), end
+}
+
+// volumeOf is what the spec allows one call at a time on.
+func volumeOf(req proto.Message) string {
+	switch r := req.(type) {
+	case interface{ GetVolumeId() string }:
+		return r.GetVolumeId()
+	case *csi.CreateVolumeRequest:
+		return r.GetName()
+	case *csi.CreateSnapshotRequest:
+		return r.GetSourceVolumeId()
+	}
+	return ""
+}

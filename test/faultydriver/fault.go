@@ -1,0 +1,109 @@
+package faultydriver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// Fault is what one call does instead of, or beside, succeeding.
+type Fault struct {
+	name string
+	run  func(ctx context.Context, d *Driver, do func() (any, error)) (any, error)
+}
+
+func (f Fault) String() string { return f.name }
+
+// OK succeeds: a place in a script between two faults.
+func OK() Fault {
+	return Fault{"ok", func(_ context.Context, _ *Driver, do func() (any, error)) (any, error) { return do() }}
+}
+
+// Code answers with a status and does nothing.
+func Code(code codes.Code, message string) Fault {
+	return Fault{"code " + code.String(), func(context.Context, *Driver, func() (any, error)) (any, error) {
+		return nil, status.Error(code, message)
+	}}
+}
+
+// Hang does nothing until the caller goes away or the driver stops.
+func Hang() Fault {
+	return Fault{"hang", func(ctx context.Context, _ *Driver, _ func() (any, error)) (any, error) {
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}}
+}
+
+// Delay waits, and then does the work unless the caller has gone.
+func Delay(d time.Duration) Fault {
+	return Fault{"delay " + d.String(), func(ctx context.Context, _ *Driver, do func() (any, error)) (any, error) {
+		select {
+		case <-time.After(d):
+			return do()
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}}
+}
+
+// Until does the work when release is closed.
+func Until(release <-chan struct{}) Fault {
+	return Fault{"until", func(ctx context.Context, _ *Driver, do func() (any, error)) (any, error) {
+		select {
+		case <-release:
+			return do()
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+	}}
+}
+
+// Drop does the work and then closes every connection instead of answering.
+func Drop() Fault {
+	return Fault{"drop", func(_ context.Context, d *Driver, do func() (any, error)) (any, error) {
+		_, _ = do()
+		d.dropConnections()
+		return nil, status.Error(codes.Unavailable, "unreachable text: the connection is closed")
+	}}
+}
+
+// Crash does the work, and then the driver dies as on kill -9: no answer, no
+// connection, and the socket's file left behind. Restart brings it back.
+func Crash() Fault {
+	return Fault{"crash", func(_ context.Context, d *Driver, do func() (any, error)) (any, error) {
+		_, _ = do()
+		d.crash()
+		return nil, status.Error(codes.Unavailable, "unreachable text: the driver is dead")
+	}}
+}
+
+// Panic panics in the handler; as in most drivers a recovering interceptor makes
+// Internal of it.
+func Panic(message string) Fault {
+	return Fault{"panic", func(context.Context, *Driver, func() (any, error)) (any, error) {
+		panic(message)
+	}}
+}
+
+// Reply does the work but answers with resp.
+func Reply(resp proto.Message) Fault {
+	return Fault{"reply", func(_ context.Context, _ *Driver, do func() (any, error)) (any, error) {
+		if _, err := do(); err != nil {
+			return nil, err
+		}
+		return resp, nil
+	}}
+}
+
+func recovered(f func() (any, error)) (resp any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.Error(codes.Internal, fmt.Sprint("panic: ", p))
+		}
+	}()
+	return f()
+}

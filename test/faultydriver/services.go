@@ -1,0 +1,150 @@
+package faultydriver
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// services answer as a correct driver does.
+type services struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+	d       *Driver
+	config  Config
+	backend *backend
+}
+
+func (s *services) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	name := s.config.Name
+	if name == "" {
+		name = "faulty.test"
+	}
+	return &csi.GetPluginInfoResponse{Name: name, VendorVersion: "1.0.0"}, nil
+}
+
+func (s *services) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{}, nil
+}
+
+func (s *services) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	resp := &csi.GetPluginCapabilitiesResponse{}
+	add := func(t csi.PluginCapability_Service_Type) {
+		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}},
+		})
+	}
+	if !s.config.NoController {
+		add(csi.PluginCapability_Service_CONTROLLER_SERVICE)
+	}
+	if s.has("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
+		add(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+	}
+	if s.has("ONLINE") {
+		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
+			Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+				Type: csi.PluginCapability_VolumeExpansion_ONLINE,
+			}},
+		})
+	}
+	return resp, nil
+}
+
+func (s *services) has(capability string) bool { return !slices.Contains(s.config.Without, capability) }
+
+// numbers lists an enum's values in order, without the zero one and those taken
+// away, and then the raw ones.
+func (s *services) numbers(names map[int32]string, raw []int32) []int32 {
+	var out []int32
+	for n, name := range names {
+		if n != 0 && s.has(name) {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return append(out, raw...)
+}
+
+func (s *services) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, n := range s.numbers(csi.ControllerServiceCapability_RPC_Type_name, s.config.RawController) {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{
+				Type: csi.ControllerServiceCapability_RPC_Type(n),
+			}},
+		})
+	}
+	return resp, nil
+}
+
+func (s *services) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, n := range s.numbers(csi.NodeServiceCapability_RPC_Type_name, s.config.RawNode) {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{
+				Type: csi.NodeServiceCapability_RPC_Type(n),
+			}},
+		})
+	}
+	return resp, nil
+}
+
+func (s *services) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	id := s.config.NodeID
+	if id == "" {
+		id = "faulty-node"
+	}
+	return &csi.NodeGetInfoResponse{
+		NodeId: id, MaxVolumesPerNode: 16,
+		AccessibleTopology: &csi.Topology{Segments: map[string]string{"rack": "R1"}},
+	}, nil
+}
+
+func (s *services) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	return &csi.NodeStageVolumeResponse{}, s.backend.exists(req.GetVolumeId())
+}
+
+func (s *services) NodeUnstageVolume(context.Context, *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// NodePublishVolume makes the target, as the spec asks of a driver.
+func (s *services) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if err := s.backend.exists(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(req.GetTargetPath(), 0o755); err != nil && !os.IsExist(err) {
+		return nil, status.Errorf(codes.Internal, "make the target: %v", err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (s *services) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := os.Remove(req.GetTargetPath()); err != nil && !os.IsNotExist(err) {
+		return nil, status.Errorf(codes.Internal, "remove the target: %v", err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (s *services) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()}, s.backend.exists(req.GetVolumeId())
+}
+
+func (s *services) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if err := s.backend.exists(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: 100, Used: 40, Available: 60},
+		{Unit: csi.VolumeUsage_INODES, Total: 10, Used: 4, Available: 6},
+	}}, nil
+}
+
+func (s *services) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId()}}, nil
+}
