@@ -133,7 +133,11 @@ func (tx *ReadTx) Claims(v claim.VolumeRef) ([]claim.Claim, error) {
 }
 
 func (tx *ReadTx) someClaims(v claim.VolumeRef, limit int) ([]claim.Claim, error) {
-	found, err := records[claim.Claim](tx, span{base: claims + volumePart(v) + "/", limit: limit})
+	return tx.claimsIn(span{base: claims + volumePart(v) + "/", limit: limit})
+}
+
+func (tx *ReadTx) claimsIn(s span) ([]claim.Claim, error) {
+	found, err := records[claim.Claim](tx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -143,6 +147,11 @@ func (tx *ReadTx) someClaims(v claim.VolumeRef, limit int) ([]claim.Claim, error
 		}
 	}
 	return found, nil
+}
+
+// AllClaims lists every claim, by volume and workload.
+func (tx *ReadTx) AllClaims() ([]claim.Claim, error) {
+	return tx.claimsIn(span{base: claims})
 }
 
 // ClaimsOf lists a workload's claims, by volume.
