@@ -16,7 +16,7 @@ import (
 func (m *Manager) Detach(ctx context.Context, c claim.Claim, info claim.Volume) (did string, err error) {
 	i, err := m.find(c.Workload)
 	if err != nil || i.snapshot().State.Ended() {
-		if err := m.detachUnknown(ctx, c, info); err != nil {
+		if err := m.DetachUnknown(ctx, c, info); err != nil {
 			return "", err
 		}
 		return fmt.Sprintf("unmounted what was left of it on node %q", m.Node), nil
@@ -30,8 +30,14 @@ func (m *Manager) Detach(ctx context.Context, c claim.Claim, info claim.Volume) 
 	return fmt.Sprintf("stopped workload %q", c.Workload), nil
 }
 
-// detachUnknown undoes a claim from its paths alone.
-func (m *Manager) detachUnknown(ctx context.Context, c claim.Claim, info claim.Volume) error {
+// Owns says whether this node has the workload and takes it down by itself.
+func (m *Manager) Owns(ref claim.WorkloadRef) bool {
+	i, err := m.find(ref)
+	return err == nil && !i.snapshot().State.Ended()
+}
+
+// DetachUnknown undoes a claim from its paths alone. It may be repeated.
+func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Volume) error {
 	r := &run{m, newInstance(record{Spec: Spec{WorkloadRef: c.Workload}})}
 	v := &volume{info: info, volumeRecord: &volumeRecord{
 		Ref: c.Volume, Driver: info.PluginID, ExternalID: info.ExternalID, Context: info.Context,

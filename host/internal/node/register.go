@@ -1,0 +1,85 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Registrar keeps this node's record in the ledger true.
+type Registrar struct {
+	Name    string
+	BootID  string
+	Cluster interface {
+		PutNode(ctx context.Context, n claim.Node) (command.PutNodeResult, error)
+	}
+	Drivers interface {
+		List() []drivers.Driver
+		Changed() <-chan struct{}
+	}
+	Log hclog.Logger
+}
+
+// Run writes the record at once and after each change of a driver, until ctx
+// ends. A write that fails is tried again.
+func (r *Registrar) Run(ctx context.Context) {
+	pause := backoff.NewExponentialBackOff()
+	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 10*time.Second
+	for {
+		changed := r.Drivers.Changed()
+		var again <-chan time.Time
+		if _, err := r.Cluster.PutNode(ctx, r.record()); err == nil {
+			pause.Reset()
+		} else if ctx.Err() == nil {
+			r.Log.Warn("this node's record could not be written, it is tried again", "error", err)
+			again = time.After(pause.NextBackOff())
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-again:
+		}
+	}
+}
+
+func (r *Registrar) record() claim.Node {
+	n := claim.Node{Name: r.Name, BootID: r.BootID, Drivers: map[string]claim.NodeDriver{}}
+	for _, d := range r.Drivers.List() {
+		n.Drivers[d.ID] = nodeDriver(d)
+	}
+	return n
+}
+
+// nodeDriver is a driver as the ledger keeps it.
+func nodeDriver(d drivers.Driver) claim.NodeDriver {
+	fp := d.Fingerprint
+	out := claim.NodeDriver{
+		ID: d.ID, Type: claim.DriverType(d.Type), Healthy: d.Healthy, Message: d.Message,
+		Provider: fp.Provider, Version: fp.Version,
+		Controller: controllerCapabilities(fp.Controller),
+	}
+	if n := fp.Node; n != nil {
+		out.NodeID, out.MaxVolumes, out.Topology = n.NodeID, n.MaxVolumes, n.AccessibleTopology
+		out.Node = &claim.NodeCapabilities{
+			StageUnstage: n.StageUnstage, VolumeStats: n.VolumeStats, Expand: n.Expand, VolumeCondition: n.VolumeCondition,
+			SingleNodeMultiWriter: n.SingleNodeMultiWriter, VolumeMountGroup: n.VolumeMountGroup,
+		}
+	}
+	return out
+}
+
+func controllerCapabilities(c *storage.ControllerCapabilities) *claim.ControllerCapabilities {
+	if c == nil {
+		return nil
+	}
+	out := claim.ControllerCapabilities(*c)
+	return &out
+}

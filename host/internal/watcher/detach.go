@@ -1,0 +1,116 @@
+package watcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// Detached is what became of one claim that an operator had detached.
+type Detached struct {
+	Claim    claim.Claim // as it was before
+	Released bool
+	Message  string // what was done, or why it could not be
+}
+
+// ErrNoClaims: the volume has no claim on that node.
+var ErrNoClaims = errors.New("no claim to detach")
+
+// Detach drives every claim of a volume on a node through the release path, and
+// says for each what it did or why it could not. It waits for the release until
+// ctx ends; the release goes on. With force it frees the claims of a node that
+// the operator, by, vouches is down.
+func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, force bool, by string) ([]Detached, error) {
+	volume, claims, err := w.read(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	var out []Detached
+	for _, c := range claims {
+		if c.Node != node {
+			continue
+		}
+		d := Detached{Claim: c}
+		if force {
+			d.Message, err = w.force(ctx, c, by)
+		} else {
+			d.Message, err = w.detach(ctx, c, volume)
+		}
+		d.Released = err == nil
+		if err != nil {
+			d.Message = err.Error()
+		}
+		out = append(out, d)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("volume %q on node %q: %w (see: pannier volume status %s)", ref, node, ErrNoClaims, ref.ID)
+	}
+	return out, nil
+}
+
+// force frees a claim without its node. A node that answers is not down, and
+// what is mounted there would stay.
+func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, error) {
+	if c.Node == w.NodeName && c.State.Before(claim.NodeDetached) {
+		return "", fmt.Errorf("node %q is up and may have it mounted: detach it without -force", c.Node)
+	}
+	_, err := w.Cluster.AdvanceClaims(ctx, by, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Freed})
+	if err != nil {
+		return "", fmt.Errorf("free the claim of workload %q: %w", c.Workload, err)
+	}
+	w.Log.Warn("a claim was freed by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
+	return fmt.Sprintf("freed by force (%s); a mount or an attachment on node %q may be left", by, c.Node), nil
+}
+
+func (w *Watcher) detach(ctx context.Context, c claim.Claim, v claim.Volume) (string, error) {
+	did := "released what was on its way out"
+	var err error
+	if c.Node != w.NodeName && c.State.Before(claim.NodeDetached) {
+		return "", fmt.Errorf("node %q cannot be reached from node %q; when it is down for good: pannier volume detach -force %s %s", c.Node, w.NodeName, c.Volume.ID, c.Node)
+	}
+	if c.State == claim.Taken {
+		if did, err = w.Node.Detach(ctx, c, v); err != nil {
+			return "", err
+		}
+		if _, err := w.Cluster.EndWorkload(ctx, c.Workload); err != nil {
+			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
+		}
+	}
+	w.tryNow()
+	if err := w.awaitFreed(ctx, c); err != nil {
+		if a, ok := w.Attempt(c.Volume); ok && a.Error != "" {
+			return "", fmt.Errorf("%w; the release goes on, its last try failed: %s", err, a.Error)
+		}
+		return "", fmt.Errorf("%w; the release goes on", err)
+	}
+	return did, nil
+}
+
+// awaitFreed waits until this very claim is gone.
+func (w *Watcher) awaitFreed(ctx context.Context, c claim.Claim) error {
+	for {
+		watching, cancel := context.WithCancel(ctx)
+		changed := w.Cluster.Watch(watching, state.TopicClaims(c.Volume))
+		var now claim.Claim
+		err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+			now, err = tx.Claim(c.Volume, c.Workload)
+			return err
+		})
+		if errors.Is(err, claim.ErrClaimNotFound) || err == nil && now.Index != c.Index {
+			cancel()
+			return nil
+		}
+		if err == nil {
+			<-changed // also when ctx ends
+			err = ctx.Err()
+		}
+		cancel()
+		if err != nil {
+			return fmt.Errorf("workload %q still holds volume %q (%s): %w", c.Workload, c.Volume, now.State, err)
+		}
+	}
+}

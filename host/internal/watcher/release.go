@@ -1,0 +1,114 @@
+package watcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/events"
+)
+
+// release moves each claim of a volume that is on its way out as far as it goes.
+// left says that some wait for their node to take its mounts away.
+func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (left bool, err error) {
+	volume, claims, err := w.read(ctx, ref)
+	if err != nil {
+		return false, err
+	}
+	var errs []error
+	for _, c := range claims {
+		if !c.State.Releasing() {
+			continue
+		}
+		done, err := w.releaseClaim(ctx, c, volume)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		left = left || !done
+	}
+	return left, errors.Join(errs...)
+}
+
+// releaseClaim takes one claim through its states; done is false where its node
+// has to move it.
+func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
+	if c.State == claim.Unpublishing {
+		if w.Node.Owns(c.Workload) && c.Node == w.NodeName {
+			return false, nil
+		}
+		if err := w.nodeDetach(ctx, c, v); err != nil {
+			return false, err
+		}
+		c.State = claim.NodeDetached
+	}
+	if c.State == claim.NodeDetached {
+		if err := w.controllerDetach(ctx, c, v); err != nil {
+			return false, err
+		}
+	}
+	if err := w.advance(ctx, c, claim.Freed); err != nil {
+		return false, err
+	}
+	w.Events.Publish(events.Event{
+		Topic: events.TopicClaim, Type: "freed", Subject: c.Volume.String(),
+		Message: fmt.Sprintf("workload %q on node %q gave it back", c.Workload, c.Node),
+	})
+	return true, nil
+}
+
+// nodeDetach takes away what a claim may have left on its node.
+func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
+	if c.Node != w.NodeName {
+		return fmt.Errorf("volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q; when that node is down for good: pannier volume detach -force %s %s",
+			c.Volume, c.Workload, c.Node, w.NodeName, c.Volume.ID, c.Node)
+	}
+	if err := w.Node.DetachUnknown(ctx, c, v); err != nil {
+		return err
+	}
+	return w.advance(ctx, c, claim.NodeDetached)
+}
+
+// controllerDetach detaches the volume from the node when this was the last
+// claim of it there.
+func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
+	needed, err := w.Controllers.NeedsDetach(v.PluginID)
+	if err != nil || !needed {
+		return err
+	}
+	othersThere := func(ctx context.Context) (bool, error) {
+		_, claims, err := w.read(ctx, c.Volume)
+		for _, o := range claims {
+			if o.Node == c.Node && o.Workload != c.Workload {
+				return true, err
+			}
+		}
+		return false, err
+	}
+	if _, err := w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID, othersThere); err != nil {
+		return err
+	}
+	return w.advance(ctx, c, claim.ControllerDetached)
+}
+
+func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
+	_, err := w.Cluster.AdvanceClaims(ctx, "", command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
+	if err != nil {
+		return fmt.Errorf("mark the claim of workload %q on volume %q as %s: %w", c.Workload, c.Volume, to, err)
+	}
+	return nil
+}
+
+// read reads a volume and its claims as they stand.
+func (w *Watcher) read(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
+	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) error {
+		if v, err = tx.Volume(ref); err != nil {
+			return err
+		}
+		claims, err = tx.Claims(ref)
+		return err
+	})
+	return v, claims, err
+}
