@@ -1,0 +1,182 @@
+package drivers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// defaultPath is PATH for drivers where the host has none.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// findOrStart sets i.proc: to the process that an earlier host started and that
+// does what the spec says, else to a new one (fresh).
+func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
+	if err := i.find(ctx); err != nil {
+		return false, err
+	}
+	if i.proc != nil && i.rec.Launch.Runs != runs(i.spec) {
+		if err := i.stopProcess("its configuration has changed"); err != nil {
+			return false, err
+		}
+	}
+	if i.proc != nil {
+		i.begun("found", fmt.Sprintf("found process %d, which an earlier host started", i.proc.PID()))
+		return false, i.save() // it may have been an intent only
+	}
+	if err := i.startProcess(); err != nil {
+		return true, err
+	}
+	i.begun("started", fmt.Sprintf("started process %d", i.proc.PID()))
+	return true, nil
+}
+
+// find looks for the process that the record tells of. None is no error; what an
+// ended one left behind is then treated as bury does.
+func (i *instance) find(ctx context.Context) error {
+	if i.proc != nil || i.rec.Launch == nil {
+		return nil
+	}
+	proc, err := process.Find(ctx, i.rec.Launch.Process)
+	if errors.Is(err, process.ErrGone) {
+		ref := i.rec.Launch.Process
+		i.rec.Launch = nil
+		if len(i.r.cfg.InUse(i.spec.ID)) > 0 {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, i.r.timing.stopGrace)
+		defer cancel()
+		return process.Clean(ctx, ref)
+	}
+	if err != nil {
+		return fmt.Errorf("look for the driver's process: %w", err)
+	}
+	i.proc = proc
+	i.rec.Launch.Process = proc.Ref()
+	return nil
+}
+
+// startProcess starts the command. The record tells of it before and after.
+func (i *instance) startProcess() error {
+	if err := i.clearSocket(); err != nil {
+		return err
+	}
+	spec := process.Spec{
+		Token: process.NewToken(), Path: i.spec.Command[0], Args: i.spec.Command[1:],
+		Env:     environment(i.spec),
+		Dir:     "/",
+		User:    i.spec.User,
+		LogPath: i.logPath(), DieWithHost: i.r.cfg.DieWithHost,
+	}
+	i.rec.Launch = &launch{Runs: runs(i.spec), Process: spec.Intent()}
+	if err := i.save(); err != nil {
+		i.rec.Launch = nil
+		return err
+	}
+	proc, err := process.Start(spec)
+	if err != nil {
+		i.rec.Launch = nil
+		return err
+	}
+	i.proc = proc
+	i.rec.Launch.Process = proc.Ref()
+	if err := i.save(); err != nil {
+		return errors.Join(err, i.stopProcess("it could not be recorded"))
+	}
+	return nil
+}
+
+// environment is all that a driver gets: nothing of the host's own may leak.
+func environment(s Spec) []string {
+	path := os.Getenv("PATH")
+	if path == "" {
+		path = defaultPath
+	}
+	return []string{"PATH=" + path, "CSI_ENDPOINT=" + s.Endpoint}
+}
+
+// clearSocket makes the socket's folder, and removes a socket that an ended
+// process left there: many drivers fail on it. Where somebody answers on it,
+// a second driver must not be started.
+func (i *instance) clearSocket() error {
+	socket := i.spec.socket()
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		return fmt.Errorf("make the socket's folder: %w", err)
+	}
+	info, err := os.Lstat(socket)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at the socket: %w", err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is not a socket: remove it", socket)
+	}
+	conn, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		conn.Close()
+		return fmt.Errorf("another process already answers on %s: stop it, or declare the driver without a command", socket)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("look who answers on the socket: %w", err)
+	}
+	if err := os.Remove(socket); err != nil {
+		return fmt.Errorf("remove the socket that an ended process left: %w", err)
+	}
+	return nil
+}
+
+// begun makes a new or found process known. What was known of the one before it
+// counts no more.
+func (i *instance) begun(kind, message string) {
+	i.update(func(d *Driver) {
+		if kind == "started" && i.startedOnce {
+			d.Restarts++
+		}
+		i.startedOnce = true
+		i.answered, i.wasHealthy, i.starting = false, false, kind == "started"
+		d.PID = i.proc.PID()
+		i.state = "waiting for the driver's first answer"
+	})
+	i.event(kind, message, map[string]string{"pid": strconv.Itoa(i.proc.PID())})
+}
+
+// stopProcess ends the driver's process and all of its group, where there is one,
+// and records that there is none. On an error the record stays, so that nothing
+// is lost sight of.
+func (i *instance) stopProcess(why string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), i.r.timing.stopGrace)
+	defer cancel()
+	if err := i.find(ctx); err != nil {
+		return err
+	}
+	if i.proc == nil {
+		return nil
+	}
+	pid := i.proc.PID()
+	if err := i.proc.Stop(ctx); err != nil {
+		i.proc = nil // given up by Stop; the record finds it again
+		return fmt.Errorf("stop driver %q: %w", i.spec.ID, err)
+	}
+	i.proc, i.rec.Launch = nil, nil
+	i.update(func(d *Driver) {
+		d.PID, d.Healthy = 0, false
+		i.state = "stopped: " + why
+	})
+	i.event("stopped", fmt.Sprintf("process %d was stopped: %s", pid, why), map[string]string{"pid": strconv.Itoa(pid)})
+	return i.save()
+}
+
+func (i *instance) save() error { return i.rec.save(i.r.cfg.DataDir) }
+
+func (i *instance) logPath() string { return logPath(i.r.cfg.DataDir, i.spec.ID) }

@@ -1,0 +1,386 @@
+package drivers
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// The test program is also the driver that the registry runs, and a host that a
+// test kills: the first argument says which.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "a-csi-driver":
+			driverMain(os.Args[2:])
+		case "a-host":
+			hostMain(os.Args[2])
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// driverMain is a CSI driver with an identity and a node service.
+func driverMain(args []string) {
+	flags := flag.NewFlagSet("driver", flag.ExitOnError)
+	endpoint := flags.String("endpoint", os.Getenv("CSI_ENDPOINT"), "")
+	var d csiDriver
+	flags.StringVar(&d.version, "version", "1.0", "")
+	flags.BoolVar(&d.notReady, "not-ready", false, "")
+	flags.Parse(args)
+	// The socket of one that was killed stays in the way of such a driver.
+	listener, err := net.Listen("unix", strings.TrimPrefix(*endpoint, "unix://"))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("serving on", *endpoint)
+	server := d.server()
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	go func() { <-term; server.Stop() }()
+	server.Serve(listener)
+	os.Exit(0)
+}
+
+// csiDriver is what the registry wants to know of a driver.
+type csiDriver struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedNodeServer
+	version  string
+	notReady bool
+}
+
+func (d *csiDriver) server() *grpc.Server {
+	s := grpc.NewServer()
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterNodeServer(s, d)
+	return s
+}
+
+func (d *csiDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: "test.example.com", VendorVersion: d.version}, nil
+}
+
+func (d *csiDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!d.notReady)}, nil
+}
+
+func (d *csiDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: "node-1"}, nil
+}
+
+// serve runs a driver in the test's own process, as one that someone else runs.
+func serve(t *testing.T, socket string, d *csiDriver) (stop func()) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := d.server()
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(listener) })
+	stop = func() { server.Stop(); wg.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+// bridge is a storage plugin for real drivers, reduced to Fingerprint.
+type bridge struct {
+	storage.Client // nil: the registry calls nothing else
+	away           atomic.Bool
+	leases         atomic.Int64 // asked for
+	held           atomic.Int64
+	crashes        chan struct{} // a value breaks one stream
+}
+
+func newBridge() *bridge { return &bridge{crashes: make(chan struct{})} }
+
+var errAway = errors.New("the plugin csi-bridge is not running")
+
+func (b *bridge) lease(context.Context) (storage.Client, func(), error) {
+	b.leases.Add(1)
+	if b.away.Load() {
+		return nil, nil, errAway
+	}
+	b.held.Add(1)
+	return b, func() { b.held.Add(-1) }, nil
+}
+
+func (b *bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+	conn, err := grpc.NewClient(d.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var last *storage.Fingerprint
+	for {
+		conn.ResetConnectBackoff()
+		if now := ask(ctx, conn); ctx.Err() == nil && (last == nil || !reflect.DeepEqual(*last, now)) {
+			if err := report(now); err != nil {
+				return err
+			}
+			last = &now
+		}
+		select {
+		case <-time.After(opts.Interval):
+		case <-b.crashes:
+			return status.Error(codes.Unavailable, "the plugin ended")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func ask(ctx context.Context, conn *grpc.ClientConn) storage.Fingerprint {
+	probe, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
+	if err != nil {
+		return storage.Fingerprint{Message: "the driver cannot be reached"}
+	}
+	if !probe.GetReady().GetValue() {
+		return storage.Fingerprint{Message: "the driver is not ready"}
+	}
+	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return storage.Fingerprint{Message: err.Error()}
+	}
+	node, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		return storage.Fingerprint{Message: err.Error()}
+	}
+	return storage.Fingerprint{
+		Healthy: true, Provider: info.GetName(), Version: info.GetVendorVersion(),
+		Node: &storage.NodeCapabilities{NodeID: node.GetNodeId()},
+	}
+}
+
+// host is a registry with what it needs around it.
+type host struct {
+	*Registry
+	*bridge
+	t       *testing.T
+	bus     *events.Bus
+	logs    *syncBuffer
+	mu      sync.Mutex
+	inUse   []string
+	dataDir string
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Builder.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Builder.String()
+}
+
+var testTiming = timing{
+	fingerprintEvery: 5 * time.Millisecond,
+	restartMin:       20 * time.Millisecond, restartMax: 500 * time.Millisecond, stable: 10 * time.Second,
+	retryMin: 5 * time.Millisecond, retryMax: 50 * time.Millisecond, unknownAfter: 300 * time.Millisecond,
+	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second,
+}
+
+// newHost makes a host on dataDir. It is closed with the test, processes and all,
+// and what it said is printed when the test fails.
+func newHost(t *testing.T, dataDir string) *host {
+	h := &host{t: t, bridge: newBridge(), bus: events.New(0), logs: &syncBuffer{}, dataDir: dataDir}
+	h.Registry = New(Config{
+		DataDir: dataDir,
+		Logger:  hclog.New(&hclog.LoggerOptions{Output: h.logs, Level: hclog.Trace}),
+		Storage: h.lease, Events: h.bus, InUse: h.users,
+	})
+	h.Registry.timing = testTiming
+	t.Cleanup(func() {
+		if err := h.Close(true); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		if held := h.held.Load(); held != 0 {
+			t.Errorf("%d leases of the storage plugin are still held", held)
+		}
+		if t.Failed() {
+			t.Logf("events:\n%s\nlog:\n%s", strings.Join(h.happened(""), "\n"), h.logs)
+		}
+	})
+	return h
+}
+
+func open(t *testing.T, dataDir string, declared ...Spec) *host {
+	t.Helper()
+	h := newHost(t, dataDir)
+	h.open(declared...)
+	return h
+}
+
+func (h *host) open(declared ...Spec) {
+	h.t.Helper()
+	if err := h.Open(h.t.Context(), declared); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *host) users(string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.inUse
+}
+
+func (h *host) setUsers(users ...string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inUse = users
+}
+
+// wait waits until the driver is as told and returns it.
+func (h *host) wait(id, what string, is func(Driver) bool) Driver {
+	h.t.Helper()
+	deadline := time.After(15 * time.Second)
+	for {
+		changed := h.Changed()
+		d, err := h.Get(id)
+		if err == nil && is(d) {
+			return d
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			h.t.Fatalf("driver %s is never %s; it is %+v (%v)", id, what, d, err)
+		}
+	}
+}
+
+func (h *host) healthy(id string) Driver {
+	h.t.Helper()
+	return h.wait(id, "healthy", func(d Driver) bool { return d.Healthy })
+}
+
+// waitGone waits until there is no such driver.
+func (h *host) waitGone(id string) {
+	h.t.Helper()
+	deadline := time.After(15 * time.Second)
+	for {
+		changed := h.Changed()
+		if _, err := h.Get(id); errors.Is(err, ErrNotFound) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			h.t.Fatalf("driver %s is never gone", id)
+		}
+	}
+}
+
+// happened lists the events as "type: message"; with a kind, only that kind's.
+func (h *host) happened(kind string) []string {
+	var all []string
+	for _, e := range h.bus.Recent(1000) {
+		if kind == "" || e.Type == kind {
+			all = append(all, e.Type+": "+e.Message)
+		}
+	}
+	return all
+}
+
+// kinds lists the events' types.
+func (h *host) kinds() []string {
+	var all []string
+	for _, e := range h.bus.Recent(1000) {
+		all = append(all, e.Type)
+	}
+	return all
+}
+
+func (h *host) mustHaveHappened(kinds ...string) {
+	h.t.Helper()
+	got := h.kinds()
+	next := 0
+	for _, kind := range got {
+		if next < len(kinds) && kind == kinds[next] {
+			next++
+		}
+	}
+	if next < len(kinds) {
+		h.t.Errorf("want events %v in this order, got %v", kinds, got)
+	}
+}
+
+func (h *host) mustNotHaveHappened(kind string) {
+	h.t.Helper()
+	if slices.Contains(h.kinds(), kind) {
+		h.t.Errorf("event %q: %v", kind, h.happened(kind))
+	}
+}
+
+// supervised is a driver that the registry runs.
+func supervised(id string, args ...string) Spec {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return Spec{ID: id, Command: append([]string{self, "a-csi-driver"}, args...), HealthTimeout: 10 * time.Second}
+}
+
+// shortDir is a data directory whose path leaves room for a socket.
+func shortDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("", "drv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// alive says whether a process runs (a zombie does not).
+func alive(pid int) bool {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if state, ok := strings.CutPrefix(lines.Text(), "State:\t"); ok {
+			return state[0] != 'Z' && state[0] != 'X'
+		}
+	}
+	return false
+}

@@ -1,0 +1,196 @@
+package drivers
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// The causes with which an instance is ended.
+var (
+	errLeave = errors.New("the driver is left running")
+	errStop  = errors.New("the driver is stopped")
+)
+
+// instance is one driver under one spec, and the owner of its goroutines.
+type instance struct {
+	r    *Registry
+	spec Spec
+	log  hclog.Logger
+
+	// run's own.
+	rec         record
+	proc        *process.Process
+	startedOnce bool
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	ran    chan struct{} // closed when run has returned; err is set then
+	left   chan struct{} // closed when leave has returned
+	err    error
+
+	// Guarded by r.mu, changed by update only.
+	driver Driver
+	state  string // why the driver is unhealthy
+	note   string // what else its Message says
+	// About the process that runs now: whether a storage plugin has spoken of it,
+	// whether it was healthy once, and whether it is too new to be called unhealthy.
+	answered, wasHealthy, starting bool
+
+	// Set before start. known: the driver's socket has been there once, or must have
+	// been before the host started; until then a registered driver has not stopped,
+	// it has never begun. retired: gone from the configuration. unused: nothing was
+	// mounted through it then, so it need not even be started.
+	known, retired, unused bool
+}
+
+func newInstance(r *Registry, rec record) *instance {
+	i := &instance{
+		r: r, spec: rec.Spec, rec: rec,
+		log:  r.cfg.Logger.Named("driver." + rec.Spec.ID),
+		ran:  make(chan struct{}),
+		left: make(chan struct{}),
+	}
+	i.ctx, i.cancel = context.WithCancelCause(context.Background())
+	i.state = "waiting for the driver's first answer"
+	i.driver = Driver{
+		Spec: rec.Spec, Message: i.state, ChangedAt: time.Now(),
+		dir: dir(r.cfg.DataDir, rec.Spec.ID),
+	}
+	return i
+}
+
+// start begins the instance's work; end or leaving by itself ends it.
+func (i *instance) start() {
+	i.r.running.Go(func() {
+		defer close(i.ran)
+		i.err = i.run(i.ctx)
+	})
+	i.r.running.Go(func() {
+		defer close(i.left)
+		if i.spec.Source == SourceRegistered || i.retired {
+			i.leave(i.ctx)
+		}
+	})
+}
+
+// end ends the instance's work and waits for it: the driver's process too where
+// stopProcess is set.
+func (i *instance) end(stopProcess bool) error {
+	i.endRun(stopProcess)
+	<-i.left
+	return i.err
+}
+
+func (i *instance) endRun(stopProcess bool) {
+	cause := errLeave
+	if stopProcess {
+		cause = errStop
+	}
+	i.cancel(cause)
+	<-i.ran
+}
+
+// run follows the driver, and runs it where it has a command. What an earlier
+// host started and this spec has no more use for is ended.
+func (i *instance) run(ctx context.Context) error {
+	switch {
+	case i.retired && i.unused:
+		<-ctx.Done() // it is about to leave
+	case len(i.spec.Command) > 0:
+		i.supervise(ctx)
+	default:
+		if err := i.stopProcess("it has no command any more"); err != nil {
+			i.log.Error("the driver's process of an earlier configuration runs on", "error", err)
+		}
+		i.watch(ctx)
+	}
+	if errors.Is(context.Cause(ctx), errStop) {
+		return i.stopProcess("it is not needed any more")
+	}
+	if i.proc != nil {
+		i.proc.Release()
+	}
+	return nil
+}
+
+// update changes what is known of the driver, and tells whoever waits for a
+// change where there is one. It returns the driver before and after.
+func (i *instance) update(change func(d *Driver)) (before, after Driver) {
+	i.r.mu.Lock()
+	defer i.r.mu.Unlock()
+	before = i.driver
+	change(&i.driver)
+	d := &i.driver
+	if d.Healthy {
+		i.state = ""
+	}
+	d.Message = strings.Join(slices.DeleteFunc([]string{i.state, i.note}, func(s string) bool { return s == "" }), "; ")
+	if d.Healthy != before.Healthy {
+		d.ChangedAt = time.Now()
+	}
+	if !d.equal(before) {
+		i.r.changedLocked()
+	}
+	return before, *d
+}
+
+// report takes in what the storage plugin says of the driver.
+func (i *instance) report(fp storage.Fingerprint) {
+	var different bool
+	before, after := i.update(func(d *Driver) {
+		different = d.conclude(fp)
+		i.state = d.Message
+		i.answered, i.wasHealthy = true, i.wasHealthy || fp.Healthy
+		d.checked = d.checked || !i.starting || fp.Healthy
+	})
+	switch {
+	case after.Healthy && !before.Healthy:
+		i.event("healthy", "the driver answers: "+after.provider(), i.about(after))
+	case !after.Healthy && (before.Healthy || after.checked && !before.checked):
+		i.event("unhealthy", after.Message, nil)
+	case different:
+		i.event("fingerprint", "the driver says something else of itself: "+after.provider(), i.about(after))
+	}
+}
+
+// unhealthy says that the driver cannot be used, for another reason than what
+// the storage plugin says.
+func (i *instance) unhealthy(why string) {
+	before, after := i.update(func(d *Driver) {
+		d.Healthy, d.checked = false, true
+		i.state = why
+	})
+	if before.Healthy || !before.checked {
+		i.event("unhealthy", after.Message, nil)
+	}
+}
+
+func (i *instance) about(d Driver) map[string]string {
+	about := map[string]string{"provider": d.Fingerprint.Provider, "version": d.Fingerprint.Version}
+	if d.Fingerprint.Node != nil {
+		about["node_id"] = d.Fingerprint.Node.NodeID
+	}
+	return about
+}
+
+// event publishes what happened to the driver and logs it.
+func (i *instance) event(kind, message string, details map[string]string) {
+	i.r.cfg.Events.Publish(events.Event{
+		Topic: events.TopicDriver, Type: kind, Subject: i.spec.ID, Message: message, Details: details,
+	})
+	log := i.log.Info
+	switch kind {
+	case "unhealthy", "exited", "failed", "crash-loop", "kept":
+		log = i.log.Warn
+	}
+	log(kind, "message", message)
+}

@@ -1,0 +1,141 @@
+package drivers
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// record is what must outlive the host of one driver: <data_dir>/csi/<id>/driver.json.
+type record struct {
+	Version int  `json:"version"`
+	Spec    Spec `json:"spec"`
+	// Launch is written before a process is started (an intent) and after: a host
+	// that died in between finds the process by the intent's token.
+	Launch *launch `json:"launch,omitempty"`
+}
+
+// launch is one start of the driver's process.
+type launch struct {
+	Runs    string      `json:"runs"` // digest of what was started: see runs
+	Process process.Ref `json:"process"`
+}
+
+const recordVersion = 1
+
+// runs tells whether a process that was started for one spec serves another.
+func runs(s Spec) string {
+	text, err := json.Marshal([]any{s.Command, s.User, s.Endpoint})
+	if err != nil {
+		panic(err) // strings only
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+func recordPath(dataDir, id string) string { return filepath.Join(dir(dataDir, id), "driver.json") }
+
+func logPath(dataDir, id string) string { return filepath.Join(dir(dataDir, id), "driver.log") }
+
+// save makes the driver's folder (0700) and replaces its record as a whole.
+func (r record) save(dataDir string) error {
+	if err := r.write(dataDir); err != nil {
+		return fmt.Errorf("record driver %q: %w", r.Spec.ID, err)
+	}
+	return nil
+}
+
+func (r record) write(dataDir string) error {
+	r.Version = recordVersion
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	folder := dir(dataDir, r.Spec.ID)
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(folder, ".driver-*.json")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // fails after the rename, as it should
+	defer tmp.Close()
+	if _, err := tmp.Write(append(text, '\n')); err != nil {
+		return err
+	}
+	if err := tmp.Sync(); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), recordPath(dataDir, r.Spec.ID)); err != nil {
+		return err
+	}
+	return syncDir(folder)
+}
+
+// forget removes the driver's record, its log, and its folder where nothing else
+// is in it.
+func forget(dataDir, id string) error {
+	for _, path := range []string{recordPath(dataDir, id), logPath(dataDir, id), logPath(dataDir, id) + ".offset"} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forget driver %q: %w", id, err)
+		}
+	}
+	folder := dir(dataDir, id)
+	if err := os.Remove(folder); err == nil || errors.Is(err, fs.ErrNotExist) {
+		return syncDir(filepath.Dir(folder))
+	}
+	return syncDir(folder)
+}
+
+// loadRecords reads the records of all drivers, by id.
+func loadRecords(dataDir string) (map[string]record, error) {
+	entries, err := os.ReadDir(filepath.Join(dataDir, "csi"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for the drivers' records: %w", err)
+	}
+	records := map[string]record{}
+	for _, e := range entries {
+		if checkID(e.Name()) != nil || !e.IsDir() {
+			continue
+		}
+		r, err := loadRecord(recordPath(dataDir, e.Name()), e.Name())
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		records[r.Spec.ID] = r
+	}
+	return records, nil
+}
+
+func loadRecord(path, id string) (record, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return record{}, err
+	}
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil || r.Version != recordVersion || r.Spec.ID != id {
+		return record{}, fmt.Errorf("the record %s of driver %q cannot be used (version %d, id %q, %v): stop the driver's process and remove the file",
+			path, id, r.Version, r.Spec.ID, err)
+	}
+	return r, nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

@@ -1,0 +1,153 @@
+package drivers
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// Register adds a driver that runs already, or gives one that was registered
+// before a new spec. It is kept across restarts of the host until it is
+// deregistered or stops.
+//
+// It waits, at most the health timeout, for what the driver says, and returns the
+// driver as it is then: a driver that is unhealthy is registered all the same,
+// and its Message says why. ErrInvalid, ErrDeclared and ErrInUse (a new container
+// path while volumes are mounted through the driver) change nothing. Where ctx
+// ends first, the driver stays registered and its state is returned with ctx's error.
+func (r *Registry) Register(ctx context.Context, spec Spec) (Driver, error) {
+	spec.Source = SourceRegistered
+	spec = spec.withDefaults(r.cfg.DataDir)
+	if err := r.check(spec); err != nil {
+		return Driver{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := r.replace(ctx, spec); err != nil {
+		return Driver{}, err
+	}
+	return r.firstAnswer(ctx, spec)
+}
+
+// replace puts an instance with the spec in the place of the one before.
+func (r *Registry) replace(ctx context.Context, spec Spec) error {
+	release, err := r.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("register driver %q: %w", spec.ID, err)
+	}
+	defer release()
+	before := r.instance(spec.ID)
+	if err := r.mayRegister(spec, before); err != nil {
+		return err
+	}
+	if before != nil && sameSpec(before.spec, spec) {
+		return nil
+	}
+	if err := (record{Spec: spec}).save(r.cfg.DataDir); err != nil {
+		return err
+	}
+	i := newInstance(r, record{Spec: spec})
+	if before == nil {
+		i.event("registered", "registered at run time, at "+spec.Endpoint, nil)
+	} else {
+		if err := before.end(false); err != nil {
+			return err
+		}
+		i.event("updated", "registered again with other settings, at "+spec.Endpoint, nil)
+	}
+	r.add(i)
+	return nil
+}
+
+func sameSpec(a, b Spec) bool {
+	return a.Type == b.Type && a.Endpoint == b.Endpoint && a.MountDir == b.MountDir &&
+		a.StagePublishBaseDir == b.StagePublishBaseDir && a.HealthTimeout == b.HealthTimeout
+}
+
+// mayRegister refuses what would take a driver away from the configuration, from
+// another driver, or from the volumes that are mounted through it.
+func (r *Registry) mayRegister(spec Spec, before *instance) error {
+	if before != nil && before.spec.Source == SourceConfig {
+		return fmt.Errorf("register driver %q: %w: change its csi_driver block instead", spec.ID, ErrDeclared)
+	}
+	for _, other := range r.List() {
+		if other.ID != spec.ID && other.socket() == spec.socket() {
+			return fmt.Errorf("%w: driver %q: endpoint %q is that of driver %q", ErrInvalid, spec.ID, spec.Endpoint, other.ID)
+		}
+	}
+	if before == nil || before.spec.MountDir == spec.MountDir && before.spec.StagePublishBaseDir == spec.StagePublishBaseDir {
+		return nil
+	}
+	if users := r.cfg.InUse(spec.ID); len(users) > 0 {
+		return fmt.Errorf("register driver %q with other container paths: %w: release %s first", spec.ID, ErrInUse, strings.Join(users, ", "))
+	}
+	return nil
+}
+
+// firstAnswer waits until the driver is healthy, or its health timeout is over.
+func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
+	wait, cancel := context.WithTimeout(ctx, spec.HealthTimeout)
+	defer cancel()
+	for {
+		changed := r.Changed()
+		d, err := r.Get(spec.ID)
+		if err != nil {
+			return Driver{}, fmt.Errorf("register driver %q: it was deregistered meanwhile", spec.ID)
+		}
+		if d.Healthy {
+			return d, nil
+		}
+		select {
+		case <-changed:
+		case <-wait.Done():
+			if ctx.Err() != nil {
+				return d, fmt.Errorf("driver %q is registered, but has not answered yet: %w", spec.ID, context.Cause(ctx))
+			}
+			return d, nil
+		}
+	}
+}
+
+// Deregister takes away a driver that was registered at run time, or is gone from
+// the configuration. The process of the former, which is not the host's, runs on;
+// that of the latter is stopped. While volumes are mounted through it that is
+// ErrInUse, unless force is set: they can then be released only after the driver
+// was registered again.
+func (r *Registry) Deregister(ctx context.Context, id string, force bool) error {
+	release, err := r.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("deregister driver %q: %w", id, err)
+	}
+	defer release()
+	i := r.instance(id)
+	if i == nil {
+		_, err := r.Get(id)
+		return err
+	}
+	if i.spec.Source == SourceConfig && !i.retired {
+		return fmt.Errorf("deregister driver %q: %w: remove its csi_driver block and restart the agent", id, ErrDeclared)
+	}
+	message := "deregistered by request"
+	if users := r.cfg.InUse(id); len(users) > 0 {
+		if !force {
+			return fmt.Errorf("deregister driver %q: %w: release %s first, or force it", id, ErrInUse, strings.Join(users, ", "))
+		}
+		message = "deregistered by force, although in use by " + strings.Join(users, ", ")
+	}
+	if err := i.end(i.retired); err != nil {
+		return err
+	}
+	return r.drop(i, message)
+}
+
+// drop removes an instance that has ended, for good; changes is held.
+func (r *Registry) drop(i *instance, message string) error {
+	err := forget(r.cfg.DataDir, i.spec.ID)
+	r.remove(i)
+	i.event("deregistered", message, nil)
+	return err
+}
+
+func (r *Registry) instance(id string) *instance {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.instances[id]
+}

@@ -1,0 +1,273 @@
+package drivers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Config is what a Registry needs of the rest of the host.
+type Config struct {
+	// DataDir is the host's data directory; drivers' folders are in its csi folder.
+	DataDir string
+	Logger  hclog.Logger
+	// Storage leases a client of the storage plugin. It may wait for the plugin
+	// until ctx ends. The second result ends the lease.
+	Storage func(ctx context.Context) (storage.Client, func(), error)
+	Events  *events.Bus
+	// InUse names what is mounted through a driver, for decisions and messages. It
+	// must not call the registry.
+	InUse func(driverID string) []string
+	// DieWithHost ends the drivers' processes with the host's, however that ends.
+	DieWithHost bool
+}
+
+// Registry holds the drivers of this node. It is safe for concurrent use.
+type Registry struct {
+	cfg    Config
+	timing timing
+
+	// changes is held (by a value in it) by whatever adds, replaces or removes an
+	// instance. It is a channel so that waiting for it can be given up: an instance
+	// that wants to leave must not block the one who stops it.
+	changes chan struct{}
+
+	running sync.WaitGroup // of the instances
+
+	mu        sync.Mutex
+	instances map[string]*instance
+	changed   chan struct{}
+	closed    bool
+}
+
+// timing is what tests make shorter.
+type timing struct {
+	fingerprintEvery time.Duration // between two polls of the storage plugin
+	restartMin       time.Duration // backoff of a process's restarts
+	restartMax       time.Duration
+	stable           time.Duration // a process that ran that long starts a new backoff
+	retryMin         time.Duration // backoff of a broken fingerprint stream
+	retryMax         time.Duration
+	unknownAfter     time.Duration // without a word of the storage plugin
+	leaveEvery       time.Duration // between two looks whether a driver should leave
+	stopGrace        time.Duration // between SIGTERM and SIGKILL
+}
+
+var defaultTiming = timing{
+	fingerprintEvery: 30 * time.Second,
+	restartMin:       time.Second,
+	restartMax:       time.Minute,
+	stable:           time.Minute,
+	retryMin:         100 * time.Millisecond,
+	retryMax:         10 * time.Second,
+	unknownAfter:     10 * time.Second,
+	leaveEvery:       time.Second,
+	stopGrace:        10 * time.Second,
+}
+
+// New makes a Registry with no driver; Open fills it.
+func New(cfg Config) *Registry {
+	if cfg.InUse == nil {
+		cfg.InUse = func(string) []string { return nil }
+	}
+	return &Registry{
+		cfg: cfg, timing: defaultTiming,
+		changes:   make(chan struct{}, 1),
+		instances: map[string]*instance{},
+		changed:   make(chan struct{}),
+	}
+}
+
+// Open takes in the declared drivers, and those that an earlier host left behind:
+// the registered ones, and the declared ones that are not declared any more. The
+// latter leave by themselves when no volume is mounted through them. It does not
+// wait for any driver. All mistakes in declared are reported at once (ErrInvalid),
+// before anything is started.
+func (r *Registry) Open(ctx context.Context, declared []Spec) error {
+	if err := os.MkdirAll(filepath.Join(r.cfg.DataDir, "csi"), 0o700); err != nil {
+		return fmt.Errorf("make the drivers' folder: %w", err)
+	}
+	specs, err := r.checkDeclared(declared)
+	if err != nil {
+		return err
+	}
+	records, err := loadRecords(r.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	release, err := r.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	for _, spec := range specs {
+		rec := records[spec.ID]
+		delete(records, spec.ID)
+		rec.Spec = spec
+		if err := rec.save(r.cfg.DataDir); err != nil {
+			return errors.Join(err, r.stopAll(false))
+		}
+		r.add(newInstance(r, rec))
+	}
+	for _, id := range slices.Sorted(maps.Keys(records)) {
+		i := newInstance(r, records[id])
+		i.known = true
+		i.retired = i.spec.Source == SourceConfig
+		i.unused = i.retired && len(r.cfg.InUse(id)) == 0
+		i.driver.Retired = i.retired
+		r.add(i)
+	}
+	return nil
+}
+
+// checkDeclared completes the declared specs and refuses mistakes.
+func (r *Registry) checkDeclared(declared []Spec) ([]Spec, error) {
+	var errs []error
+	seen, sockets := map[string]bool{}, map[string]string{}
+	specs := make([]Spec, 0, len(declared))
+	for _, spec := range declared {
+		spec.Source = SourceConfig
+		spec = spec.withDefaults(r.cfg.DataDir)
+		if err := r.check(spec); err != nil {
+			errs = append(errs, err)
+		}
+		if seen[spec.ID] {
+			errs = append(errs, fmt.Errorf("driver %q is declared twice", spec.ID))
+		} else if other, taken := sockets[spec.socket()]; taken {
+			errs = append(errs, fmt.Errorf("driver %q: endpoint %q is also that of driver %q", spec.ID, spec.Endpoint, other))
+		}
+		seen[spec.ID], sockets[spec.socket()] = true, spec.ID
+		specs = append(specs, spec)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return specs, nil
+}
+
+// check is Validate and what depends on this host. The driver's folder is 0700
+// and holds the record of what the host runs, so another user gets no socket in it.
+func (r *Registry) check(s Spec) error {
+	err := s.Validate()
+	if s.User != "" && s.User != "root" && checkID(s.ID) == nil {
+		if _, inside := below(dir(r.cfg.DataDir, s.ID), s.socket()); inside {
+			err = errors.Join(err, fmt.Errorf("driver %q: user %q cannot make a socket in %s: set an endpoint in a folder that the user may write",
+				s.ID, s.User, filepath.Dir(s.socket())))
+		}
+	}
+	return err
+}
+
+// Get reads one driver. It returns ErrNotFound for an unknown one, with the ids
+// that are known.
+func (r *Registry) Get(id string) (Driver, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := r.instances[id]; i != nil {
+		return i.driver, nil
+	}
+	return Driver{}, notFound(id, slices.Sorted(maps.Keys(r.instances)))
+}
+
+// List reads all drivers, by id.
+func (r *Registry) List() []Driver {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]Driver, 0, len(r.instances))
+	for _, i := range r.instances {
+		all = append(all, i.driver)
+	}
+	slices.SortFunc(all, func(a, b Driver) int { return strings.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Changed is closed by the next change of any driver. To miss none: take the
+// channel, read what is of interest, then wait.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// Close ends all that the registry does, and the drivers' processes too where
+// stop is set; otherwise they run on and the next host finds them. It may be
+// called again.
+func (r *Registry) Close(stop bool) error {
+	release, err := r.lock(context.Background())
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	defer release()
+	err = r.stopAll(stop)
+	r.mu.Lock()
+	r.closed = true
+	r.changedLocked()
+	r.mu.Unlock()
+	r.running.Wait()
+	return err
+}
+
+// stopAll ends the instances side by side.
+func (r *Registry) stopAll(stopProcess bool) error {
+	r.mu.Lock()
+	all := slices.Collect(maps.Values(r.instances))
+	r.mu.Unlock()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for n, i := range all {
+		wg.Go(func() { errs[n] = i.end(stopProcess) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// lock serialises what adds, replaces and removes instances. Waiting for it ends
+// with ctx.
+func (r *Registry) lock(ctx context.Context) (release func(), err error) {
+	select {
+	case r.changes <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		<-r.changes
+		return nil, ErrClosed
+	}
+	return func() { <-r.changes }, nil
+}
+
+// add takes an instance in and starts it; changes is held.
+func (r *Registry) add(i *instance) {
+	r.mu.Lock()
+	r.instances[i.spec.ID] = i
+	r.changedLocked()
+	r.mu.Unlock()
+	i.start()
+}
+
+// remove forgets an instance that has ended; changes is held.
+func (r *Registry) remove(i *instance) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.instances, i.spec.ID)
+	r.changedLocked()
+}
+
+func (r *Registry) changedLocked() {
+	close(r.changed)
+	r.changed = make(chan struct{})
+}

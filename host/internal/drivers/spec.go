@@ -1,0 +1,181 @@
+package drivers
+
+import (
+	"errors"
+	"fmt"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Type says which of CSI's services of the driver this node uses.
+type Type string
+
+// The types. A monolith has a node service and may have a controller service.
+const (
+	TypeNode       Type = "node"
+	TypeController Type = "controller"
+	TypeMonolith   Type = "monolith"
+)
+
+// Source says where a driver comes from.
+type Source string
+
+// The sources: a csi_driver block, or a registration at run time.
+const (
+	SourceConfig     Source = "config"
+	SourceRegistered Source = "registered"
+)
+
+// DefaultHealthTimeout is Spec.HealthTimeout where none is given.
+const DefaultHealthTimeout = 30 * time.Second
+
+// Spec is what an operator says of a driver.
+type Spec struct {
+	// ID is what volumes name in plugin_id: [a-zA-Z0-9-_.]{1,128}.
+	ID   string `json:"id"`
+	Type Type   `json:"type"` // default: monolith
+	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
+	// default: <data_dir>/csi/<id>/csi.sock.
+	Endpoint string `json:"endpoint"`
+	// Command runs the driver under the host; empty: someone else runs it. It gets
+	// the endpoint in CSI_ENDPOINT too (CSI spec, "General Configuration").
+	Command []string `json:"command,omitempty"`
+	// User, by name or number, runs the command; default: the host's own.
+	User string `json:"user,omitempty"`
+	// MountDir and StagePublishBaseDir are where a driver in a container sees its
+	// folder (<data_dir>/csi/<id>), and the staging and per-workload folders in it.
+	// Both empty: the driver sees the host's paths. One of them given: the other is
+	// /csi, or /local/csi.
+	MountDir            string `json:"mount_dir,omitempty"`
+	StagePublishBaseDir string `json:"stage_publish_base_dir,omitempty"`
+	// HealthTimeout bounds the wait for the first healthy answer, and how long a
+	// registered driver's socket may be gone; default 30 s.
+	HealthTimeout time.Duration `json:"health_timeout"`
+	Source        Source        `json:"source"`
+}
+
+const (
+	defaultMountDir            = "/csi"
+	defaultStagePublishBaseDir = "/local/csi"
+	// maxSocketPath is what a unix socket's address holds (unix(7): 108 bytes with
+	// the terminating NUL).
+	maxSocketPath = 107
+)
+
+var validID = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,128}$`)
+
+// withDefaults fills what is not given, and writes the endpoint as unix:///path.
+func (s Spec) withDefaults(dataDir string) Spec {
+	if s.Type == "" {
+		s.Type = TypeMonolith
+	}
+	if s.Endpoint == "" {
+		s.Endpoint = filepath.Join(dir(dataDir, s.ID), "csi.sock")
+	}
+	s.Endpoint = "unix://" + s.socket()
+	if s.MountDir != "" || s.StagePublishBaseDir != "" {
+		if s.MountDir == "" {
+			s.MountDir = defaultMountDir
+		}
+		if s.StagePublishBaseDir == "" {
+			s.StagePublishBaseDir = defaultStagePublishBaseDir
+		}
+	}
+	if s.HealthTimeout == 0 {
+		s.HealthTimeout = DefaultHealthTimeout
+	}
+	return s
+}
+
+// socket is the path of the driver's socket.
+func (s Spec) socket() string { return strings.TrimPrefix(s.Endpoint, "unix://") }
+
+// Validate says all that is wrong with the spec, defaults filled in.
+func (s Spec) Validate() error {
+	var errs []error
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if err := checkID(s.ID); err != nil {
+		fail("%w", err)
+	}
+	switch s.Type {
+	case TypeNode, TypeController, TypeMonolith:
+	default:
+		fail("type %q is not node, controller or monolith", s.Type)
+	}
+	if err := checkSocket(s.socket()); err != nil {
+		fail("endpoint %q: %w", s.Endpoint, err)
+	}
+	if s.MountDir != "" && !cleanAbs(s.MountDir) {
+		fail("mount_dir %q is not a clean absolute path", s.MountDir)
+	}
+	if s.StagePublishBaseDir != "" && !cleanAbs(s.StagePublishBaseDir) {
+		fail("stage_publish_base_dir %q is not a clean absolute path", s.StagePublishBaseDir)
+	}
+	if s.HealthTimeout < 0 {
+		fail("health_timeout %s is negative", s.HealthTimeout)
+	}
+	if err := s.checkCommand(); err != nil {
+		fail("%w", err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("driver %q: %w", s.ID, err)
+	}
+	return nil
+}
+
+func (s Spec) checkCommand() error {
+	if len(s.Command) == 0 {
+		if s.User != "" {
+			return fmt.Errorf("user %q is given without a command to run", s.User)
+		}
+		return nil
+	}
+	if s.Source == SourceRegistered {
+		return errors.New("a driver registered at run time has no command: declare it with a csi_driver block, or run it yourself")
+	}
+	if !filepath.IsAbs(s.Command[0]) {
+		return fmt.Errorf("command %q is not an absolute path", s.Command[0])
+	}
+	if s.User != "" {
+		if _, err := user.Lookup(s.User); err != nil {
+			if _, err := user.LookupId(s.User); err != nil {
+				return fmt.Errorf("user %q is not known on this machine", s.User)
+			}
+		}
+	}
+	return nil
+}
+
+// checkID refuses what is no id, and what could lead out of the data directory.
+func checkID(id string) error {
+	switch {
+	case id == "":
+		return errors.New("the id is missing")
+	case id == "." || id == ".." || !validID.MatchString(id):
+		return fmt.Errorf("id %q: 1 to 128 letters, digits and - _ . are allowed", id)
+	}
+	return nil
+}
+
+func checkSocket(path string) error {
+	switch {
+	case strings.Contains(path, "://"):
+		return errors.New("only unix sockets are supported: write unix:///path")
+	case !cleanAbs(path):
+		return errors.New("the socket needs a clean absolute path")
+	case len(path) > maxSocketPath:
+		return fmt.Errorf("the socket's path has %d bytes, the kernel takes %d: set a shorter endpoint, such as unix:///run/csi/driver.sock",
+			len(path), maxSocketPath)
+	}
+	return nil
+}
+
+func cleanAbs(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path && !strings.ContainsRune(path, 0)
+}
+
+// dir is the folder of one driver.
+func dir(dataDir, id string) string { return filepath.Join(dataDir, "csi", id) }

@@ -1,0 +1,412 @@
+package drivers
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+func TestSupervisedDriverIsStartedAgain(t *testing.T) {
+	h := open(t, shortDir(t), supervised("a"))
+	first := h.healthy("a")
+	if first.PID == 0 || first.Restarts != 0 || first.Fingerprint.Node.NodeID != "node-1" || first.Fingerprint.Provider != "test.example.com" {
+		t.Fatalf("got %+v", first)
+	}
+	if info, err := os.Stat(first.Dir()); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the driver's folder: %v, %v", info.Mode(), err)
+	}
+	syscall.Kill(first.PID, syscall.SIGKILL)
+	second := h.wait("a", "another process", func(d Driver) bool { return d.Healthy && d.PID != first.PID })
+	if second.Restarts != 1 || !alive(second.PID) {
+		t.Errorf("got %+v", second)
+	}
+	h.mustHaveHappened("started", "healthy", "exited", "unhealthy", "started", "healthy")
+	if got := h.happened("exited"); len(got) != 1 || !strings.Contains(got[0], "signal: killed") {
+		t.Errorf("got %v", got)
+	}
+	if err := h.Close(true); err != nil || alive(second.PID) {
+		t.Errorf("close: %v; the process is alive: %v", err, alive(second.PID))
+	}
+	if err := h.Close(true); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(h.logs.String(), "driver.a: serving on unix://") {
+		t.Error("the driver's output is not in the host's log")
+	}
+}
+
+func TestNextHostFindsTheDriver(t *testing.T) {
+	dataDir := shortDir(t)
+	h := open(t, dataDir, supervised("a"))
+	pid := h.healthy("a").PID
+	if err := h.Close(false); err != nil || !alive(pid) {
+		t.Fatalf("close: %v; the process is alive: %v", err, alive(pid))
+	}
+	again := open(t, dataDir, supervised("a"))
+	if d := again.healthy("a"); d.PID != pid || d.Restarts != 0 {
+		t.Errorf("got %+v, want process %d", d, pid)
+	}
+	again.mustHaveHappened("found", "healthy")
+	again.mustNotHaveHappened("started")
+
+	// It is supervised as before, though it is not this host's child.
+	syscall.Kill(pid, syscall.SIGKILL)
+	again.wait("a", "another process", func(d Driver) bool { return d.Healthy && d.PID != pid })
+}
+
+// hostMain is a host that runs a driver and prints its pid once it is healthy.
+func hostMain(dataDir string) {
+	r := New(Config{
+		DataDir: dataDir, Logger: hclog.NewNullLogger(), Events: events.New(0), Storage: newBridge().lease,
+		DieWithHost: strings.HasSuffix(dataDir, "-dies"),
+	})
+	r.timing = testTiming
+	if err := r.Open(context.Background(), []Spec{supervised("a")}); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	for {
+		changed := r.Changed()
+		if d, _ := r.Get("a"); d.Healthy {
+			fmt.Println(d.PID)
+			select {}
+		}
+		<-changed
+	}
+}
+
+// crashHost runs a host in a process of its own until its driver is healthy, and
+// kills it.
+func crashHost(t *testing.T, dataDir string) (pid int) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "a-host", dataDir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	line, _ := lines.ReadString('\n')
+	cmd.Process.Kill()
+	cmd.Wait()
+	if _, err := fmt.Sscan(line, &pid); err != nil {
+		t.Fatalf("the host said %q", line)
+	}
+	t.Cleanup(func() {
+		if t.Failed() && alive(pid) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return pid
+}
+
+func TestDriverSurvivesKillOfTheHost(t *testing.T) {
+	dataDir := shortDir(t)
+	pid := crashHost(t, dataDir)
+	if !alive(pid) {
+		t.Fatal("the driver died with the host")
+	}
+	h := open(t, dataDir, supervised("a"))
+	if d := h.healthy("a"); d.PID != pid {
+		t.Errorf("got process %d, want %d", d.PID, pid)
+	}
+	h.mustNotHaveHappened("started")
+	if err := h.Close(true); err != nil || alive(pid) {
+		t.Errorf("close: %v; the process is alive: %v", err, alive(pid))
+	}
+}
+
+func TestDriverDiesWithTheHostWhereAsked(t *testing.T) {
+	dataDir := shortDir(t) + "-dies"
+	t.Cleanup(func() { os.RemoveAll(dataDir) })
+	pid := crashHost(t, dataDir)
+	for deadline := time.Now().Add(5 * time.Second); alive(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the driver outlives the host")
+		}
+	}
+}
+
+// The host was killed between the start of the process and the record of it.
+func TestProcessIsFoundByItsIntent(t *testing.T) {
+	dataDir := shortDir(t)
+	spec := supervised("a")
+	spec.Source = SourceConfig
+	spec = spec.withDefaults(dataDir)
+	run := process.Spec{
+		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: environment(spec), LogPath: logPath(dataDir, "a"),
+	}
+	rec := record{Spec: spec, Launch: &launch{Runs: runs(spec), Process: run.Intent()}}
+	if err := rec.save(dataDir); err != nil {
+		t.Fatal(err)
+	}
+	proc, err := process.Start(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proc.Stop(context.Background()) })
+	h := open(t, dataDir, supervised("a"))
+	if d := h.healthy("a"); d.PID != proc.PID() {
+		t.Errorf("got process %d, want %d", d.PID, proc.PID())
+	}
+	h.mustNotHaveHappened("started")
+	rec, err = loadRecord(recordPath(dataDir, "a"), "a")
+	if err != nil || rec.Launch == nil || rec.Launch.Process != proc.Ref() {
+		t.Errorf("recorded %+v, %v", rec.Launch, err)
+	}
+}
+
+func TestChangedCommandRestartsTheDriver(t *testing.T) {
+	dataDir := shortDir(t)
+	h := open(t, dataDir, supervised("a"))
+	old := h.healthy("a").PID
+	h.Close(false)
+
+	changed := open(t, dataDir, supervised("a", "-version", "2.0"))
+	d := changed.healthy("a")
+	if d.PID == old || alive(old) || d.Fingerprint.Version != "2.0" {
+		t.Errorf("got %+v; the old process is alive: %v", d, alive(old))
+	}
+	changed.mustHaveHappened("stopped", "started", "healthy")
+	changed.Close(false)
+
+	spec := supervised("a")
+	spec.Command = nil
+	without := open(t, dataDir, spec)
+	without.wait("a", "without a process", func(Driver) bool { return !alive(d.PID) })
+	without.mustNotHaveHappened("started")
+}
+
+func TestDriverGoneFromTheConfigurationIsStopped(t *testing.T) {
+	dataDir := shortDir(t)
+	h := open(t, dataDir, supervised("a"))
+	pid := h.healthy("a").PID
+	h.Close(false)
+
+	h = open(t, dataDir)
+	h.waitGone("a")
+	if alive(pid) {
+		t.Error("its process runs on")
+	}
+	if left, err := filepath.Glob(dir(dataDir, "a") + "/driver*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	h.mustHaveHappened("stopped", "deregistered")
+	h.mustNotHaveHappened("started")
+	h.mustNotHaveHappened("found")
+}
+
+func TestDriverGoneFromTheConfigurationIsKeptWhileInUse(t *testing.T) {
+	dataDir := shortDir(t)
+	h := open(t, dataDir, supervised("a"))
+	pid := h.healthy("a").PID
+	h.Close(false)
+
+	h = newHost(t, dataDir)
+	h.setUsers(`workload "db"`)
+	h.open()
+	d := h.wait("a", "kept", func(d Driver) bool { return d.Healthy && d.Message != "" })
+	if d.PID != pid || !d.Retired || !strings.Contains(d.Message, `in use by workload "db"`) {
+		t.Errorf("got %+v", d)
+	}
+	h.setUsers()
+	h.waitGone("a")
+	if alive(pid) {
+		t.Error("its process runs on")
+	}
+	h.mustHaveHappened("kept", "stopped", "deregistered")
+}
+
+func TestCrashLoopIsReportedAndBacksOff(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	h.timing.restartMax = time.Minute
+	spec := supervised("a")
+	spec.Command = []string{"/bin/false"}
+	begin := time.Now()
+	h.open(spec)
+	d := h.wait("a", "in a crash loop", func(d Driver) bool { return d.CrashLoop })
+	if d.Healthy || !strings.Contains(d.Message, "crash loop, 3 times in a row") || !strings.Contains(d.Message, "exit status 1") {
+		t.Errorf("got %+v", d)
+	}
+	h.wait("a", "started 5 times", func(d Driver) bool { return d.Restarts == 4 })
+	// 20, 40, 80 and 160 ms, less 30 % of jitter.
+	if took := time.Since(begin); took < 200*time.Millisecond {
+		t.Errorf("5 starts in %s: the backoff does not grow", took)
+	}
+	h.mustHaveHappened("started", "exited", "unhealthy", "started", "exited", "started", "exited", "crash-loop", "started")
+	if n := len(h.happened("crash-loop")) + len(h.happened("unhealthy")); n != 2 {
+		t.Errorf("the same is said again: %v", h.kinds())
+	}
+}
+
+func TestStableProcessEndsACrashLoop(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	h.timing.stable = 50 * time.Millisecond
+	flag := filepath.Join(h.dataDir, "ok")
+	spec := supervised("a")
+	spec.Command = append([]string{"/bin/sh", "-c", `test -e "$0" && exec "$@"`, flag}, spec.Command...)
+	h.open(spec)
+	h.wait("a", "in a crash loop", func(d Driver) bool { return d.CrashLoop })
+	if err := os.WriteFile(flag, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.wait("a", "out of the crash loop", func(d Driver) bool { return d.Healthy && !d.CrashLoop })
+}
+
+func TestMissingProgramIsToldAndTriedAgain(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	spec := supervised("a")
+	program := filepath.Join(h.dataDir, "program")
+	self := spec.Command[0]
+	spec.Command[0] = program
+	h.open(spec)
+	d := h.wait("a", "failed", func(d Driver) bool { return strings.Contains(d.Message, "no such file") })
+	if !strings.Contains(d.Message, program) || d.PID != 0 {
+		t.Errorf("got %+v", d)
+	}
+	if err := os.Symlink(self, program); err != nil {
+		t.Fatal(err)
+	}
+	h.healthy("a")
+}
+
+func TestDriverThatNeverGetsReadyIsStartedAnew(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	spec := supervised("a", "-not-ready")
+	spec.HealthTimeout = 200 * time.Millisecond
+	h.open(spec)
+	d := h.wait("a", "started again", func(d Driver) bool { return d.Restarts == 1 && d.PID != 0 })
+	if d.Healthy {
+		t.Errorf("got %+v", d)
+	}
+	h.mustHaveHappened("started", "stopped", "failed", "unhealthy", "started")
+	if got := h.happened("failed"); !strings.Contains(got[0], "it was not healthy within 200ms: the driver is not ready") {
+		t.Errorf("got %v", got)
+	}
+}
+
+// The driver is not to blame when there is no storage plugin to ask it.
+func TestDriverIsNotStartedAnewWithoutAPlugin(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	h.away.Store(true)
+	spec := supervised("a")
+	spec.HealthTimeout = 50 * time.Millisecond
+	h.open(spec)
+	h.wait("a", "unknown", func(d Driver) bool { return strings.Contains(d.Message, errAway.Error()) })
+	pid := h.wait("a", "running", func(d Driver) bool { return d.PID != 0 }).PID
+	h.away.Store(false)
+	if d := h.healthy("a"); d.PID != pid {
+		t.Errorf("got process %d, want %d", d.PID, pid)
+	}
+}
+
+func TestSecondDriverIsNotStartedOnASocketInUse(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	spec := supervised("a")
+	socket := filepath.Join(h.dataDir, "other.sock")
+	spec.Endpoint = socket
+	stop := serve(t, socket, &csiDriver{version: "other"})
+	h.open(spec)
+	h.wait("a", "refused", func(d Driver) bool { return strings.Contains(d.Message, "another process already answers on "+socket) })
+	h.mustNotHaveHappened("started")
+	stop()
+	if d := h.healthy("a"); d.Fingerprint.Version != "1.0" {
+		t.Errorf("got %+v", d)
+	}
+}
+
+func TestFileInPlaceOfTheSocketIsLeftAlone(t *testing.T) {
+	h := newHost(t, shortDir(t))
+	spec := supervised("a")
+	spec.Endpoint = filepath.Join(h.dataDir, "precious")
+	if err := os.WriteFile(spec.Endpoint, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.open(spec)
+	h.wait("a", "refused", func(d Driver) bool { return strings.Contains(d.Message, "is not a socket") })
+	if got, err := os.ReadFile(spec.Endpoint); err != nil || string(got) != "data" {
+		t.Errorf("the file is %q, %v", got, err)
+	}
+}
+
+// A driver gets what it needs and nothing of the host's environment.
+func TestEnvironment(t *testing.T) {
+	t.Setenv("PANNIER_TEST_SECRET", "x")
+	h := open(t, shortDir(t), supervised("a"))
+	d := h.healthy("a")
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range strings.Split(strings.Trim(string(env), "\x00"), "\x00") {
+		switch name, value, _ := strings.Cut(kv, "="); name {
+		case "PATH", "PANNIER_PROCESS_ID":
+		case "CSI_ENDPOINT":
+			if value != d.Endpoint {
+				t.Errorf("CSI_ENDPOINT=%s", value)
+			}
+		default:
+			t.Errorf("unexpected %s", name)
+		}
+	}
+}
+
+func TestUnusableRecordStopsTheStart(t *testing.T) {
+	dataDir := shortDir(t)
+	text, err := json.Marshal(record{Version: recordVersion + 1, Spec: Spec{ID: "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir(dataDir, "a"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{string(text), "{", ""} {
+		if err := os.WriteFile(recordPath(dataDir, "a"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h := newHost(t, dataDir)
+		if err := h.Open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), recordPath(dataDir, "a")) {
+			t.Errorf("%q: got %v", content, err)
+		}
+	}
+}
+
+// One that hangs in accept is there, one that nobody listens for is gone.
+func TestGone(t *testing.T) {
+	socket := filepath.Join(shortDir(t), "s")
+	if !gone(socket) {
+		t.Error("a socket that is not there is not gone")
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gone(socket) {
+		t.Error("a listener that accepts nothing is gone")
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	if !gone(socket) {
+		t.Error("a socket that nobody listens on is not gone")
+	}
+}

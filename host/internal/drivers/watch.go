@@ -1,0 +1,120 @@
+package drivers
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// heard is one thing that the fingerprint stream tells: a report, or whether
+// the storage plugin is there to give one.
+type heard struct {
+	report *storage.Fingerprint
+	away   error // the plugin is away, or about to be asked for
+}
+
+// watch keeps the driver's state up to date until ctx ends. A storage plugin
+// that crashes or is swapped says nothing about the driver: what was known stands
+// for a while, and only then the driver counts as unhealthy.
+func (i *instance) watch(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	told := make(chan heard)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		i.stream(ctx, told)
+	}()
+	defer func() { cancel(); <-ended }()
+
+	var unknown <-chan time.Time // fires when the plugin has been away for too long
+	var why error
+	for {
+		select {
+		case h := <-told:
+			switch {
+			case h.report != nil:
+				i.report(*h.report)
+				unknown = nil
+			case h.away == nil:
+				unknown = nil
+			default:
+				why = h.away
+				if unknown == nil {
+					unknown = time.After(i.r.timing.unknownAfter)
+				}
+			}
+		case <-unknown:
+			i.unhealthy(fmt.Sprintf("cannot be checked: %v", why))
+			unknown = time.After(i.r.timing.unknownAfter) // the reason may change
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// stream holds a fingerprint stream of the driver, over one storage plugin
+// process after the other, until ctx ends.
+func (i *instance) stream(ctx context.Context, told chan<- heard) {
+	tell := func(h heard) error {
+		select {
+		case told <- h:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	retry := newBackoff(i.r.timing.retryMin, i.r.timing.retryMax)
+	why := fmt.Errorf("waiting for a storage plugin")
+	for tell(heard{away: why}) == nil {
+		began := time.Now()
+		why = i.fingerprint(ctx, tell)
+		if time.Since(began) > i.r.timing.retryMax {
+			retry.Reset()
+		}
+		if tell(heard{away: why}) != nil || !sleep(ctx, retry.NextBackOff()) {
+			return
+		}
+	}
+}
+
+// fingerprint is one stream over one lease of the storage plugin. It always ends
+// with an error.
+func (i *instance) fingerprint(ctx context.Context, tell func(heard) error) error {
+	client, release, err := i.r.cfg.Storage(ctx)
+	if err != nil {
+		return fmt.Errorf("no storage plugin: %w", err)
+	}
+	defer release()
+	if err := tell(heard{}); err != nil {
+		return err
+	}
+	ref := storage.Driver{ID: i.spec.ID, Endpoint: i.spec.Endpoint}
+	opts := storage.FingerprintOptions{Interval: i.r.timing.fingerprintEvery, ProbeTimeout: i.spec.HealthTimeout}
+	err = client.Fingerprint(ctx, ref, opts, func(fp storage.Fingerprint) error {
+		return tell(heard{report: &fp})
+	})
+	if err == nil {
+		return fmt.Errorf("the storage plugin ended the fingerprint stream")
+	}
+	return fmt.Errorf("the storage plugin's fingerprint stream broke: %w", err)
+}
+
+func newBackoff(first, longest time.Duration) *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: first, MaxInterval: longest, Multiplier: 2, RandomizationFactor: 0.3}
+}
+
+// sleep waits for d and says whether ctx still stands.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
