@@ -75,6 +75,9 @@ func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, p
 			return status.Errorf(codes.AlreadyExists, "volume %q is staged at %s already, but %v: unstage it first", v.ID, path, err)
 		}
 	default:
+		if err := d.growUnmounted(ctx, v, u); err != nil {
+			return err
+		}
 		if err := d.mount(ctx, v, path, a, opts); err != nil {
 			return err
 		}
@@ -178,15 +181,9 @@ func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a 
 	if m == nil {
 		return status.Errorf(codes.Internal, "volume %q was mounted at %s and is not there any more", v.ID, path)
 	}
-	if !filesystem.IsReadOnly(m) {
-		_, size, err := filesystem.DetectFile(d.store.Image(v.ID))
-		if err != nil {
+	if !filesystem.IsReadOnly(m) && filesystem.GrowsMounted(m.FSType) {
+		if err := d.programs.Grow(ctx, m, v.Capacity); err != nil {
 			return err
-		}
-		if size < v.Capacity {
-			if err := d.programs.Grow(ctx, m, v.Capacity); err != nil {
-				return err
-			}
 		}
 	}
 	if a.hasGroup {

@@ -146,6 +146,15 @@ func (s *Store) Grow(id string, capacity int64) error {
 	return nil
 }
 
+// ReplaceImage gives a volume, which nobody uses, another image: one that fill
+// writes. The volume has the old one until the new one is on disk.
+func (s *Store) ReplaceImage(id string, fill func(image *os.File) error) error {
+	if err := s.volumes.replaceImage(id, fill); err != nil {
+		return fmt.Errorf("replace the image of volume %q: %w", id, err)
+	}
+	return nil
+}
+
 // DeleteVolume removes a volume and its data. One that does not exist is no
 // error.
 func (s *Store) DeleteVolume(id string) error {

@@ -69,15 +69,7 @@ func (s shelf[T]) create(id string, record T, fill func(image *os.File) error) (
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	image, err := os.OpenFile(filepath.Join(dir, id+".img"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	err = fill(image)
-	if err == nil {
-		err = image.Sync()
-	}
-	if err = errors.Join(err, image.Close()); err != nil {
+	if err := writeImage(filepath.Join(dir, id+".img"), fill); err != nil {
 		return err
 	}
 	if err := writeRecord(filepath.Join(dir, recordName), record); err != nil {
@@ -90,6 +82,18 @@ func (s shelf[T]) create(id string, record T, fill func(image *os.File) error) (
 		return err
 	}
 	return syncDir(s.dir)
+}
+
+// replaceImage writes a new image below tmp and renames it over the old one.
+func (s shelf[T]) replaceImage(id string, fill func(image *os.File) error) error {
+	tmp := filepath.Join(s.tmp, id+".img")
+	if err := writeImage(tmp, fill); err != nil {
+		return errors.Join(err, os.RemoveAll(tmp))
+	}
+	if err := os.Rename(tmp, s.image(id)); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	return syncDir(s.path(id))
 }
 
 // update replaces the record of an existing item.
@@ -124,6 +128,19 @@ func (s shelf[T]) delete(id string) error {
 		return err
 	}
 	return os.RemoveAll(tomb)
+}
+
+// writeImage makes a file at path that fill writes, and syncs it.
+func writeImage(path string, fill func(image *os.File) error) error {
+	image, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	err = fill(image)
+	if err == nil {
+		err = image.Sync()
+	}
+	return errors.Join(err, image.Close())
 }
 
 // writeRecord writes record to a file at path and syncs it.

@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+)
+
+// NodeExpandVolume shows a volume's users the size that its image already has:
+// on the device, and in the file system on it.
+func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	switch {
+	case req.GetVolumeId() == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
+	case req.GetVolumePath() == "":
+		return nil, status.Error(codes.InvalidArgument, "volume_path is missing")
+	}
+	end, err := d.flight.begin("NodeExpandVolume", req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	v, err := d.presentVolume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	fs, _, err := d.locate(v.ID, req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	r := req.GetCapacityRange()
+	if r.GetRequiredBytes() > v.Capacity || (r.GetLimitBytes() > 0 && r.GetLimitBytes() < v.Capacity) {
+		return nil, status.Errorf(codes.OutOfRange,
+			"volume %q has %d bytes and capacity_range is %d to %d: call ControllerExpandVolume first",
+			v.ID, v.Capacity, r.GetRequiredBytes(), r.GetLimitBytes())
+	}
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return nil, failed(err)
+	}
+	for _, dev := range u.devices {
+		if err := dev.Resize(); err != nil {
+			return nil, failed(err)
+		}
+	}
+	if fs != nil {
+		if err := d.growMounted(ctx, u, v.Capacity); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
+}
+
+// growMounted grows the file system through a mount that may write to it, if
+// it is smaller than the volume.
+func (d *Driver) growMounted(ctx context.Context, u usage, size int64) error {
+	for _, m := range u.mounts {
+		if u.table.At(m.Mountpoint) != m || filesystem.IsReadOnly(m) {
+			continue
+		}
+		err := d.programs.Grow(ctx, m, size)
+		if errors.Is(err, filesystem.ErrNotMounted) {
+			return status.Errorf(codes.FailedPrecondition,
+				"%v: run the driver with that capability, or unstage the volume and stage it again", err)
+		}
+		return failed(err)
+	}
+	return status.Errorf(codes.FailedPrecondition,
+		"the file system is mounted read-only (%s): stage the volume in a mode with a writer", u)
+}
+
+// growUnmounted grows a file system that nobody uses, where the kernel does not
+// let the driver grow it when it is mounted. A program that works on an image
+// in place could be killed half-way, so it works on a copy that then takes the
+// image's place.
+func (d *Driver) growUnmounted(ctx context.Context, v store.Volume, u usage) error {
+	if len(u.devices) > 0 || v.Formatting != "" {
+		return nil
+	}
+	fsType, size, err := filesystem.DetectFile(d.store.Image(v.ID))
+	if err != nil || fsType == "" || size >= v.Capacity || filesystem.GrowsMounted(fsType) {
+		return err
+	}
+	return d.store.ReplaceImage(v.ID, func(image *os.File) error {
+		if err := d.copyImage(ctx, image, d.store.Image(v.ID)); err != nil {
+			return err
+		}
+		return d.programs.GrowUnmounted(ctx, image.Name())
+	})
+}

@@ -1,0 +1,422 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+)
+
+// eachFS runs a test with every file system that a volume can have, with a
+// volume size that suits it.
+func eachFS(t *testing.T, fn func(t *testing.T, fsType string, size int64)) {
+	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 300 * mib} {
+		t.Run(fsType, func(t *testing.T) {
+			t.Parallel()
+			if _, err := exec.LookPath("mkfs." + fsType); err != nil {
+				t.Skipf("mkfs.%s is not installed; not covered: %s volumes", fsType, fsType)
+			}
+			fn(t, fsType, size)
+		})
+	}
+}
+
+func TestMountedVolume(t *testing.T) {
+	eachFS(t, func(t *testing.T, fsType string, size int64) {
+		r := newRig(t)
+		c := mount(multiWriter, fsType, "noatime")
+		id := r.create("v", size, c)
+		stage := r.stage(id, c)
+		a, b := r.publish(id, "a", c, false), r.publish(id, "b", c, true)
+
+		writeFile(t, filepath.Join(a, "f"), []byte("hello"))
+		if got := readFile(t, filepath.Join(b, "f")); got != "hello" {
+			t.Errorf("read %q through the second target", got)
+		}
+		if err := os.WriteFile(filepath.Join(b, "g"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("write to a read-only target: %v", err)
+		}
+		for _, path := range []string{stage, a, b} {
+			m := mountsBelow(t, path)[0]
+			if m.FSType != fsType || !strings.Contains(m.Options, "noatime") {
+				t.Errorf("%s is %s with %s", path, m.FSType, m.Options)
+			}
+		}
+		if n := len(loopsBelow(r.data)); n != 1 {
+			t.Errorf("%d loop devices for one volume", n)
+		}
+		_, err := r.DeleteVolume(r.ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		expectCode(t, err, codes.FailedPrecondition, "/dev/loop", stage)
+
+		// All over again: every call can be repeated.
+		r.stage(id, c)
+		r.publish(id, "a", c, false)
+		for range 2 {
+			r.unpublish(id, a)
+			r.unpublish(id, b)
+		}
+		for range 2 {
+			r.unstage(id)
+		}
+		// The data is still there the next time, also in another mode.
+		stage = r.stage(id, mount(reader, ""))
+		if got := readFile(t, filepath.Join(stage, "f")); got != "hello" {
+			t.Errorf("read %q after staging again", got)
+		}
+		if err := os.WriteFile(filepath.Join(stage, "g"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("write in the reader mode: %v", err)
+		}
+		err = r.tryPublish(id, a, mount(writer, ""), false)
+		expectCode(t, err, codes.FailedPrecondition, "staged read-only")
+		r.unstage(id)
+		for range 2 {
+			r.delete(id)
+		}
+		r.checkNothingLeft()
+	})
+}
+
+// TestCapacityIsEnforced writes until there is no room, which must come before
+// the volume's size.
+func TestCapacityIsEnforced(t *testing.T) {
+	eachFS(t, func(t *testing.T, fsType string, size int64) {
+		r := newRig(t)
+		c := mount(writer, fsType)
+		id := r.create("v", size, c)
+		r.stage(id, c)
+		f, err := os.Create(filepath.Join(r.publish(id, "a", c, false), "f"))
+		must(t, err)
+		defer f.Close()
+		var written int64
+		for err == nil {
+			var n int
+			n, err = f.Write(make([]byte, mib))
+			written += int64(n)
+		}
+		if !errors.Is(err, syscall.ENOSPC) || written >= size || written < size/2 {
+			t.Errorf("%v after %d bytes of %d", err, written, size)
+		}
+	})
+}
+
+func TestExpand(t *testing.T) {
+	eachFS(t, func(t *testing.T, fsType string, size int64) {
+		r := newRig(t)
+		c := mount(writer, fsType)
+		id := r.create("v", size, c)
+		r.stage(id, c)
+		target := r.publish(id, "a", c, false)
+		data := pattern(1, 4*mib)
+		writeFile(t, filepath.Join(target, "f"), data)
+
+		bigger := &csi.CapacityRange{RequiredBytes: 2 * size}
+		resp, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: bigger})
+		must(t, err)
+		if resp.GetCapacityBytes() != 2*size || !resp.GetNodeExpansionRequired() {
+			t.Errorf("got %v", resp)
+		}
+		_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target, CapacityRange: bigger})
+		if filesystem.GrowsMounted(fsType) {
+			must(t, err)
+		} else {
+			t.Log("no CAP_SYS_RESOURCE here: ext4 is grown when it is staged next")
+			expectCode(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", "stage it again")
+			r.unpublish(id, target)
+			r.unstage(id)
+			r.stage(id, c)
+			r.publish(id, "a", c, false)
+		}
+		stats, err := r.NodeGetVolumeStats(r.ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+		must(t, err)
+		if total := stats.GetUsage()[0].GetTotal(); total < 2*size*8/10 {
+			t.Errorf("the file system has %d bytes in a volume of %d", total, 2*size)
+		}
+		if readFile(t, filepath.Join(target, "f")) != string(data) {
+			t.Error("the data changed")
+		}
+		writeFile(t, filepath.Join(target, "g"), make([]byte, size))
+
+		// Expanded while nobody uses it: seen when it is staged.
+		r.unpublish(id, target)
+		r.unstage(id)
+		bigger = &csi.CapacityRange{RequiredBytes: 3 * size}
+		resp, err = r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: bigger})
+		must(t, err)
+		if resp.GetNodeExpansionRequired() {
+			t.Error("node expansion is required for a volume that is not staged")
+		}
+		stage := r.stage(id, c)
+		var st unix.Statfs_t
+		must(t, unix.Statfs(stage, &st))
+		if total := int64(st.Blocks) * st.Bsize; total < 3*size*8/10 {
+			t.Errorf("the file system has %d bytes in a volume of %d", total, 3*size)
+		}
+		_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{
+			VolumeId: id, VolumePath: stage, CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * size}})
+		expectCode(t, err, codes.OutOfRange, "ControllerExpandVolume")
+		r.unstage(id)
+		if fsType == "ext4" {
+			shell(t, "e2fsck", "-f", "-n", r.image(id))
+		} else {
+			shell(t, "xfs_repair", "-n", r.image(id))
+		}
+		r.checkNothingLeft()
+	})
+}
+
+// TestOddSizes stages volumes whose sizes are no multiple of anything but the
+// granule, and stages them again: what cannot be used of them is no error.
+func TestOddSizes(t *testing.T) {
+	eachFS(t, func(t *testing.T, fsType string, size int64) {
+		r := newRig(t)
+		c := mount(writer, fsType)
+		id := r.create("v", size+4096*7, c)
+		for i := range 3 {
+			stage := r.stage(id, c)
+			_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
+				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 4096*int64(7+i)}})
+			must(t, err)
+			if filesystem.GrowsMounted(fsType) {
+				_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: stage})
+				must(t, err)
+			}
+			r.unstage(id)
+		}
+	})
+}
+
+func TestBlockVolume(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := block(multiWriter)
+	id := r.create("v", 8*mib, c)
+	stage := r.stage(id, c)
+	a, b := r.publish(id, "a", c, false), r.publish(id, "b", c, true)
+	data := pattern(2, mib)
+	writeDevice(t, a, data)
+	if got := readDevice(t, b, len(data)); got != string(data) {
+		t.Error("the read-only target reads other data")
+	}
+	expectReadOnly(t, b)
+	expectCode(t, r.tryPublish(id, a, c, true), codes.AlreadyExists, "read-only")
+	expectCode(t, r.tryStage(id, r.path("stage", "other"), mount(writer, "")), codes.FailedPrecondition, "block device", stage)
+
+	_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 * mib}})
+	must(t, err)
+	_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: a})
+	must(t, err)
+	for _, path := range []string{a, b, stage} {
+		stats, err := r.NodeGetVolumeStats(r.ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+		must(t, err)
+		if total := stats.GetUsage()[0].GetTotal(); total != 16*mib {
+			t.Errorf("%s has %d bytes", path, total)
+		}
+	}
+	// A snapshot of a device that is written to would be torn on a disk
+	// without reflinks; of one that is only staged it is not.
+	_, err = r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+	if err != nil {
+		expectCode(t, err, codes.FailedPrecondition, "published as a block device")
+	}
+	r.unpublish(id, a)
+	r.unpublish(id, b)
+	_, err = r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+	must(t, err)
+	if n := len(loopsBelow(r.data)); n != 1 {
+		t.Errorf("%d loop devices for a staged volume", n)
+	}
+	r.unstage(id)
+	r.checkNothingLeft()
+
+	// What a workload wrote is never formatted over.
+	expectCode(t, r.tryStage(id, r.path("stage", id), mount(writer, "")), codes.FailedPrecondition, "not overwritten")
+	r.checkNothingLeft()
+	r.stage(id, c)
+	a = r.publish(id, "a", c, false)
+	if got := readDevice(t, a, len(data)); got != string(data) {
+		t.Error("the data changed")
+	}
+	r.unpublish(id, a)
+	r.unstage(id)
+	r.delete(id)
+	r.checkNothingLeft()
+}
+
+func TestReaderOnlyBlockVolume(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	id := r.create("v", 8*mib, block(writer))
+	r.stage(id, block(reader))
+	expectCode(t, r.tryPublish(id, filepath.Join(r.path("pub"), "a"), block(writer), false), codes.FailedPrecondition, "not staged")
+	a := r.publish(id, "a", block(reader), false)
+	expectReadOnly(t, a)
+	r.unpublish(id, a)
+	r.unstage(id)
+	r.checkNothingLeft()
+}
+
+func TestMountGroup(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := mount(writer, "")
+	c.GetMount().VolumeMountGroup = "4242"
+	id := r.create("v", 32*mib, c)
+	stage := r.stage(id, c)
+	info, err := os.Stat(stage)
+	must(t, err)
+	if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 || info.Mode()&os.ModeSetgid == 0 || info.Mode().Perm()&0o070 != 0o070 {
+		t.Errorf("group %d, mode %s", gid, info.Mode())
+	}
+	writeFile(t, filepath.Join(stage, "f"), nil)
+	info, err = os.Stat(filepath.Join(stage, "f"))
+	must(t, err)
+	if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 {
+		t.Errorf("a new file has group %d", gid)
+	}
+	r.unstage(id)
+	c.GetMount().VolumeMountGroup = "staff"
+	expectCode(t, r.tryStage(id, stage, c), codes.InvalidArgument, "numeric")
+	r.checkNothingLeft()
+}
+
+func TestPublishRefusals(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := mount(singleWriter, "")
+	id := r.create("v", 32*mib, c)
+	target := filepath.Join(r.path("pub"), "a")
+	expectCode(t, r.tryPublish(id, target, c, false), codes.FailedPrecondition, "call NodeStageVolume first")
+	stage := r.stage(id, c)
+	expectCode(t, r.tryStage(id, stage, mount(singleWriter, "", "noexec")), codes.AlreadyExists, "noexec")
+	expectCode(t, r.tryStage(id, stage, mount(singleWriter, "xfs")), codes.AlreadyExists, "ext4")
+	expectCode(t, r.tryStage(id, stage, mount(reader, "")), codes.AlreadyExists, "read-write")
+	expectCode(t, r.tryStage(id, r.path("stage", "other"), block(writer)), codes.FailedPrecondition, "file system", stage)
+	expectCode(t, r.tryStage(id, stage, mount(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "")), codes.FailedPrecondition, "MULTI_NODE")
+	expectCode(t, r.tryStage(id, stage, mount(writer, "btrfs")), codes.FailedPrecondition, "btrfs", "ext4")
+	expectCode(t, r.tryStage(id, stage, mount(writer, "", "remount")), codes.InvalidArgument, "number 1")
+	expectCode(t, r.tryStage(id, "relative", c), codes.InvalidArgument, "absolute")
+	expectCode(t, r.tryStage(id, filepath.Join(r.dir, "none"), c), codes.InvalidArgument, "does not exist")
+
+	must(t, r.tryPublish(id, target, c, false))
+	expectCode(t, r.tryPublish(id, target, c, true), codes.AlreadyExists, "read-write")
+	expectCode(t, r.tryPublish(id, filepath.Join(r.dir, "pub", "b"), c, false), codes.FailedPrecondition, "single writer", target)
+
+	// Somebody else's mount is named and left alone.
+	foreign := r.path("pub", "foreign")
+	must(t, unix.Mount("tmpfs", foreign, "tmpfs", 0, "size=1m"))
+	c2 := mount(writer, "")
+	expectCode(t, r.tryPublish(id, foreign, c2, false), codes.FailedPrecondition, "tmpfs", foreign)
+	_, err := r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: foreign})
+	expectCode(t, err, codes.FailedPrecondition, "tmpfs")
+	must(t, unix.Unmount(foreign, 0))
+
+	// So is what somebody else put at the target.
+	writeFile(t, filepath.Join(foreign, "f"), []byte("x"))
+	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: foreign})
+	expectCode(t, err, codes.FailedPrecondition, "not empty")
+	must(t, os.RemoveAll(foreign))
+
+	// A mount that a process is in stays, until the process is gone.
+	f, err := os.Open(target)
+	must(t, err)
+	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+	expectCode(t, err, codes.FailedPrecondition, "in use")
+	must(t, f.Close())
+	r.unpublish(id, target)
+	r.unstage(id)
+	r.checkNothingLeft()
+
+	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "../../etc", TargetPath: target})
+	expectCode(t, err, codes.NotFound)
+	_, err = r.NodeUnstageVolume(r.ctx, &csi.NodeUnstageVolumeRequest{VolumeId: "vol-0", StagingTargetPath: stage})
+	expectCode(t, err, codes.NotFound)
+}
+
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c := mount(writer, "ext4")
+	id := r.create("v", 32*mib, c)
+	stage := r.stage(id, c)
+	check := func(want csi.VolumeHealthErrorType, reason string) {
+		t.Helper()
+		resp, err := r.NodeGetVolumeHealth(r.ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+		must(t, err)
+		var got []string
+		for _, e := range resp.GetVolumeHealth().GetHealthStatuses() {
+			got = append(got, e.GetReason())
+			if e.GetStatus() != want {
+				t.Errorf("status %s, want %s", e.GetStatus(), want)
+			}
+		}
+		if strings.Join(got, ",") != reason {
+			t.Errorf("reasons %v, want %q", got, reason)
+		}
+	}
+	check(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
+
+	// An error of the file system makes it read-only.
+	device := mountsBelow(t, stage)[0].Source
+	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error")
+	must(t, os.WriteFile(trigger, []byte("test"), 0))
+	check(csi.VolumeHealthErrorType_DEGRADED, "FileSystemReadOnly")
+	r.unstage(id)
+	check(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
+
+	// The image is deleted below a staged volume, which can still be unstaged.
+	r.stage(id, c)
+	must(t, os.Remove(r.image(id)))
+	check(csi.VolumeHealthErrorType_DATA_LOSS, "ImageMissing")
+	resp, err := r.ControllerGetVolumeHealth(r.ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+	must(t, err)
+	if len(resp.GetVolumeHealth().GetHealthStatuses()) != 1 {
+		t.Errorf("the controller reports %v", resp)
+	}
+	_, err = r.DeleteVolume(r.ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	expectCode(t, err, codes.FailedPrecondition, stage)
+	r.unstage(id)
+	r.delete(id)
+	r.checkNothingLeft()
+}
+
+func writeDevice(t testing.TB, path string, data []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.Write(data)
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+func readDevice(t testing.TB, path string, n int) string {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	buf := make([]byte, n)
+	_, err = f.ReadAt(buf, 0)
+	must(t, err)
+	return string(buf)
+}
+
+// expectReadOnly tries to write to a device.
+func expectReadOnly(t testing.TB, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	_, err = f.Write(make([]byte, 4096))
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		t.Errorf("%s can be written", path)
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+)
+
+// notApplicable are the reasons for which the suite may skip a test, each with
+// why the driver lacks what it needs. Any other skip is a failure.
+var notApplicable = map[string]string{
+	"ControllerPublishVolume not supported":             "no PUBLISH_UNPUBLISH_VOLUME: a file on this host needs no attaching",
+	"ControllerUnpublishVolume not supported":           "the same",
+	"Controller Publish, UnpublishVolume not supported": "the same",
+	"ControllerModifyVolume not supported":              "no MODIFY_VOLUME: a volume has no mutable parameters",
+	"Modify volume not supported":                       "the same",
+	"Modify Volume not supported":                       "the same",
+	"ControllerListVolumeHealth not supported":          "no LIST_VOLUME_HEALTH: health is told per volume (GET_VOLUME_HEALTH)",
+	"NodeGetStorageHealth not supported":                "no GET_STORAGE_HEALTH: the disk below all volumes is the host's own",
+	"GetSnapshot not supported":                         "no GET_SNAPSHOT: ListSnapshots takes a snapshot id",
+	"GroupControllerService not supported":              "no GROUP_CONTROLLER_SERVICE: there are no volume groups",
+	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "no topology: there is one host",
+}
+
+// TestSanity runs the CSI project's suite against the real driver, once with
+// file systems and once with block devices. ginkgo can run one suite in a
+// process, so each is a process of its own (TestSanitySuite).
+func TestSanity(t *testing.T) {
+	for _, accessType := range []string{"mount", "block"} {
+		t.Run(accessType, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			report := filepath.Join(r.dir, "report.json")
+			cmd := exec.Command(os.Args[0], "-test.run=^TestSanitySuite$", "-test.v", "-ginkgo.json-report="+report, "-ginkgo.no-color")
+			cmd.Env = append(os.Environ(), "SANITY_DIR="+r.dir, "SANITY_ACCESS_TYPE="+accessType)
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, failures(string(out)))
+			}
+			checkReport(t, report)
+			if strings.Contains(readFile(t, r.log.path), secretValue) {
+				t.Error("a secret is in the driver's log")
+			}
+			r.checkNothingLeft()
+			left, _ := filepath.Glob(filepath.Join(r.data, "[vs]*", "*"))
+			if len(left) > 0 {
+				t.Errorf("left in the store: %v", left)
+			}
+		})
+	}
+}
+
+// TestSanitySuite is the body of TestSanity, in a process of its own.
+func TestSanitySuite(t *testing.T) {
+	dir := os.Getenv("SANITY_DIR")
+	if dir == "" {
+		t.Skip("run by TestSanity")
+	}
+	secrets := filepath.Join(dir, "secrets.yaml")
+	writeFile(t, secrets, []byte("CreateVolumeSecret:\n  key: "+secretValue+"\nNodeStageVolumeSecret:\n  key: "+secretValue+"\n"))
+	cfg := sanity.NewTestConfig()
+	cfg.Address = "unix://" + filepath.Join(dir, "csi.sock")
+	cfg.TargetPath = filepath.Join(dir, "target")
+	cfg.StagingPath = filepath.Join(dir, "staging")
+	cfg.SecretsFile = secrets
+	cfg.TestVolumeAccessType = os.Getenv("SANITY_ACCESS_TYPE")
+	cfg.TestVolumeSize = 32 * mib
+	cfg.TestVolumeExpandSize = 64 * mib
+	sanity.Test(t, cfg)
+}
+
+// secretValue is looked for in the driver's log by TestSanity.
+const secretValue = "s3cr3t-value"
+
+// report is the part of ginkgo's report that is looked at.
+type report []struct {
+	SpecReports []struct {
+		LeafNodeText            string
+		ContainerHierarchyTexts []string
+		LeafNodeType            string
+		State                   string
+		Failure                 struct{ Message string }
+	}
+}
+
+func checkReport(t *testing.T, path string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	var suites report
+	must(t, json.Unmarshal(data, &suites))
+	passed := 0
+	for _, spec := range suites[0].SpecReports {
+		name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
+		switch {
+		case spec.LeafNodeType != "It":
+		case spec.State == "passed":
+			passed++
+		case spec.State == "skipped":
+			if _, ok := notApplicable[spec.Failure.Message]; !ok {
+				t.Errorf("skipped: %s: %q", name, spec.Failure.Message)
+			}
+		case spec.State == "pending": // switched off by the suite itself
+			t.Logf("pending: %s", name)
+		default:
+			t.Errorf("%s: %s", spec.State, name)
+		}
+	}
+	t.Logf("%d specs passed", passed)
+	if passed < 70 {
+		t.Errorf("only %d specs passed: did the suite run?", passed)
+	}
+}
+
+// failures is the part of the suite's output that says what went wrong.
+func failures(out string) string {
+	if at := strings.Index(out, "Summarizing"); at >= 0 {
+		return out[:min(len(out), 20000)] + "\n...\n" + out[at:]
+	}
+	return out
+}
