@@ -1,0 +1,161 @@
+package bridge
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/faultydriver"
+)
+
+func TestModes(t *testing.T) {
+	with := map[storage.AccessMode]accessMode{
+		storage.SingleNodeReaderOnly:   csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		storage.SingleNodeWriter:       csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		storage.SingleNodeSingleWriter: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		storage.SingleNodeMultiWriter:  csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+		storage.MultiNodeReaderOnly:    csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		storage.MultiNodeSingleWriter:  csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		storage.MultiNodeMultiWriter:   csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+	}
+	for mode, want := range with {
+		for _, has := range []bool{true, false} {
+			for _, attachment := range []storage.AttachmentMode{storage.FileSystem, storage.BlockDevice} {
+				if !has && (mode == storage.SingleNodeSingleWriter || mode == storage.SingleNodeMultiWriter) {
+					want = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+				}
+				got, err := capability(storage.Capability{AccessMode: mode, AttachmentMode: attachment}, features{singleNodeMultiWriter: has})
+				if err != nil || got.GetAccessMode().GetMode() != want {
+					t.Errorf("%s, SINGLE_NODE_MULTI_WRITER %v: got %v, %v; want %v", mode, has, got, err, want)
+				}
+				if (got.GetMount() != nil) != (attachment == storage.FileSystem) || (got.GetBlock() != nil) != (attachment == storage.BlockDevice) {
+					t.Errorf("%s became %v", attachment, got)
+				}
+			}
+		}
+	}
+	for _, bad := range []storage.Capability{{}, {AccessMode: "x", AttachmentMode: storage.FileSystem}, {AccessMode: storage.SingleNodeWriter, AttachmentMode: "x"}} {
+		if _, err := capability(bad, features{}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
+
+// TestRequestsCarryWhatTheDriverUnderstands runs all calls against a driver with
+// and one without the capabilities that decide over fields.
+func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
+	v := storage.Volume{
+		ExternalID: "vol-x", Context: map[string]string{"context": "c"}, Secrets: map[string]string{"k": "secret"},
+		Capability: storage.Capability{
+			AccessMode: storage.SingleNodeMultiWriter, AttachmentMode: storage.FileSystem,
+			FSType: "xfs", MountFlags: []string{"noatime"}, VolumeMountGroup: "99",
+		},
+	}
+	for name, without := range map[string][]string{
+		"with": nil, "without": {"SINGLE_NODE_MULTI_WRITER", "VOLUME_MOUNT_GROUP", "PUBLISH_READONLY"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t, brisk, faultydriver.Config{Without: without})
+			has := without == nil
+			want := func(group string) *csi.VolumeCapability {
+				c := &csi.VolumeCapability{
+					AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs", MountFlags: []string{"noatime"}}},
+				}
+				if has {
+					c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+					c.GetMount().VolumeMountGroup = group
+				}
+				return c
+			}
+			publishContext, err := f.bridge.Attach(t.Context(), f.driver, storage.AttachRequest{Volume: v, NodeID: "n", ReadOnly: true})
+			if err != nil || publishContext["device"] != "/dev/vol-x" {
+				t.Fatalf("attach: %v, %v", publishContext, err)
+			}
+			if err := f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: "/s"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.bridge.Publish(t.Context(), f.driver, storage.PublishRequest{
+				Volume: v, PublishContext: publishContext, StagingPath: "/s", TargetPath: f.target, ReadOnly: true}); err != nil {
+				t.Fatal(err)
+			}
+			for rpc, want := range map[string]proto.Message{
+				"ControllerPublishVolume": &csi.ControllerPublishVolumeRequest{
+					VolumeId: "vol-x", NodeId: "n", VolumeCapability: want(""), Readonly: has, Secrets: v.Secrets, VolumeContext: v.Context},
+				"NodeStageVolume": &csi.NodeStageVolumeRequest{
+					VolumeId: "vol-x", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: want("99"), Secrets: v.Secrets, VolumeContext: v.Context},
+				"NodePublishVolume": &csi.NodePublishVolumeRequest{
+					VolumeId: "vol-x", PublishContext: publishContext, StagingTargetPath: "/s", TargetPath: f.target, VolumeCapability: want("99"),
+					Readonly: true, Secrets: v.Secrets, VolumeContext: v.Context},
+			} {
+				if got := f.faulty.Calls(rpc)[0].Request; !proto.Equal(got, want) {
+					t.Errorf("%s:\ngot  %v\nwant %v", rpc, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestCapabilitiesAreForgottenWithTheirDriver replaces a driver by one that can
+// do less.
+func TestCapabilitiesAreForgottenWithTheirDriver(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	for range 5 {
+		if err := stage(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(f.faulty.Calls("NodeGetCapabilities")); n > 2 {
+		t.Errorf("asked %d times for capabilities on one connection", n)
+	}
+	f.faulty.Stop()
+	f.faulty.Reconfigure(func(c *faultydriver.Config) { c.Without = []string{"STAGE_UNSTAGE_VOLUME"} })
+	f.faulty.Restart()
+	// The old process's end may be seen only by the call itself.
+	f.log.await(t, "NodeStageVolume")
+	for range 2 {
+		if err := stage(t.Context(), f); status.Code(err) == codes.Unimplemented {
+			return
+		}
+	}
+	t.Error("the capabilities of the old driver are still believed")
+}
+
+// TestLackingCapabilities takes away what each call needs.
+func TestLackingCapabilities(t *testing.T) {
+	needs := map[string]string{
+		"ControllerPublishVolume": "PUBLISH_UNPUBLISH_VOLUME", "ControllerUnpublishVolume": "PUBLISH_UNPUBLISH_VOLUME",
+		"NodeStageVolume": "STAGE_UNSTAGE_VOLUME", "NodeUnstageVolume": "STAGE_UNSTAGE_VOLUME",
+		"CreateVolume": "CREATE_DELETE_VOLUME", "DeleteVolume": "CREATE_DELETE_VOLUME", "ListVolumes": "LIST_VOLUMES",
+		"ControllerExpandVolume": "EXPAND_VOLUME", "NodeExpandVolume": "EXPAND_VOLUME",
+		"CreateSnapshot": "CREATE_DELETE_SNAPSHOT", "DeleteSnapshot": "CREATE_DELETE_SNAPSHOT", "ListSnapshots": "LIST_SNAPSHOTS",
+		"NodeGetVolumeStats": "GET_VOLUME_STATS",
+	}
+	for _, op := range operations {
+		check := func(config faultydriver.Config, text string) {
+			f := setup(t, brisk, config)
+			err := op.call(t.Context(), f)
+			if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), `on driver "faulty": the driver `+text) {
+				t.Errorf("%s: got %v, want %q", op.rpc, err, text)
+			}
+			if n := len(f.faulty.Calls(op.rpc)); n != 0 {
+				t.Errorf("%s was called all the same", op.rpc)
+			}
+		}
+		if needs[op.rpc] != "" {
+			check(faultydriver.Config{Without: []string{needs[op.rpc]}}, "does not implement "+needs[op.rpc])
+		}
+		switch {
+		case op.rpc == "ValidateVolumeCapabilities" || op.rpc == "NodeUnpublishVolume":
+		case strings.HasPrefix(op.rpc, "Node"):
+			check(faultydriver.Config{NoNode: true}, "has no node service")
+		default:
+			check(faultydriver.Config{NoController: true}, "has no controller service")
+		}
+	}
+}

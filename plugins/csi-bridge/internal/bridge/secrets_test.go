@@ -1,0 +1,75 @@
+package bridge
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/test/faultydriver"
+)
+
+// TestSecretsAreNowhere has a driver that prints all it was given, in every way
+// that a driver prints, and looks for it in the errors and in the trace log.
+func TestSecretsAreNowhere(t *testing.T) {
+	leak := fmt.Sprintf("cannot use %s or %q or %s, pin=77, options noatime,%s (s3same)",
+		secretValue, secretValue, url.QueryEscape(secretValue), secretFlag)
+	for _, op := range operations {
+		t.Run(op.rpc, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, brisk, faultydriver.Config{})
+			f.faulty.Script(op.rpc, faultydriver.Code(codes.Unavailable, leak), faultydriver.OK())
+			succeeded := op.call(t.Context(), f)
+			f.faulty.Script(op.rpc, faultydriver.Code(codes.Internal, leak))
+			failed := op.call(t.Context(), f)
+			if succeeded != nil || failed == nil {
+				t.Fatalf("got %v and then %v", succeeded, failed)
+			}
+			log := f.log.String()
+			if !strings.Contains(log, op.rpc) || !strings.Contains(log, "request=") {
+				t.Fatalf("no trace of the call in the log:\n%s", log)
+			}
+			for _, secret := range []string{"hunter2", "s3same", "pin=77", `"77"`} {
+				if strings.Contains(log, secret) {
+					t.Errorf("%q is in the log:\n%s", secret, log)
+				}
+			}
+			// What a request does not carry cannot be known for a secret: a list of
+			// volumes has none at all, the calls for snapshots have no mount flags.
+			if op.rpc == "ListVolumes" {
+				return
+			}
+			want := `cannot use [REDACTED] or "[REDACTED]" or [REDACTED], pin=[REDACTED]`
+			if !slices.Contains([]string{"DeleteSnapshot", "ListSnapshots"}, op.rpc) {
+				want += ", options [REDACTED],[REDACTED] ([REDACTED])"
+			}
+			if !strings.Contains(failed.Error(), want) {
+				t.Errorf("got %v\nwant %s", failed, want)
+			}
+		})
+	}
+}
+
+func TestLogHasOneLineForACall(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	f.faulty.Script("NodeStageVolume", faultydriver.Code(codes.Aborted, "pending"))
+	if err := stage(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(f.log.String()) {
+		if strings.Contains(line, "rpc=NodeStageVolume") {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) != 2 || !strings.Contains(lines[0], "driver=faulty") || !strings.Contains(lines[0], "code=Aborted") ||
+		!strings.Contains(lines[0], "attempt=1") || !strings.Contains(lines[1], "code=OK") || !strings.Contains(lines[1], "attempt=2") {
+		t.Errorf("got %q", lines)
+	}
+	if strings.Contains(f.log.String(), "pending") {
+		t.Error("an error's text is logged beside being returned")
+	}
+}
