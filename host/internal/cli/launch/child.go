@@ -1,0 +1,207 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// The child's ends of the pipes (exec.Cmd.ExtraFiles begin at 3).
+const (
+	ordersFD  = 3
+	reportsFD = 4
+)
+
+// Child is the whole life of the child: it only returns, with an exit code, when
+// the program could not be run. main calls it before anything else.
+func Child() int {
+	// The thread that makes the exec carries the parent-death signal.
+	runtime.LockOSThread()
+	unix.CloseOnExec(ordersFD)
+	unix.CloseOnExec(reportsFD)
+	reports := json.NewEncoder(os.NewFile(reportsFD, "reports"))
+	err := follow(json.NewDecoder(os.NewFile(ordersFD, "orders")), reports)
+	failure := &Error{}
+	if !errors.As(err, &failure) {
+		failure = &Error{CodeNotRun, err.Error()}
+	}
+	// Where the parent is gone there is no one to tell.
+	_ = reports.Encode(report{Code: failure.Code, Error: failure.Text})
+	return failure.Code
+}
+
+// follow does what the parent orders; it returns only in error.
+func follow(orders *json.Decoder, reports *json.Encoder) error {
+	var plan Plan
+	if err := orders.Decode(&plan); err != nil {
+		return fmt.Errorf("read the plan: %w", err)
+	}
+	if err := bindAll(plan.Mounts); err != nil {
+		return err
+	}
+	if err := reports.Encode(report{Ready: true}); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	var order struct {
+		Go bool `json:"go"`
+	}
+	if err := orders.Decode(&order); err != nil || !order.Go {
+		return fmt.Errorf("wait for the word to go: %w", err)
+	}
+	return become(plan)
+}
+
+// become drops to the program's user and turns into the program.
+func become(plan Plan) error {
+	if u := plan.User; u != nil {
+		if err := drop(u); err != nil {
+			return fmt.Errorf("become user %d: %w", u.UID, err)
+		}
+	}
+	// A change of user takes the parent-death signal away, and it is the thread's.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("follow the parent's death: %w", err)
+	}
+	if os.Getppid() != plan.Parent {
+		return fmt.Errorf("the parent has ended")
+	}
+	path, err := lookPath(plan.Command, plan.Env)
+	if err == nil {
+		err = &fs.PathError{Op: "exec", Path: path, Err: syscall.Exec(path, append([]string{plan.Command}, plan.Args...), plan.Env)}
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, exec.ErrNotFound) {
+		return &Error{CodeNotFound, fmt.Sprintf("command %q not found: %v", plan.Command, err)}
+	}
+	return &Error{CodeNotExecutable, fmt.Sprintf("command %q cannot be run: %v", plan.Command, err)}
+}
+
+func drop(u *User) error {
+	groups := u.Groups
+	if err := syscall.Setgroups(groups); err != nil {
+		return fmt.Errorf("set groups %v: %w", groups, err)
+	}
+	if err := syscall.Setgid(u.GID); err != nil {
+		return fmt.Errorf("set group %d: %w", u.GID, err)
+	}
+	return syscall.Setuid(u.UID)
+}
+
+// lookPath finds a command in the PATH of the program's environment, as execvp(3)
+// does with the caller's.
+func lookPath(command string, env []string) (string, error) {
+	if strings.Contains(command, "/") {
+		return command, nil
+	}
+	path := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	for _, kv := range env {
+		if value, ok := strings.CutPrefix(kv, "PATH="); ok {
+			path = value
+		}
+	}
+	var denied error
+	for _, dir := range filepath.SplitList(path) {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		file := filepath.Join(dir, command)
+		info, err := os.Stat(file)
+		if err != nil || info.IsDir() {
+			continue
+		}
+		if err := unix.Access(file, unix.X_OK); err != nil {
+			denied = &fs.PathError{Op: "exec", Path: file, Err: err}
+			continue
+		}
+		return file, nil
+	}
+	if denied != nil {
+		return "", denied
+	}
+	return "", fmt.Errorf("%w: not in %s", exec.ErrNotFound, path)
+}
+
+// bindAll binds every mount at its destination. Sources are opened first: a
+// destination may cover the place where another source lies.
+func bindAll(mounts []Mount) error {
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("make the mount namespace a slave of the host's: %w", err)
+	}
+	sources := make([]int, len(mounts))
+	for i, m := range mounts {
+		fd, err := unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open the volume's mount %s: %w", m.Source, err)
+		}
+		defer unix.Close(fd)
+		sources[i] = fd
+	}
+	// A destination inside another one comes after it.
+	order := make([]int, len(mounts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return len(mounts[a].Destination) - len(mounts[b].Destination)
+	})
+	for _, i := range order {
+		if err := bind(sources[i], mounts[i]); err != nil {
+			return fmt.Errorf("bind %s at %s: %w", mounts[i].Source, mounts[i].Destination, err)
+		}
+	}
+	return nil
+}
+
+func bind(source int, m Mount) error {
+	if err := makeDestination(m); err != nil {
+		return err
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", source), m.Destination, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("", m.Destination, "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make it private: %w", err)
+	}
+	if !m.ReadOnly {
+		return nil
+	}
+	// A remount sets all flags anew: those of the volume's own mount are to stay.
+	var st unix.Statfs_t
+	if err := unix.Statfs(m.Destination, &st); err != nil {
+		return fmt.Errorf("read its flags: %w", err)
+	}
+	const kept = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME
+	flags := uintptr(st.Flags)&kept | unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY
+	if err := unix.Mount("", m.Destination, "", flags, ""); err != nil {
+		return fmt.Errorf("make it read-only: %w", err)
+	}
+	return nil
+}
+
+// makeDestination makes the folder, or for a device the file, to bind on. It is the
+// host's own file system that it appears in, as with docker run -v.
+func makeDestination(m Mount) error {
+	if !m.Block {
+		return os.MkdirAll(m.Destination, 0o755)
+	}
+	if err := os.MkdirAll(filepath.Dir(m.Destination), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(m.Destination, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

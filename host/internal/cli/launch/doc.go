@@ -1,0 +1,16 @@
+// Package launch runs a workload's program in a mount namespace of its own, with
+// each volume bound at its destination.
+//
+// The parent starts its own binary again as the child. The child is born in the
+// new namespace, makes it a slave of the host's (so that what the host unmounts
+// later is not held here), binds the volumes and reports. It waits until the
+// parent says go, drops to the program's user and becomes the program by exec: the
+// process id that was told to the agent is the program's.
+//
+// What stays true:
+//   - The program does nothing before Go was called.
+//   - When the parent dies, by SIGKILL too, the program dies with it.
+//   - After EndLeftovers no process that the program started is left.
+//
+// It imports the standard library and golang.org/x/sys only.
+package launch

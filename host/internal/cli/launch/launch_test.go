@@ -1,0 +1,366 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// TestMain lets this binary be the child, and the parents that tests kill.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == ChildArg {
+		os.Exit(Child())
+	}
+	if script := os.Getenv("LAUNCH_TEST_PARENT"); script != "" {
+		os.Exit(parent(script))
+	}
+	os.Exit(m.Run())
+}
+
+// parent is a process that runs a program as another user and waits for it.
+func parent(script string) int {
+	p, err := Start(Plan{Command: "/bin/sh", Args: []string{"-c", script}, User: &User{UID: 65534, GID: 65534}})
+	if err == nil {
+		err = p.Go()
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	code, _ := p.Wait()
+	return code
+}
+
+func requireRoot(t *testing.T) {
+	t.Helper()
+	testbin.RequireRoot(t, "workloads in their own mount namespace")
+}
+
+// run takes a shell script through its whole life with what the plan says beside it.
+func run(t *testing.T, plan Plan, script string) int {
+	t.Helper()
+	plan.Command, plan.Args = "/bin/sh", []string{"-c", script}
+	p, err := Start(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Abort)
+	if err := p.Go(); err != nil {
+		t.Fatal(err)
+	}
+	code, err := p.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code
+}
+
+func TestVolumesAreBoundInAPrivateNamespace(t *testing.T) {
+	requireRoot(t)
+	dir := t.TempDir()
+	for _, name := range []string{"rw", "ro"} {
+		if err := os.MkdirAll(filepath.Join(dir, "src", name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	device := filepath.Join(dir, "src", "device")
+	if err := os.WriteFile(device, []byte("device"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	inner := filepath.Join(dir, "dst", "rw", "inner")
+	plan := Plan{Mounts: []Mount{
+		// Out of order on purpose: the inner destination lies in the outer one, and
+		// the outer one covers the sources.
+		{Source: filepath.Join(dir, "src", "ro"), Destination: filepath.Join(dir, "src", "inner"), ReadOnly: true},
+		{Source: filepath.Join(dir, "src", "rw"), Destination: filepath.Join(dir, "src")},
+		{Source: device, Destination: filepath.Join(dir, "dst", "dev", "block"), Block: true},
+		{Source: filepath.Join(dir, "src", "rw"), Destination: inner},
+	}, Env: []string{"PATH=" + os.Getenv("PATH")}}
+	script := fmt.Sprintf(`
+cd %s || exit 1
+echo hello > src/file || exit 2
+echo no > src/inner/file 2>/dev/null && exit 3
+test "$(cat dst/dev/block)" = device || exit 4
+echo inner > dst/rw/inner/file2 || exit 5
+exit 42`, dir)
+	if code := run(t, plan, script); code != 42 {
+		t.Fatalf("exit code %d", code)
+	}
+	for name, want := range map[string]string{"file": "hello\n", "file2": "inner\n"} {
+		if text, err := os.ReadFile(filepath.Join(dir, "src", "rw", name)); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), dir) {
+		t.Errorf("a mount is left on the host: %v", err)
+	}
+	if info, err := os.Stat(inner); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("destination: %v, %v", info, err)
+	}
+}
+
+// What the host unmounts later must not be held by the namespace.
+func TestHostUnmountReachesTheNamespace(t *testing.T) {
+	requireRoot(t)
+	dir := t.TempDir()
+	mount := func(source, fs string, flags uintptr) {
+		if err := unix.Mount(source, dir, fs, flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount("tmpfs", "tmpfs", 0)
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	mount("", "", unix.MS_SHARED)
+	sub := filepath.Join(dir, "sub")
+	if err := os.Mkdir(sub, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", sub, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start(Plan{Command: "/bin/sleep", Args: []string{"60"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Abort)
+	inside := func() bool {
+		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.PID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(string(mounts), sub)
+	}
+	if !inside() {
+		t.Fatal("the mount is not in the namespace to begin with")
+	}
+	if err := unix.Unmount(sub, 0); err != nil {
+		t.Fatal(err)
+	}
+	if inside() {
+		t.Fatal("the host's unmount did not reach the namespace")
+	}
+}
+
+func TestUserIsDropped(t *testing.T) {
+	requireRoot(t)
+	dir := t.TempDir()
+	out := filepath.Join(dir, "src")
+	if err := os.Mkdir(out, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(out, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	// The destination is outside of the test's folder, which others may not enter.
+	dst := filepath.Join(os.TempDir(), fmt.Sprintf("launch-test-%d", os.Getpid()))
+	t.Cleanup(func() { os.Remove(dst) })
+	plan := Plan{
+		Mounts: []Mount{{Source: out, Destination: dst}},
+		User:   &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}},
+		Env:    []string{"PATH=/usr/bin:/bin", "GREETING=hello"},
+	}
+	if code := run(t, plan, "(id -u; id -g; id -G; echo $GREETING; umask 0 && touch /root/x 2>&1 | wc -l) > "+dst+"/id"); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	text, err := os.ReadFile(filepath.Join(out, "id"))
+	if err != nil || string(text) != "1234\n2345\n2345 3456\nhello\n1\n" {
+		t.Fatalf("%q, %v", text, err)
+	}
+}
+
+func TestProgramsThatDoNotRun(t *testing.T) {
+	requireRoot(t)
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
+	if err := os.WriteFile(plain, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		command string
+		code    int
+	}{
+		"not there":        {"/no/such/program", CodeNotFound},
+		"not in the path":  {"no-such-program", CodeNotFound},
+		"not executable":   {plain, CodeNotExecutable},
+		"plain in a path":  {"plain", CodeNotExecutable},
+		"a folder":         {dir, CodeNotExecutable},
+		"found and denied": {"plain", CodeNotExecutable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := Start(Plan{Command: c.command, Env: []string{"PATH=/bin:" + dir}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Abort()
+			failure := (*Error)(nil)
+			if err := p.Go(); !errors.As(err, &failure) || failure.Code != c.code || !strings.Contains(failure.Text, c.command) {
+				t.Fatalf("%v", err)
+			}
+			if code, err := p.Wait(); code != c.code || err != nil {
+				t.Fatalf("exit code %d, %v", code, err)
+			}
+		})
+	}
+}
+
+func TestMountThatFails(t *testing.T) {
+	requireRoot(t)
+	_, err := Start(Plan{Mounts: []Mount{{Source: "/no/such", Destination: "/tmp"}}, Command: "true"})
+	failure := (*Error)(nil)
+	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, "/no/such") {
+		t.Fatal(err)
+	}
+}
+
+func TestAbortedProgramNeverRuns(t *testing.T) {
+	requireRoot(t)
+	marker := filepath.Join(t.TempDir(), "ran")
+	p, err := Start(Plan{Command: "/bin/touch", Args: []string{marker}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Abort()
+	p.Abort()
+	if _, err := os.Stat(marker); err == nil {
+		t.Fatal("it ran")
+	}
+}
+
+func TestSignals(t *testing.T) {
+	requireRoot(t)
+	ready := filepath.Join(t.TempDir(), "ready")
+	p, err := Start(Plan{Command: "/bin/sh", Args: []string{"-c", "trap 'exit 9' USR1; touch " + ready + "; while :; do sleep 0.01; done"}, Env: os.Environ()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Abort)
+	if err := p.Go(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the trap", func() bool { _, err := os.Stat(ready); return err == nil })
+	if err := p.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := p.Wait(); code != 9 || err != nil {
+		t.Fatalf("%d, %v", code, err)
+	}
+	if err := p.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatalf("a signal after the end: %v", err)
+	}
+	if code := run(t, Plan{}, "kill -TERM $$"); code != 128+15 {
+		t.Fatalf("exit code %d", code)
+	}
+}
+
+// The program must die with its parent also after it has changed its user.
+func TestProgramDiesWithItsParent(t *testing.T) {
+	requireRoot(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "LAUNCH_TEST_PARENT=echo $$; exec sleep 60")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatalf("not a process id: %q", line)
+	}
+	if err := unix.Kill(pid, 0); err != nil {
+		t.Fatalf("the program does not run: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	await(t, "the program's end", func() bool { _, running := parentOf(pid); return !running })
+}
+
+func TestLeftoversAreEnded(t *testing.T) {
+	requireRoot(t)
+	dir := t.TempDir()
+	// One that ends when asked, one that does not, each of a session of its own.
+	script := fmt.Sprintf(`
+setsid sh -c 'echo $$ > %[1]s/a; exec sleep 60' &
+setsid sh -c 'trap "" TERM; echo $$ > %[1]s/b; while :; do sleep 0.05; done' &
+while ! test -s %[1]s/a || ! test -s %[1]s/b; do sleep 0.01; done`, dir)
+	if code := run(t, Plan{Env: os.Environ()}, script); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	told, err := EndLeftovers(ctx, 100*time.Millisecond)
+	if err != nil || told < 2 {
+		t.Fatalf("told %d, %v", told, err)
+	}
+	for _, name := range []string{"a", "b"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, running := parentOf(pid); running {
+			t.Errorf("process %s still runs", name)
+		}
+	}
+	if told, err := EndLeftovers(t.Context(), time.Second); told != 0 || err != nil {
+		t.Fatalf("nothing is left: told %d, %v", told, err)
+	}
+}
+
+func TestLookupUser(t *testing.T) {
+	for text, want := range map[string]string{
+		"root":      "0:0 root",
+		"0":         "0:0 root",
+		"54321":     "54321:54321 ",
+		"54321:0":   "54321:0 ",
+		"root:4321": "0:4321 root",
+	} {
+		u, err := LookupUser(text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if got := fmt.Sprintf("%d:%d %s", u.UID, u.GID, u.Name); got != want || u.Groups[0] != u.GID {
+			t.Errorf("%s: got %s %v, want %s", text, got, u.Groups, want)
+		}
+	}
+	for _, text := range []string{"", "no-such-user", "-1", "4294967295", "root:no-such-group", "root:"} {
+		if u, err := LookupUser(text); err == nil {
+			t.Errorf("%q: accepted as %+v", text, u)
+		}
+	}
+}
+
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}

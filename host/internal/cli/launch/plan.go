@@ -1,0 +1,115 @@
+package launch
+
+import (
+	"fmt"
+	"os/user"
+	"strconv"
+	"strings"
+)
+
+// Plan is what the child does. It reaches the child through a pipe, so nothing of
+// it is in an argument list.
+type Plan struct {
+	Mounts []Mount `json:"mounts"`
+	// Command is looked up in the PATH of Env, in the new namespace.
+	Command string   `json:"command"`
+	Args    []string `json:"args"`
+	// Env is the program's whole environment, as KEY=value.
+	Env []string `json:"env"`
+	// User of the program; nil: the caller's.
+	User *User `json:"user,omitempty"`
+	// Parent is the process that the child may not outlive; Start sets it.
+	Parent int `json:"parent"`
+}
+
+// Mount binds what the host has mounted at the place where the workload wants it.
+type Mount struct {
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+	ReadOnly    bool   `json:"read_only"`
+	// Block says that the source is a device, not a folder.
+	Block bool `json:"block"`
+}
+
+// User is who runs the program.
+type User struct {
+	UID    int   `json:"uid"`
+	GID    int   `json:"gid"`
+	Groups []int `json:"groups"`
+	// Name and Home are empty where the system has no such user.
+	Name string `json:"name,omitempty"`
+	Home string `json:"home,omitempty"`
+}
+
+// LookupUser reads USER or USER:GROUP, each a name or a number. A number needs no
+// entry in the system; its group is then the same number.
+func LookupUser(text string) (*User, error) {
+	name, group, hasGroup := strings.Cut(text, ":")
+	u := &User{}
+	known, err := user.Lookup(name)
+	if err != nil {
+		known, err = user.LookupId(name)
+	}
+	switch {
+	case err == nil:
+		if u.UID, err = strconv.Atoi(known.Uid); err != nil {
+			return nil, fmt.Errorf("user %q has the id %q, which is no number", name, known.Uid)
+		}
+		if u.GID, err = strconv.Atoi(known.Gid); err != nil {
+			return nil, fmt.Errorf("user %q has the group id %q, which is no number", name, known.Gid)
+		}
+		u.Name, u.Home = known.Username, known.HomeDir
+	default:
+		id, err := number(name)
+		if err != nil {
+			return nil, fmt.Errorf("there is no user %q on this machine", name)
+		}
+		u.UID, u.GID = id, id
+	}
+	if hasGroup {
+		if u.GID, err = lookupGroup(group); err != nil {
+			return nil, err
+		}
+		u.Groups = []int{u.GID}
+		return u, nil
+	}
+	return u, u.joinGroups(known)
+}
+
+// joinGroups adds the groups that the system has the user in.
+func (u *User) joinGroups(known *user.User) error {
+	u.Groups = []int{u.GID}
+	if known == nil {
+		return nil
+	}
+	ids, err := known.GroupIds()
+	if err != nil {
+		return fmt.Errorf("groups of user %q: %w", known.Username, err)
+	}
+	for _, text := range ids {
+		if id, err := number(text); err == nil && id != u.GID {
+			u.Groups = append(u.Groups, id)
+		}
+	}
+	return nil
+}
+
+func lookupGroup(name string) (int, error) {
+	if g, err := user.LookupGroup(name); err == nil {
+		return number(g.Gid)
+	}
+	id, err := number(name)
+	if err != nil {
+		return 0, fmt.Errorf("there is no group %q on this machine", name)
+	}
+	return id, nil
+}
+
+// number reads a user's or group's id; the highest one means "no change" to the kernel.
+func number(text string) (int, error) {
+	id, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || id == 1<<32-1 {
+		return 0, fmt.Errorf("%q is no user or group id", text)
+	}
+	return int(id), nil
+}
