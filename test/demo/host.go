@@ -1,0 +1,282 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// host is the agent of the demo and the directory that all of it lives in.
+type host struct {
+	bin, dir   string
+	agent      *exec.Cmd
+	background []*exec.Cmd
+}
+
+func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
+
+// mnt is where the workloads see their volume, in their own mount namespace.
+func (h *host) mnt() string { return h.path("mnt") }
+
+const agentConfig = `
+name     = "demo"
+data_dir = %[1]q
+plugin_dir = %[2]q
+socket   = %[3]q
+ports { http = 0 }
+leave_plugins_on_stop = false
+
+csi_driver "local" {
+  command = [%[4]q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", %[5]q]
+}
+`
+
+const volumeSpec = `
+id        = %q
+type      = "csi"
+plugin_id = "local"
+%s
+capacity_min = "64MiB"
+capacity_max = "64MiB"
+
+capability {
+  access_mode     = "single-node-single-writer"
+  attachment_mode = "file-system"
+}
+`
+
+const workloadSpec = `
+workload %q {
+  volume "data" {
+    source      = %q
+    destination = %q
+  }
+}
+`
+
+func (h *host) writeFiles() error {
+	return errors.Join(
+		h.writeFile("agent.hcl", fmt.Sprintf(agentConfig, h.path("data"), filepath.Join(h.bin, "plugins"), h.path("pannier.sock"),
+			filepath.Join(h.bin, "csi-local"), h.path("volumes"))),
+		h.writeFile("data.hcl", fmt.Sprintf(volumeSpec, "data", "")),
+		h.writeFile("writer.hcl", fmt.Sprintf(workloadSpec, "writer", "data", h.mnt())),
+		h.writeFile("ticker.hcl", fmt.Sprintf(workloadSpec, "ticker", "data", h.mnt())),
+		h.writeFile("reader.hcl", fmt.Sprintf(workloadSpec, "reader", "copy", h.mnt())),
+	)
+}
+
+func (h *host) writeFile(name, content string) error {
+	return os.WriteFile(h.path(name), []byte(content), 0o600)
+}
+
+// pannier prepares a command of the CLI.
+func (h *host) pannier(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(h.bin, "pannier"), args...)
+	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.path("pannier.sock"), "NO_COLOR=1")
+	return cmd
+}
+
+// command shows a command of the CLI, runs it and returns all that it printed.
+func (h *host) command(ctx context.Context, args ...string) (string, error) {
+	fmt.Println("$ pannier " + quote(args))
+	out, err := h.pannier(ctx, args...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("pannier %s: %w", strings.Join(args, " "), err)
+	}
+	return string(out), err
+}
+
+// start starts the agent with its log in a file.
+func (h *host) start(ctx context.Context) error {
+	args := []string{"agent", "-config", h.path("agent.hcl")}
+	fmt.Println("$ pannier " + quote(args) + " &")
+	log, err := os.OpenFile(h.path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	h.agent = h.pannier(context.WithoutCancel(ctx), args...)
+	h.agent.Stdout, h.agent.Stderr = log, log
+	return h.agent.Start()
+}
+
+// signal sends the agent a signal and waits for its end.
+func (h *host) signal(sig syscall.Signal) error {
+	if err := h.agent.Process.Signal(sig); err != nil {
+		return err
+	}
+	err := h.agent.Wait()
+	h.agent = nil
+	if sig == unix.SIGKILL {
+		return nil
+	}
+	return err
+}
+
+type status struct {
+	Ready   bool
+	Claims  number
+	Plugins []struct {
+		PID   number
+		State string
+	}
+	Drivers []struct {
+		PID     number
+		Healthy bool
+	}
+}
+
+// number is a 64-bit integer in protobuf's JSON: a string, absent when it is 0.
+type number int64
+
+func (n *number) UnmarshalJSON(raw []byte) error {
+	v, err := strconv.ParseInt(strings.Trim(string(raw), `"`), 10, 64)
+	*n = number(v)
+	return err
+}
+
+func (h *host) status(ctx context.Context) (s status, err error) {
+	var stderr bytes.Buffer
+	cmd := h.pannier(ctx, "status", "-o", "json")
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return s, fmt.Errorf("pannier status: %w: %s", err, stderr.Bytes())
+	}
+	return s, json.Unmarshal(out, &s)
+}
+
+func (h *host) waitReady(ctx context.Context) error {
+	return h.wait(ctx, "the agent is ready and its driver healthy", func() error {
+		s, err := h.status(ctx)
+		if err == nil && (!s.Ready || len(s.Drivers) == 0 || !s.Drivers[0].Healthy) {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+}
+
+// wait looks until check is content, for 20 seconds at most.
+func (h *host) wait(ctx context.Context, what string, check func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s: %w (last: %w)", what, ctx.Err(), err)
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// childOf is the process that a `workload run` has started.
+func (h *host) childOf(ctx context.Context, pid int) (child int) {
+	_ = h.wait(ctx, "the workload's process is there", func() error {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		if err != nil {
+			return err
+		}
+		all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		for _, path := range all {
+			if more, err := os.ReadFile(path); err == nil {
+				raw = append(append(raw, ' '), more...)
+			}
+		}
+		fields := strings.Fields(string(raw))
+		if len(fields) == 0 {
+			return errors.New("no child")
+		}
+		child, err = strconv.Atoi(fields[0])
+		return err
+	})
+	return child
+}
+
+func (h *host) noMounts() error {
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(h.dir))
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("%s is mounted", found[0].Mountpoint)
+	}
+	return err
+}
+
+// nothingLeft looks for what a stopped agent must not leave.
+func (h *host) nothingLeft(pids ...int) error {
+	for _, pid := range pids {
+		if raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(raw), h.dir) {
+			return fmt.Errorf("process %d still runs", pid)
+		}
+	}
+	if err := h.noMounts(); err != nil {
+		return err
+	}
+	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return err
+	}
+	for _, path := range backing {
+		if raw, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(raw), h.dir) {
+			return fmt.Errorf("%s holds %s", path, strings.TrimSpace(string(raw)))
+		}
+	}
+	return h.noBigFiles()
+}
+
+// noBigFiles looks for volumes that were not deleted.
+func (h *host) noBigFiles() error {
+	return filepath.WalkDir(h.path("volumes"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.Size() >= 1<<20 {
+			err = fmt.Errorf("%s of %d bytes is left", path, info.Size())
+		}
+		return err
+	})
+}
+
+// cleanUp ends what the demo has started, also after a failure.
+func (h *host) cleanUp() error {
+	for _, cmd := range h.background {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	}
+	if h.agent != nil {
+		_ = h.signal(unix.SIGTERM)
+	}
+	if found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(h.dir)); err == nil {
+		for i := len(found) - 1; i >= 0; i-- {
+			_ = unix.Unmount(found[i].Mountpoint, 0)
+		}
+	}
+	return os.RemoveAll(h.dir)
+}
+
+// logTail is the end of the agent's log, as part of an error.
+func (h *host) logTail() error {
+	raw, err := os.ReadFile(h.path("agent.log"))
+	if err != nil || len(raw) == 0 {
+		return nil
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	return fmt.Errorf("the agent's log ends with:\n%s", strings.Join(lines[max(0, len(lines)-25):], "\n"))
+}

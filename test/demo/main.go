@@ -1,0 +1,101 @@
+// Command demo shows Pannier at work on this machine: it starts an agent in a
+// temporary directory, gives volumes to workloads, kills the agent in the middle
+// of one, and leaves nothing behind. Every command that it prints can be typed by
+// hand. It needs root and Linux.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	bin := flag.String("bin", "bin", "the folder that `make build` has filled")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	if err := run(ctx, *bin); err != nil {
+		fmt.Fprintln(os.Stderr, "\ndemo: failed:", err)
+		os.Exit(1)
+	}
+	fmt.Println("\ndemo: ok")
+}
+
+func run(ctx context.Context, bin string) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("it mounts volumes and so needs root: sudo make demo")
+	}
+	bin, err = filepath.Abs(bin)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "pannier-demo-")
+	if err != nil {
+		return err
+	}
+	h := &host{bin: bin, dir: dir}
+	defer func() { err = errors.Join(err, h.cleanUp()) }()
+	if err := story(ctx, h); err != nil {
+		return errors.Join(err, h.logTail())
+	}
+	return nil
+}
+
+// story is what the demo tells, from top to bottom.
+func story(ctx context.Context, h *host) error {
+	s := &teller{ctx: ctx, h: h}
+
+	s.say("An agent starts. It finds the csi-bridge plugin and runs the csi-local driver.")
+	s.writeFiles()
+	s.startAgent()
+	s.pannier("plugin", "status")
+	s.pannier("driver", "status")
+
+	s.say("A volume of 64 MiB is made: a file with ext4 in it, on this disk.")
+	s.pannier("volume", "create", h.path("data.hcl"))
+
+	s.say("A workload gets it, at a path that only it can see, and writes into it.")
+	s.pannier("workload", "run", h.path("writer.hcl"), "--", "sh", "-c", "echo 'first workload was here' > "+h.mnt()+"/story && df -h "+h.mnt()+" | tail -1")
+	s.check("after the workload nothing is mounted and nothing is claimed", s.noClaims, s.noMounts)
+
+	s.say("A second workload writes a line every 50 ms ...")
+	second := s.background("workload", "run", h.path("ticker.hcl"), "--", "sh", "-c", "while :; do echo tick >> "+h.mnt()+"/ticks; sleep 0.05; done")
+	s.ticks(second, 5)
+	s.say("... and the agent is killed with kill -9 in the middle of it.")
+	s.killAgent()
+	s.check("the workload, the plugin and the driver go on without the agent", func() error { return s.ticksNow(second, 5) }, s.childrenAlive)
+	s.say("The agent starts again. It finds the plugin, the driver, the workload and its claim as they were.")
+	s.startAgent()
+	s.check("plugin and driver are the same processes as before", s.sameChildren)
+	s.pannier("volume", "status", "data")
+	s.say("Nobody else gets the volume meanwhile:")
+	s.refused("workload", "run", h.path("writer.hcl"), "--", "true")
+	s.say("The second workload is asked to end. Its volume comes back.")
+	s.end(second)
+	s.check("nothing is mounted and nothing is claimed", s.noClaims, s.noMounts)
+
+	s.say("A snapshot is taken, and a new volume made of it. What both workloads wrote is there.")
+	snapshot := s.snapshot("data", "before-the-end")
+	s.writeClone(snapshot)
+	s.pannier("volume", "create", h.path("copy.hcl"))
+	s.prints("first workload was here", "workload", "run", h.path("reader.hcl"), "--", "cat", h.mnt()+"/story")
+	s.prints("tick", "workload", "run", h.path("reader.hcl"), "--", "tail", "-1", h.mnt()+"/ticks")
+
+	s.say("All is deleted, and the agent stops.")
+	s.pannier("volume", "snapshot", "delete", "local", snapshot)
+	s.pannier("volume", "delete", "copy")
+	s.pannier("volume", "delete", "data")
+	s.stopAgent()
+	s.check("no process, mount, loop device or volume file is left", s.nothingLeft)
+	return s.err
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// teller carries the story out and stops at the first thing that goes wrong.
+type teller struct {
+	ctx context.Context
+	h   *host
+	err error
+
+	plugin, driver int // the processes as they were before the kill
+}
+
+func (s *teller) say(text string) {
+	if s.err == nil {
+		fmt.Printf("\n# %s\n", text)
+	}
+}
+
+// do runs fn unless the story has ended.
+func (s *teller) do(fn func() error) {
+	if s.err == nil {
+		s.err = fn()
+	}
+}
+
+// pannier runs a command as a person would, and shows what it prints.
+func (s *teller) pannier(args ...string) {
+	s.do(func() error {
+		out, err := s.h.command(s.ctx, args...)
+		fmt.Print(indent(out))
+		return err
+	})
+}
+
+// prints runs a command that has to print text.
+func (s *teller) prints(text string, args ...string) {
+	s.do(func() error {
+		out, err := s.h.command(s.ctx, args...)
+		fmt.Print(indent(out))
+		if err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("%q is not in the output of pannier %s", text, strings.Join(args, " "))
+		}
+		return err
+	})
+}
+
+// refused runs a command that has to fail because somebody holds the volume.
+func (s *teller) refused(args ...string) {
+	s.do(func() error {
+		out, err := s.h.command(s.ctx, args...)
+		fmt.Print(indent(out))
+		if err == nil {
+			return fmt.Errorf("pannier %s worked, but had to be refused", strings.Join(args, " "))
+		}
+		if !strings.Contains(out, "ticker") {
+			return fmt.Errorf("the refusal does not name the holder: %w", err)
+		}
+		return nil
+	})
+}
+
+// check runs checks and says that they hold.
+func (s *teller) check(what string, checks ...func() error) {
+	s.do(func() error {
+		for _, c := range checks {
+			if err := c(); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+		}
+		fmt.Println("  ok: " + what)
+		return nil
+	})
+}
+
+func (s *teller) writeFiles() { s.do(s.h.writeFiles) }
+func (s *teller) writeClone(snapshot string) {
+	s.do(func() error {
+		return s.h.writeFile("copy.hcl", fmt.Sprintf(volumeSpec, "copy", `snapshot_id = "`+snapshot+`"`))
+	})
+}
+
+func (s *teller) startAgent() {
+	s.do(func() error {
+		if err := s.h.start(s.ctx); err != nil {
+			return err
+		}
+		return s.h.waitReady(s.ctx)
+	})
+}
+
+func (s *teller) killAgent() {
+	s.do(func() (err error) {
+		if s.plugin, s.driver, err = s.children(); err != nil {
+			return err
+		}
+		fmt.Printf("$ kill -9 %d\n", s.h.agent.Process.Pid)
+		return s.h.signal(unix.SIGKILL)
+	})
+}
+
+func (s *teller) stopAgent() {
+	s.do(func() error {
+		fmt.Printf("$ kill -TERM %d\n", s.h.agent.Process.Pid)
+		return s.h.signal(unix.SIGTERM)
+	})
+}
+
+// background starts a command that goes on.
+func (s *teller) background(args ...string) *exec.Cmd {
+	var cmd *exec.Cmd
+	s.do(func() error {
+		fmt.Println("$ pannier " + quote(args) + " &")
+		cmd = s.h.pannier(s.ctx, args...)
+		cmd.Stdout, cmd.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		s.h.background = append(s.h.background, cmd)
+		return nil
+	})
+	return cmd
+}
+
+// ticks waits until the background workload has written n lines more.
+func (s *teller) ticks(cmd *exec.Cmd, n int) {
+	s.do(func() error { return s.ticksNow(cmd, n) })
+}
+
+func (s *teller) ticksNow(cmd *exec.Cmd, n int) error {
+	path := fmt.Sprintf("/proc/%d/root%s/ticks", s.h.childOf(s.ctx, cmd.Process.Pid), s.h.mnt())
+	var first int64 = -1
+	return s.h.wait(s.ctx, "the background workload writes", func() error {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if first < 0 {
+			first = info.Size()
+		}
+		if got := (info.Size() - first) / int64(len("tick\n")); got < int64(n) {
+			return fmt.Errorf("%d new lines", got)
+		}
+		return nil
+	})
+}
+
+// end asks a background command to end and waits for it.
+func (s *teller) end(cmd *exec.Cmd) {
+	s.do(func() error {
+		fmt.Printf("$ kill -TERM %d\n", cmd.Process.Pid)
+		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+			return err
+		}
+		err := cmd.Wait()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 128+int(unix.SIGTERM) {
+			return fmt.Errorf("the workload ended with %v, not with 143: %s", err, cmd.Stderr)
+		}
+		return nil
+	})
+}
+
+func (s *teller) snapshot(volume, name string) (id string) {
+	s.do(func() error {
+		out, err := s.h.command(s.ctx, "volume", "snapshot", "create", "-o", "json", volume, name)
+		if err != nil {
+			fmt.Print(indent(out))
+			return err
+		}
+		var snap struct {
+			SnapshotID string `json:"snapshotId"`
+			Size       string `json:"size"`
+		}
+		if err := json.Unmarshal([]byte(out), &snap); err != nil {
+			return fmt.Errorf("read %q: %w", out, err)
+		}
+		if id = snap.SnapshotID; id == "" {
+			return fmt.Errorf("no snapshot id in %q", out)
+		}
+		fmt.Printf("  snapshot %s, %s bytes\n", id, snap.Size)
+		return nil
+	})
+	return id
+}
+
+func (s *teller) children() (plugin, driver int, err error) {
+	st, err := s.h.status(s.ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(st.Plugins) != 1 || len(st.Drivers) != 1 {
+		return 0, 0, fmt.Errorf("%d plugins and %d drivers, not one of each", len(st.Plugins), len(st.Drivers))
+	}
+	return int(st.Plugins[0].PID), int(st.Drivers[0].PID), nil
+}
+
+func (s *teller) childrenAlive() error {
+	for _, pid := range []int{s.plugin, s.driver} {
+		if err := unix.Kill(pid, 0); err != nil {
+			return fmt.Errorf("process %d is gone: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+func (s *teller) sameChildren() error {
+	plugin, driver, err := s.children()
+	if err == nil && (plugin != s.plugin || driver != s.driver) {
+		err = fmt.Errorf("plugin %d and driver %d were %d and %d", plugin, driver, s.plugin, s.driver)
+	}
+	return err
+}
+
+func (s *teller) noClaims() error {
+	st, err := s.h.status(s.ctx)
+	if err == nil && st.Claims != 0 {
+		err = fmt.Errorf("%d claims are left", st.Claims)
+	}
+	return err
+}
+
+func (s *teller) noMounts() error { return s.h.noMounts() }
+
+func (s *teller) nothingLeft() error { return s.h.nothingLeft(s.plugin, s.driver) }
+
+func indent(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		b.WriteString("  " + strings.TrimRight(line, "\n") + "\n")
+	}
+	return b.String()
+}
+
+func quote(args []string) string {
+	var out []string
+	for _, a := range args {
+		if strings.ContainsAny(a, " '\"$;<>&|") {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		out = append(out, a)
+	}
+	return strings.Join(out, " ")
+}
+
+// pollEvery is the pause between two looks at something that the demo waits for.
+const pollEvery = 20 * time.Millisecond

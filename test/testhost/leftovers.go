@@ -1,0 +1,136 @@
+package testhost
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Mounts lists what is mounted below the host's directory.
+func (h *Host) Mounts() []string {
+	h.t.Helper()
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(h.Dir))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var out []string
+	for _, m := range found {
+		out = append(out, m.Mountpoint)
+	}
+	return out
+}
+
+// Loops lists the loop devices whose file is below the host's directory.
+func (h *Host) Loops() []string {
+	h.t.Helper()
+	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var out []string
+	for _, path := range paths {
+		if raw, err := os.ReadFile(path); err == nil && bytes.HasPrefix(raw, []byte(h.Dir+"/")) {
+			out = append(out, "/dev/"+strings.Split(path, "/")[3])
+		}
+	}
+	return out
+}
+
+// Processes lists the processes, the agent's own and those of the test aside, that
+// were started from or for the host's directory.
+func (h *Host) Processes() []int {
+	h.t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var out []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() || h.agent != nil && pid == h.agent.Process.Pid {
+			continue
+		}
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		if bytes.Contains(cmdline, []byte(h.Dir+"/")) || strings.HasPrefix(exe, h.Dir+"/") {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// NothingInUse fails the test unless the host has no claim, no running workload,
+// no mount, no loop device and no directory of one.
+func (h *Host) NothingInUse() {
+	h.t.Helper()
+	h.Eventually("nothing is in use", func() error {
+		s, err := h.Status()
+		if err != nil {
+			return err
+		}
+		if s.GetClaims() != 0 {
+			return fmt.Errorf("%d claims", s.GetClaims())
+		}
+		for state, n := range s.GetWorkloads() {
+			if n != 0 && state != "stopped" && state != "failed" {
+				return fmt.Errorf("%d workloads are %s", n, state)
+			}
+		}
+		if m := h.Mounts(); len(m) > 0 {
+			return fmt.Errorf("mounts %q", m)
+		}
+		if l := h.Loops(); len(l) > 0 {
+			return fmt.Errorf("loop devices %q", l)
+		}
+		for _, pattern := range []string{"data/csi/*/staging/*", "data/csi/*/per-workload/*"} {
+			if left, _ := filepath.Glob(h.Path(pattern)); len(left) > 0 {
+				return fmt.Errorf("directories %q", left)
+			}
+		}
+		return nil
+	})
+}
+
+// cleanUp ends and removes everything, whatever the test has left.
+func (h *Host) cleanUp() {
+	if h.agent != nil {
+		_ = h.agent.Process.Kill()
+		<-h.ended
+		h.agent = nil
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for pids := h.Processes(); len(pids) > 0 && time.Now().Before(deadline); pids = h.Processes() {
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				h.t.Errorf("kill process %d: %v", pid, err)
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	for _, path := range slices.Backward(h.Mounts()) {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			h.t.Errorf("unmount %s: %v", path, err)
+		}
+	}
+	for _, dev := range h.Loops() {
+		if f, err := os.Open(dev); err == nil {
+			_ = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
+			f.Close()
+		}
+	}
+	if h.t.Failed() {
+		h.t.Logf("%s", h.LogTail())
+	}
+	if err := os.RemoveAll(h.Dir); err != nil {
+		h.t.Error(err)
+	}
+}
