@@ -1,0 +1,384 @@
+package process
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// envHost makes the test binary a host: it starts a process and is killed in the
+// middle of it.
+const envHost = "PROCESS_TEST_HOST"
+
+func TestMain(m *testing.M) {
+	if arg := os.Getenv(envHost); arg != "" {
+		beHost(arg)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// beHost starts the spec it is given, prints the Ref and waits to be killed.
+func beHost(arg string) {
+	var spec Spec
+	if err := json.Unmarshal([]byte(arg), &spec); err != nil {
+		panic(err)
+	}
+	p, err := Start(spec)
+	if err != nil {
+		panic(err)
+	}
+	json.NewEncoder(os.Stdout).Encode(p.Ref())
+	select {}
+}
+
+// shell is the spec of a script, and cleans up what is left of it.
+func shell(t *testing.T, script string) Spec {
+	t.Helper()
+	spec := Spec{
+		Token:   NewToken(),
+		Path:    "/bin/sh",
+		Args:    []string{"-c", script},
+		Env:     []string{"PATH=/usr/bin:/bin"},
+		LogPath: filepath.Join(t.TempDir(), "log"),
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel() // at once with SIGKILL
+		if err := Clean(ctx, spec.Intent()); err != nil {
+			t.Error(err)
+		}
+	})
+	return spec
+}
+
+func mustStart(t *testing.T, spec Spec) *Process {
+	t.Helper()
+	p, err := Start(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Release)
+	return p
+}
+
+// host runs this test binary as a host that starts spec. It returns once the
+// process runs.
+func host(t *testing.T, spec Spec) (cmd *exec.Cmd, ref Ref) {
+	t.Helper()
+	arg, _ := json.Marshal(spec)
+	cmd = exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), envHost+"="+string(arg))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(line, &ref); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, ref
+}
+
+// waitFor polls until ok.
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func waitDone(t *testing.T, p *Process) {
+	t.Helper()
+	select {
+	case <-p.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("the process does not end")
+	}
+}
+
+func alive(pid int) bool {
+	s, err := readStat(pid)
+	return err == nil && !s.dead()
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// readPid waits for a script to write its child's pid into a file.
+func readPid(t *testing.T, path string) (pid int) {
+	t.Helper()
+	waitFor(t, "a pid in "+path, func() bool {
+		data, _ := os.ReadFile(path)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+		return pid != 0
+	})
+	return pid
+}
+
+func TestProcessTellsItsEnd(t *testing.T) {
+	for script, want := range map[string]string{
+		"exit 0":       "exit status 0",
+		"exit 3":       "exit status 3",
+		"kill -9 $$":   "signal: killed",
+		"echo out; :":  "exit status 0",
+		"exec sleep 0": "exit status 0",
+	} {
+		p := mustStart(t, shell(t, script))
+		waitDone(t, p)
+		if got := p.Exit(); got != want {
+			t.Errorf("%s: ended with %q, want %q", script, got, want)
+		}
+		if _, err := Find(t.Context(), p.Ref()); !errors.Is(err, ErrGone) {
+			t.Errorf("%s: found after its end: %v", script, err)
+		}
+	}
+}
+
+func TestStartInheritsNothing(t *testing.T) {
+	t.Setenv("CONSUL_HTTP_TOKEN", "secret")
+	spec := shell(t, "env; exec ls -l /proc/self/fd")
+	spec.Env = append(spec.Env, "KEY=value")
+	p := mustStart(t, spec)
+	waitDone(t, p)
+	data, _ := os.ReadFile(spec.LogPath)
+	if out := string(data); strings.Contains(out, "secret") || !strings.Contains(out, "KEY=value") {
+		t.Errorf("environment: %s", out)
+	}
+	info, err := os.Stat(spec.LogPath)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode of the log: %v, %v", info.Mode(), err)
+	}
+}
+
+func TestStartRefuses(t *testing.T) {
+	good := shell(t, "true")
+	for name, change := range map[string]func(*Spec){
+		"a missing program": func(s *Spec) { s.Path = "/does/not/exist" },
+		"a relative path":   func(s *Spec) { s.Path = "sh" },
+		"no token":          func(s *Spec) { s.Token = "" },
+		"an unknown user":   func(s *Spec) { s.User = "nobody-has-this-name" },
+		"a missing folder":  func(s *Spec) { s.LogPath = "/does/not/exist/log" },
+		"a missing program that would die with us": func(s *Spec) { s.Path = "/does/not/exist"; s.DieWithHost = true },
+	} {
+		spec := good
+		change(&spec)
+		if p, err := Start(spec); err == nil {
+			p.Release()
+			t.Errorf("started with %s", name)
+		}
+	}
+}
+
+func TestStopEndsTheGroup(t *testing.T) {
+	dir := t.TempDir()
+	// The child ignores SIGTERM and would outlive its parent, its own child has
+	// left the group.
+	p := mustStart(t, shell(t, fmt.Sprintf(`
+		(trap '' TERM; echo $BASHPID; while :; do sleep 0.05; done) & echo $! > %[1]s/child
+		setsid sh -c 'trap "" TERM; echo $$ > %[1]s/away; while :; do sleep 0.05; done' &
+		trap 'exit 0' TERM
+		while :; do sleep 0.05; done`, dir)))
+	child, away := readPid(t, dir+"/child"), readPid(t, dir+"/away")
+	if err := p.Stop(within(t, 100*time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	for name, pid := range map[string]int{"leader": p.PID(), "child": child, "child outside the group": away} {
+		if alive(pid) {
+			t.Errorf("%s %d is still there", name, pid)
+		}
+	}
+	if p.Exit() != "exit status 0" {
+		t.Errorf("the leader had no chance to end by itself: %s", p.Exit())
+	}
+	if err := p.Stop(t.Context()); err != nil {
+		t.Errorf("stop again: %v", err)
+	}
+}
+
+func TestStopEndsWhatACrashLeft(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pid")
+	p := mustStart(t, shell(t, `(while :; do sleep 0.05; done) & echo $! > `+file+`; kill -9 $$`))
+	waitDone(t, p)
+	child := readPid(t, file)
+	if !alive(child) {
+		t.Fatal("the child should have outlived its parent")
+	}
+	if err := p.Stop(within(t, 5*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if alive(child) {
+		t.Error("the child is still there")
+	}
+}
+
+func TestProcessOutlivesItsHost(t *testing.T) {
+	spec := shell(t, "while :; do sleep 0.05; done")
+	cmd, ref := host(t, spec)
+	cmd.Process.Kill()
+	cmd.Wait()
+
+	p, err := Find(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	if !alive(ref.PID) || p.PID() != ref.PID {
+		t.Fatalf("found %d, want %d", p.PID(), ref.PID)
+	}
+	again, err := Find(t.Context(), spec.Intent())
+	if err != nil || again.Ref() != p.Ref() {
+		t.Fatalf("by its token: %+v, %v; want %+v", again, err, p.Ref())
+	}
+	defer again.Release()
+	if err := p.Stop(within(t, 5*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	waitDone(t, again)
+}
+
+func TestDieWithHost(t *testing.T) {
+	spec := shell(t, "while :; do sleep 0.05; done")
+	spec.DieWithHost = true
+	cmd, ref := host(t, spec)
+	if !alive(ref.PID) {
+		t.Fatal("it does not run")
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	waitFor(t, "the process's end", func() bool { return !alive(ref.PID) })
+}
+
+// A host that is killed between fork and the second Ref leaves an intent. At
+// whatever instant that was, the process is found or was never started.
+func TestFindAfterAKillInTheMiddleOfStart(t *testing.T) {
+	found := 0
+	for i := range 12 {
+		spec := shell(t, "echo started; while :; do sleep 0.05; done")
+		arg, _ := json.Marshal(spec)
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), envHost+"="+string(arg))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// Kill it at the fork: the log is locked, and mostly there is no exec yet.
+		if i%2 == 0 {
+			for end := time.Now().Add(10 * time.Second); !logLocked(spec.LogPath); {
+				if time.Now().After(end) {
+					t.Fatal("the host does not start the process")
+				}
+			}
+		} else {
+			time.Sleep(time.Duration(i) * time.Millisecond) // anywhere in its life
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+		p, err := Find(t.Context(), spec.Intent())
+		if err != nil {
+			if !errors.Is(err, ErrGone) {
+				t.Fatal(err)
+			}
+			if pid, ok := leaderWithToken(spec.Token); ok || logLocked(spec.LogPath) {
+				t.Fatalf("said to be gone, but %d runs", pid)
+			}
+			continue
+		}
+		found++
+		if err := p.Stop(within(t, 5*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if logLocked(spec.LogPath) {
+			t.Fatal("stopped, but something still has the log")
+		}
+	}
+	if found == 0 {
+		t.Error("every host was killed before it forked: nothing was tested")
+	}
+}
+
+func TestFindKnowsAStranger(t *testing.T) {
+	p := mustStart(t, shell(t, "while :; do sleep 0.05; done"))
+	for name, change := range map[string]func(*Ref){
+		"another start time": func(r *Ref) { r.StartTime++ },
+		"another boot":       func(r *Ref) { r.BootID = "another" },
+		"no such pid":        func(r *Ref) { r.PID = 1 << 22 },
+		"no such token":      func(r *Ref) { r.PID, r.Token, r.LogPath = 0, NewToken(), "/does/not/exist" },
+	} {
+		ref := p.Ref()
+		change(&ref)
+		if q, err := Find(t.Context(), ref); !errors.Is(err, ErrGone) {
+			q.Release()
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "no such token" || name == "another boot" {
+			continue
+		}
+		// A reused pid: its group is not ours, and neither is its token.
+		ref.Token = NewToken()
+		if err := Clean(within(t, time.Second), ref); err != nil || !alive(p.PID()) {
+			t.Fatalf("%s: a stranger was stopped: %v", name, err)
+		}
+	}
+	if err := p.Stop(within(t, 5*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReleaseLeavesItRunning(t *testing.T) {
+	p := mustStart(t, shell(t, "while :; do sleep 0.05; done"))
+	p.Release()
+	p.Release()
+	if !alive(p.PID()) {
+		t.Error("it ended")
+	}
+}
+
+func TestUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root; not covered: another user")
+	}
+	spec := shell(t, "id -u; id -G")
+	spec.User = "nobody"
+	p := mustStart(t, spec)
+	waitDone(t, p)
+	data, _ := os.ReadFile(spec.LogPath)
+	if !strings.HasPrefix(string(data), "65534\n") {
+		t.Errorf("ran as %s", data)
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	line := "7 (a ) b (c) S 1 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 2"
+	got, err := parseStat(7, []byte(line))
+	if want := (stat{pid: 7, state: 'S', group: 5, start: 987654}); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+	for _, bad := range []string{"", "7 (a", "7 (a) S 1 2", "7 (a) S 1 x 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1"} {
+		if _, err := parseStat(7, []byte(bad)); err == nil {
+			t.Errorf("%q was read", bad)
+		}
+	}
+}
