@@ -14,9 +14,9 @@ func always(_, _ *Claim) bool        { return false }
 func nobodyElse(_, _ *Claim) bool    { return true }
 func noOtherWriter(_, h *Claim) bool { return h.Mode != Read }
 
-// onOneNode counts an unknown node as another one: who cannot prove that two
-// claims share a node must take it that they do not.
-func onOneNode(want, held *Claim) bool { return held.Node == "" || held.Node != want.Node }
+// onOneNode takes an unknown (empty) node for another one, as it must: a wanted
+// claim always has a node.
+func onOneNode(want, held *Claim) bool { return held.Node != want.Node }
 
 // table is the mode table: a read claim's rule and a write claim's rule for
 // each access mode.

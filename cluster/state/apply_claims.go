@@ -61,6 +61,9 @@ func checkItems(items []command.Advance) error {
 	}
 	seen := map[string]bool{}
 	for _, item := range items {
+		if err := errors.Join(item.Volume.Validate(), item.Workload.Validate()); err != nil {
+			return err
+		}
 		if !item.To.Valid() {
 			return invalid("name the unknown state %q", item.To)
 		}

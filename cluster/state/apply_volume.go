@@ -45,6 +45,9 @@ func (tx *writeTx) registerVolume(c *command.RegisterVolume) (any, error) {
 }
 
 func (tx *writeTx) deregisterVolume(c *command.DeregisterVolume) (any, error) {
+	if err := c.Ref.Validate(); err != nil {
+		return nil, err
+	}
 	v, err := tx.Volume(c.Ref)
 	if err != nil {
 		return nil, err

@@ -148,6 +148,9 @@ func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
 }
 
 func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
+	if err := c.Ref.Validate(); err != nil {
+		return nil, err
+	}
 	workload, err := tx.Workload(c.Ref)
 	if errors.Is(err, claim.ErrWorkloadNotFound) {
 		return command.EndWorkloadResult{}, nil

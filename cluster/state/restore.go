@@ -16,9 +16,14 @@ import (
 // Restore replaces the whole ledger by a snapshot. It is loaded beside the ledger in
 // use, checked, and then put in its place at once: a crash or an error before
 // that leaves the ledger as it was.
-func (s *Store) Restore(r io.Reader) (err error) {
+func (s *Store) Restore(r io.Reader) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	old, release, err := s.acquire() // it stays open: Close waits for s.writing
+	if err != nil {
+		return err
+	}
+	release()
 	number := s.number + 1
 	if err := os.RemoveAll(filepath.Join(s.dir, generationName(number))); err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
@@ -35,11 +40,6 @@ func (s *Store) Restore(r io.Reader) (err error) {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
 	}
 	s.mu.Lock()
-	old := s.gen
-	if old == nil { // closed meanwhile
-		s.mu.Unlock()
-		return errors.Join(ErrClosed, next.db.Close())
-	}
 	s.gen, s.number, s.broken = next, number, nil
 	s.mu.Unlock()
 	s.applied.Store(index)

@@ -1,0 +1,130 @@
+package command_test
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+var at = time.Date(2026, 3, 1, 12, 0, 0, 123, time.UTC)
+
+// commands has one of each kind, with every field set.
+func commands() []command.Command {
+	volume := claim.VolumeRef{Namespace: "default", ID: "mysql"}
+	workload := claim.WorkloadRef{Namespace: "default", ID: "db-1"}
+	all := []command.Command{
+		&command.RegisterVolume{Volume: claim.Volume{
+			VolumeRef: volume, Name: "MySQL", PluginID: "hostpath", ExternalID: "x",
+			Capabilities:  []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+			MountOptions:  claim.MountOptions{FSType: "ext4", Flags: []string{"noatime"}},
+			Topology:      claim.TopologyRequest{Required: []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}},
+			Parameters:    map[string]string{"a": "b"},
+			SealedSecrets: []byte{0, 1, 255},
+		}},
+		&command.DeregisterVolume{Ref: volume, Force: true},
+		&command.StartWorkload{Ref: workload, Node: "a", Claims: []claim.Claim{{Volume: volume, Workload: workload, Mode: claim.Read}}},
+		&command.EndWorkload{Ref: workload},
+		&command.AdvanceClaims{By: "root", Items: []command.Advance{{Volume: volume, Workload: workload, Index: 7, To: claim.Freed}}},
+		&command.PutNode{Node: claim.Node{Name: "a", Drivers: map[string]claim.NodeDriver{
+			"hostpath": {ID: "hostpath", Type: claim.Monolith, Node: &claim.NodeCapabilities{StageUnstage: true}, UpdatedAt: at},
+		}}},
+		&command.DeleteNode{Name: "a"},
+		&command.DeleteDrivers{IDs: []string{"x"}, IfUnusedBefore: at},
+		&command.DeleteWorkloads{EndedBefore: at},
+	}
+	for _, c := range all {
+		command.SetAt(c, at)
+	}
+	return all
+}
+
+func TestRoundTrip(t *testing.T) {
+	for _, c := range commands() {
+		entry, err := command.Encode(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := command.Decode(entry)
+		if err != nil || !reflect.DeepEqual(got, c) {
+			t.Errorf("%T: got %+v, %v, want %+v", c, got, err, c)
+		}
+	}
+}
+
+// TestEntriesOfTheFirstVersion decodes what the first version wrote: a change of
+// this test is a change of what is in users' logs.
+func TestEntriesOfTheFirstVersion(t *testing.T) {
+	for entry, want := range map[string]command.Command{
+		"\x01\x04" + `{"at":"2026-03-01T12:00:00.000000123Z","ref":{"namespace":"default","id":"db-1"}}`: &command.EndWorkload{
+			Stamp: command.Stamp{At: at}, Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"},
+		},
+		"\x01\x07" + `{"at":"2026-03-01T12:00:00.000000123Z","name":"a"}`: &command.DeleteNode{Stamp: command.Stamp{At: at}, Name: "a"},
+	} {
+		got, err := command.Decode([]byte(entry))
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: got %+v, %v", entry, got, err)
+		}
+	}
+}
+
+func TestEntriesThatAreNone(t *testing.T) {
+	for entry, want := range map[string]error{
+		"":                               command.ErrMalformed,
+		"\x01":                           command.ErrMalformed,
+		"\x00\x01{}":                     command.ErrMalformed,
+		"\x01\x00{}":                     command.ErrMalformed,
+		"\x01\x04":                       command.ErrMalformed,
+		"\x01\x04{}{}":                   command.ErrMalformed,
+		"\x01\x04{\"unknown\":1}":        command.ErrMalformed,
+		"\x01\x04{\"ref\":7}":            command.ErrMalformed,
+		"\x01\xff{}":                     command.ErrUnknownCommand,
+		"\x02\x04{}":                     command.ErrUnknownCommand,
+		"\x01\x0a" + `{"at":"whatever"}`: command.ErrUnknownCommand,
+	} {
+		if c, err := command.Decode([]byte(entry)); !errors.Is(err, want) {
+			t.Errorf("%q: got %+v, %v, want %v", entry, c, err, want)
+		}
+	}
+}
+
+func TestTooLarge(t *testing.T) {
+	c := &command.RegisterVolume{Volume: claim.Volume{Context: map[string]string{"a": strings.Repeat("x", command.MaxSize)}}}
+	if _, err := command.Encode(c); !errors.Is(err, command.ErrTooLarge) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, c := range commands() {
+		entry, err := command.Encode(c)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(entry)
+	}
+	f.Add([]byte("\x02\x01{}"))
+	f.Fuzz(func(t *testing.T, entry []byte) {
+		c, err := command.Decode(entry)
+		if err != nil {
+			if !errors.Is(err, command.ErrMalformed) && !errors.Is(err, command.ErrUnknownCommand) {
+				t.Fatalf("the error is %v", err)
+			}
+			return
+		}
+		again, err := command.Encode(c)
+		if errors.Is(err, command.ErrTooLarge) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("what was decoded cannot be encoded: %v", err)
+		}
+		if _, err := command.Decode(again); err != nil {
+			t.Fatalf("what was encoded cannot be decoded: %v", err)
+		}
+	})
+}

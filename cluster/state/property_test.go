@@ -1,0 +1,260 @@
+package state
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// TestAnyLog applies random commands and checks the whole ledger after each: its
+// index keys, its drivers' counts, the claims that stand together; that a
+// refusal changes nothing; that the same log in other batches, and a snapshot, give
+// the same ledger.
+func TestAnyLog(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		l := openFor(t, dir)
+		var log []Entry
+		t.Repeat(map[string]func(*rapid.T){
+			"command": func(t *rapid.T) {
+				l.t = t
+				before := l.records()
+				c := drawCommand(t)
+				command.SetAt(c, now.Add(time.Duration(l.index)*time.Second))
+				_, err := l.do(c)
+				log = append(log, Entry{l.index, c})
+				if err != nil {
+					l.sameAs(before, fmt.Sprintf("%T was refused (%v)", c, err))
+				}
+			},
+			"": func(t *rapid.T) {
+				l.t = t
+				checkIndexKeys(t, l)
+				checkCounts(t, l)
+				checkClaims(t, l)
+			},
+		})
+
+		other := openFor(t, dir)
+		for len(log) > 0 {
+			n := rapid.IntRange(1, len(log)).Draw(t, "batch")
+			if _, err := other.Apply(log[:n]); err != nil {
+				t.Fatal(err)
+			}
+			log = log[n:]
+		}
+		if !maps.Equal(l.dump(), other.dump()) {
+			t.Fatal("the same log in other batches gives another ledger")
+		}
+		third := openFor(t, dir)
+		restore(t, third, snapshot(t, l))
+		if !maps.Equal(l.records(), third.records()) {
+			t.Fatal("a snapshot gives another ledger")
+		}
+		if third.AppliedIndex() != l.AppliedIndex() {
+			t.Fatalf("restored at %d, not %d", third.AppliedIndex(), l.AppliedIndex())
+		}
+	})
+}
+
+// openFor opens an empty ledger for one run of a property.
+func openFor(t *rapid.T, base string) *ledger {
+	dir, err := os.MkdirTemp(base, "ledger")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(dir)
+	})
+	return &ledger{Store: s, t: t}
+}
+
+func snapshot(t fataler, l *ledger) []byte {
+	s, err := l.Snapshot()
+	if err != nil {
+		t.Fatalf("snapshot: %v", err)
+	}
+	defer s.Release()
+	var out bytes.Buffer
+	if err := s.Write(&out); err != nil {
+		t.Fatalf("snapshot: %v", err)
+	}
+	return out.Bytes()
+}
+
+func restore(t fataler, l *ledger, snapshot []byte) {
+	if err := l.Restore(bytes.NewReader(snapshot)); err != nil {
+		t.Fatalf("restore: %v", err)
+	}
+}
+
+func drawCommand(t *rapid.T) command.Command {
+	aVolume := func() string { return rapid.SampledFrom([]string{"v1", "v2", "v3"}).Draw(t, "volume") }
+	aWorkload := func() claim.WorkloadRef {
+		return workload(rapid.SampledFrom([]string{"w1", "w2", "w3"}).Draw(t, "workload"))
+	}
+	aNode := func() string { return rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "node") }
+	aDriver := func() string { return rapid.SampledFrom([]string{"d1", "d2"}).Draw(t, "driver") }
+	access := func() claim.AccessMode {
+		return rapid.SampledFrom([]claim.AccessMode{claim.SingleNodeWriter, claim.SingleNodeMultiWriter, claim.MultiNodeSingleWriter}).Draw(t, "access")
+	}
+	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget"}).Draw(t, "command") {
+	case "start":
+		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode()}
+		mode := rapid.SampledFrom([]claim.Mode{claim.Read, claim.Write}).Draw(t, "mode")
+		for range rapid.IntRange(0, 2).Draw(t, "claims") {
+			c.Claims = append(c.Claims, wanted(aVolume(), access(), mode))
+		}
+		return c
+	case "end":
+		return &command.EndWorkload{Ref: aWorkload()}
+	case "advance":
+		c := &command.AdvanceClaims{}
+		for range rapid.IntRange(1, 2).Draw(t, "items") {
+			c.Items = append(c.Items, command.Advance{
+				Volume: ref(aVolume()), Workload: aWorkload(), To: rapid.SampledFrom(claim.States).Draw(t, "to"),
+				Index: rapid.Uint64Range(0, 3).Draw(t, "index"),
+			})
+		}
+		return c
+	case "register":
+		v := volume(aVolume(), rapid.SliceOfNDistinct(rapid.SampledFrom(claim.AccessModes), 1, 7, rapid.ID).Draw(t, "capabilities")...)
+		v.PluginID = aDriver()
+		return &command.RegisterVolume{Volume: v}
+	case "deregister":
+		return &command.DeregisterVolume{Ref: ref(aVolume()), Force: rapid.Bool().Draw(t, "force")}
+	case "node":
+		n := claim.Node{Name: aNode(), Drivers: map[string]claim.NodeDriver{}}
+		for range rapid.IntRange(0, 2).Draw(t, "drivers") {
+			id := aDriver()
+			n.Drivers[id] = claim.NodeDriver{
+				ID: id, Healthy: rapid.Bool().Draw(t, "healthy"),
+				Type: rapid.SampledFrom([]claim.DriverType{claim.Monolith, claim.NodeService, claim.ControllerService}).Draw(t, "type"),
+			}
+		}
+		return &command.PutNode{Node: n}
+	case "drop":
+		return &command.DeleteNode{Name: aNode()}
+	case "collect":
+		return &command.DeleteDrivers{IDs: []string{aDriver()}, IfUnusedBefore: now.Add(time.Hour)}
+	default:
+		return &command.DeleteWorkloads{EndedBefore: now.Add(time.Hour)}
+	}
+}
+
+// checkIndexKeys makes all keys again from the records alone.
+func checkIndexKeys(t *rapid.T, l *ledger) {
+	have := l.records()
+	want := map[string]string{}
+	for key, value := range have {
+		kind, isRecord := key[0], len(key) > 1 && key[1] == '/'
+		if !isRecord {
+			continue
+		}
+		primary, index, err := keysOf(kind, []byte(value))
+		if err != nil || primary != key {
+			t.Fatalf("record %q belongs at %q: %v", key, primary, err)
+		}
+		want[key] = value
+		for k, v := range index {
+			want[k] = string(v)
+		}
+	}
+	l.sameAs(want, "index keys")
+}
+
+func checkCounts(t *rapid.T, l *ledger) {
+	err := l.View(func(tx *ReadTx) error {
+		nodes, err := tx.Nodes()
+		if err != nil {
+			return err
+		}
+		drivers, err := tx.Drivers()
+		if err != nil {
+			return err
+		}
+		want := map[string]*claim.Driver{}
+		for _, n := range nodes {
+			for id, d := range n.Drivers {
+				if want[id] == nil {
+					want[id] = &claim.Driver{}
+				}
+				want[id].Replace(nil, &d)
+			}
+		}
+		for _, d := range drivers {
+			w := want[d.ID]
+			delete(want, d.ID)
+			if w == nil {
+				w = &claim.Driver{}
+			}
+			if d.ControllersExpected != w.ControllersExpected || d.ControllersHealthy != w.ControllersHealthy ||
+				d.NodesExpected != w.NodesExpected || d.NodesHealthy != w.NodesHealthy {
+				t.Fatalf("driver %+v, its nodes say %+v", d, *w)
+			}
+		}
+		if len(want) > 0 {
+			t.Fatalf("no driver for %v", want)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func checkClaims(t *rapid.T, l *ledger) {
+	err := l.View(func(tx *ReadTx) error {
+		for _, id := range []string{"v1", "v2", "v3"} {
+			held, err := tx.Claims(ref(id))
+			if err != nil {
+				return err
+			}
+			v, err := tx.Volume(ref(id))
+			if err != nil {
+				if len(held) > 0 {
+					t.Fatalf("volume %s is gone and its claims stand: %+v", id, held)
+				}
+				continue
+			}
+			if (v.AccessMode != "") != (len(held) > 0) {
+				t.Fatalf("volume %s with %d claims is in use as %q", id, len(held), v.AccessMode)
+			}
+			writers := 0
+			for _, c := range held {
+				if c.AccessMode != v.AccessMode {
+					t.Fatalf("volume %s is in use as %s and as %s", id, v.AccessMode, c.AccessMode)
+				}
+				if c.Mode == claim.Write {
+					writers++
+				}
+				if w, err := tx.Workload(c.Workload); err != nil || w.Status == claim.Ended && c.State == claim.Taken {
+					t.Fatalf("claim %+v of workload %+v: %v", c, w, err)
+				}
+			}
+			exclusive := v.AccessMode == claim.SingleNodeWriter && len(held) > 1
+			if exclusive || v.AccessMode == claim.MultiNodeSingleWriter && writers > 1 {
+				t.Fatalf("volume %s: these cannot stand together: %+v", id, held)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

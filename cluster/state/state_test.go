@@ -1,0 +1,396 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func ref(id string) claim.VolumeRef        { return claim.VolumeRef{Namespace: "default", ID: id} }
+func workload(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
+
+func volume(id string, access ...claim.AccessMode) claim.Volume {
+	v := claim.Volume{VolumeRef: ref(id), Name: id, PluginID: "hostpath", ExternalID: "ext-" + id}
+	for _, a := range access {
+		v.Capabilities = append(v.Capabilities, claim.Capability{AccessMode: a, AttachmentMode: claim.FileSystem})
+	}
+	return v
+}
+
+func wanted(id string, access claim.AccessMode, mode claim.Mode) claim.Claim {
+	return claim.Claim{Volume: ref(id), Mode: mode, AccessMode: access, AttachmentMode: claim.FileSystem}
+}
+
+// ledger is a store with a log of its own.
+type ledger struct {
+	*Store
+	t     fataler
+	index uint64
+}
+
+type fataler interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
+func open(t testing.TB) *ledger {
+	t.Helper()
+	return openIn(t, t.TempDir())
+}
+
+func openIn(t testing.TB, dir string) *ledger {
+	t.Helper()
+	s, err := Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &ledger{Store: s, t: t, index: s.AppliedIndex()}
+}
+
+// do applies one command.
+func (l *ledger) do(c command.Command) (any, error) {
+	l.t.Helper()
+	l.index++
+	command.SetAt(c, now.Add(time.Duration(l.index)*time.Second))
+	outcomes, err := l.Apply([]Entry{{l.index, c}})
+	if err != nil {
+		l.t.Fatalf("apply %T: %v", c, err)
+	}
+	return outcomes[0].Result, outcomes[0].Err
+}
+
+func (l *ledger) must(c command.Command) any {
+	l.t.Helper()
+	result, err := l.do(c)
+	if err != nil {
+		l.t.Fatalf("%T: %v", c, err)
+	}
+	return result
+}
+
+// dump reads every key of the ledger.
+func (l *ledger) dump() map[string]string {
+	l.t.Helper()
+	all := map[string]string{}
+	err := l.View(func(tx *ReadTx) error {
+		return tx.scan(span{}, true, func(key string, value []byte) error {
+			all[key] = string(value)
+			return nil
+		})
+	})
+	if err != nil {
+		l.t.Fatalf("dump: %v", err)
+	}
+	return all
+}
+
+// records is a dump without what each entry changes.
+func (l *ledger) records() map[string]string {
+	all := l.dump()
+	delete(all, string(appliedKey))
+	return all
+}
+
+func (l *ledger) sameAs(want map[string]string, what string) {
+	l.t.Helper()
+	got := l.records()
+	if maps.Equal(got, want) {
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(got)) {
+		if w, there := want[key]; !there || w != got[key] {
+			l.t.Fatalf("%s: %q is %s, want %s", what, key, got[key], w)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if _, there := got[key]; !there {
+			l.t.Fatalf("%s: %q is gone", what, key)
+		}
+	}
+}
+
+func TestClaimsAreAllOrNone(t *testing.T) {
+	l := open(t)
+	for _, id := range []string{"a", "b"} {
+		l.must(&command.RegisterVolume{Volume: volume(id, claim.SingleNodeWriter)})
+	}
+	l.must(&command.StartWorkload{Ref: workload("first"), Node: "n1", Claims: []claim.Claim{wanted("b", claim.SingleNodeWriter, claim.Write)}})
+	before := l.records()
+	for name, claims := range map[string][]claim.Claim{
+		"held":           {wanted("a", claim.SingleNodeWriter, claim.Write), wanted("b", claim.SingleNodeWriter, claim.Write)},
+		"not registered": {wanted("a", claim.SingleNodeWriter, claim.Write), wanted("c", claim.SingleNodeWriter, claim.Write)},
+		"wanted twice":   {wanted("a", claim.SingleNodeWriter, claim.Write), wanted("a", claim.SingleNodeWriter, claim.Write)},
+	} {
+		if _, err := l.do(&command.StartWorkload{Ref: workload("second"), Node: "n1", Claims: claims}); err == nil {
+			t.Errorf("%s: not refused", name)
+		}
+		l.sameAs(before, name)
+	}
+}
+
+func TestStartWorkloadAgain(t *testing.T) {
+	l := open(t)
+	for _, id := range []string{"a", "b"} {
+		l.must(&command.RegisterVolume{Volume: volume(id, claim.SingleNodeWriter)})
+	}
+	start := func(node string, ids ...string) (command.StartWorkloadResult, error) {
+		c := &command.StartWorkload{Ref: workload("w"), Node: node}
+		for _, id := range ids {
+			c.Claims = append(c.Claims, wanted(id, claim.SingleNodeWriter, claim.Write))
+		}
+		result, err := l.do(c)
+		r, _ := result.(command.StartWorkloadResult)
+		return r, err
+	}
+	first, err := start("n1", "a")
+	if err != nil || !first.Created {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	before := l.records()
+	again, err := start("n1", "a")
+	if err != nil || again.Created || again.Claims[0] != first.Claims[0] || again.Workload != first.Workload {
+		t.Errorf("the same again: %+v, %v", again, err)
+	}
+	for name, args := range map[string][]string{"another node": {"n2", "a"}, "one more": {"n1", "a", "b"}, "none": {"n1"}, "other": {"n1", "b"}} {
+		if _, err := start(args[0], args[1:]...); !errors.Is(err, claim.ErrConflict) {
+			t.Errorf("%s: %v, want ErrConflict", name, err)
+		}
+		l.sameAs(before, name)
+	}
+	l.must(&command.EndWorkload{Ref: workload("w")})
+	if _, err := start("n2", "a"); !errors.Is(err, claim.ErrHeld) {
+		t.Errorf("anew while its old claim is released: %v, want ErrHeld", err)
+	}
+	if r, err := start("n2", "b"); err != nil || !r.Created {
+		t.Errorf("anew with another volume: %v", err)
+	}
+}
+
+func TestFencing(t *testing.T) {
+	l := open(t)
+	l.must(&command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)})
+	take := func() uint64 {
+		r := l.must(&command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)}})
+		return r.(command.StartWorkloadResult).Claims[0].Index
+	}
+	free := func(index uint64) command.Advanced {
+		r := l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("a"), Workload: workload("w"), Index: index, To: claim.Freed}}})
+		return r.(command.AdvanceClaimsResult).Items[0]
+	}
+	old := take()
+	l.must(&command.EndWorkload{Ref: workload("w")})
+	free(old)
+	take()
+	before := l.records()
+	if a := free(old); !a.Gone {
+		t.Errorf("a claim that was freed before: %+v", a)
+	}
+	l.sameAs(before, "a late free of the claim before")
+	if a := free(0); !a.Gone {
+		t.Errorf("whichever stands: %+v", a)
+	}
+}
+
+func TestAdvance(t *testing.T) {
+	l := open(t)
+	l.must(&command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)})
+	l.must(&command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)}})
+	item := func(to claim.State) command.Advance {
+		return command.Advance{Volume: ref("a"), Workload: workload("w"), To: to}
+	}
+	r := l.must(&command.AdvanceClaims{By: "root", Items: []command.Advance{item(claim.NodeDetached)}})
+	got := r.(command.AdvanceClaimsResult).Items[0].Claim
+	if got.State != claim.NodeDetached || got.ForcedBy != "root" || got.ForcedAt.IsZero() || got.Mode != claim.Write {
+		t.Errorf("forced to %+v", got)
+	}
+	before := l.records()
+	if _, err := l.do(&command.AdvanceClaims{Items: []command.Advance{item(claim.Unpublishing)}}); !errors.Is(err, claim.ErrBackwards) {
+		t.Errorf("backwards: %v", err)
+	}
+	l.must(&command.AdvanceClaims{Items: []command.Advance{item(claim.NodeDetached)}})
+	for name, items := range map[string][]command.Advance{
+		"the same twice": {item(claim.Freed), item(claim.Freed)},
+		"no state":       {item("")},
+		"a path":         {{Volume: ref("a/default"), Workload: workload("w"), To: claim.Freed}},
+	} {
+		if _, err := l.do(&command.AdvanceClaims{Items: items}); !errors.Is(err, claim.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	l.sameAs(before, "refused or repeated")
+}
+
+func TestDeregisterByForce(t *testing.T) {
+	l := open(t)
+	l.must(&command.RegisterVolume{Volume: volume("a", claim.MultiNodeMultiWriter)})
+	empty := l.records()
+	const holders = command.MaxItems + 10
+	for i := range holders {
+		l.must(&command.StartWorkload{
+			Ref: workload(fmt.Sprint("w", i)), Node: "n",
+			Claims: []claim.Claim{wanted("a", claim.MultiNodeMultiWriter, claim.Write)},
+		})
+	}
+	if _, err := l.do(&command.DeregisterVolume{Ref: ref("a")}); !errors.Is(err, claim.ErrVolumeInUse) {
+		t.Fatalf("without force: %v", err)
+	}
+	first := l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true}).(command.DeregisterVolumeResult)
+	second := l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true}).(command.DeregisterVolumeResult)
+	if !first.More || second.More || len(first.LeftBehind) != command.MaxItems || len(second.LeftBehind) != 10 {
+		t.Errorf("freed %d (more: %v) and %d (more: %v)", len(first.LeftBehind), first.More, len(second.LeftBehind), second.More)
+	}
+	for key := range l.records() {
+		if _, volume := empty[key]; volume || key[:2] != workloads {
+			t.Errorf("%q is left", key)
+		}
+	}
+	if _, err := l.do(&command.DeregisterVolume{Ref: ref("a"), Force: true}); !errors.Is(err, claim.ErrVolumeNotFound) {
+		t.Errorf("once more: %v", err)
+	}
+}
+
+func TestCollection(t *testing.T) {
+	l := open(t)
+	driver := map[string]claim.NodeDriver{"hostpath": {ID: "hostpath", Type: claim.Monolith, Healthy: true}}
+	l.must(&command.PutNode{Node: claim.Node{Name: "n", Drivers: driver}})
+	l.must(&command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)})
+	collect := func() int {
+		r := l.must(&command.DeleteDrivers{IDs: []string{"hostpath", "unknown"}, IfUnusedBefore: now.Add(time.Hour)})
+		return len(r.(command.DeleteDriversResult).Deleted)
+	}
+	if collect() != 0 {
+		t.Error("a driver that a node has was deleted")
+	}
+	l.must(&command.DeleteNode{Name: "n"})
+	if collect() != 0 {
+		t.Error("a driver that a volume names was deleted")
+	}
+	l.must(&command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)}})
+	l.must(&command.StartWorkload{Ref: workload("free"), Node: "n"})
+	workloadsLeft := func(before time.Time) int {
+		r := l.must(&command.DeleteWorkloads{EndedBefore: before})
+		return len(r.(command.DeleteWorkloadsResult).Deleted)
+	}
+	if workloadsLeft(now.Add(time.Hour)) != 0 {
+		t.Error("a running workload was deleted")
+	}
+	l.must(&command.EndWorkload{Ref: workload("w")})
+	l.must(&command.EndWorkload{Ref: workload("free")})
+	if workloadsLeft(now) != 0 {
+		t.Error("a workload that ended later was deleted")
+	}
+	if n := workloadsLeft(now.Add(time.Hour)); n != 1 {
+		t.Errorf("%d workloads were deleted, not only the one without a claim", n)
+	}
+	l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true})
+	if workloadsLeft(now.Add(time.Hour)) != 1 || collect() != 1 {
+		t.Error("what is unused was not deleted")
+	}
+	if left := l.records(); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAppliedOnce(t *testing.T) {
+	l := open(t)
+	c := &command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)}
+	l.must(c)
+	before := l.dump()
+	outcomes, err := l.Apply([]Entry{{l.index, &command.DeregisterVolume{Ref: ref("a")}}})
+	if err != nil || outcomes[0] != (Outcome{}) {
+		t.Errorf("an entry that was applied: %+v, %v", outcomes, err)
+	}
+	if !maps.Equal(before, l.dump()) {
+		t.Error("an entry was applied twice")
+	}
+}
+
+func TestBigBatches(t *testing.T) {
+	l := open(t)
+	var entries []Entry
+	payload := string(bytes.Repeat([]byte("x"), 50<<10))
+	for i := range 100 {
+		v := volume(fmt.Sprint("v", i), claim.SingleNodeWriter)
+		v.Context = map[string]string{"big": payload}
+		entries = append(entries, Entry{uint64(i + 1), &command.RegisterVolume{Volume: v}})
+	}
+	outcomes, err := l.Apply(entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range outcomes {
+		if o.Err != nil || o.Result.(command.RegisterVolumeResult).Volume.ID != fmt.Sprint("v", i) {
+			t.Fatalf("entry %d: %+v", i, o)
+		}
+	}
+	if l.AppliedIndex() != 100 {
+		t.Errorf("applied %d", l.AppliedIndex())
+	}
+}
+
+// TestBiggestCommands fills a transaction to the brim and puts the commands with
+// the most writes on top: they must fit in still.
+func TestBiggestCommands(t *testing.T) {
+	l := open(t)
+	long := func(prefix string, i int) string {
+		id := fmt.Sprintf("%s-%d-", prefix, i)
+		return id + string(bytes.Repeat([]byte("x"), claim.MaxID-len(id)))
+	}
+	filler := volume("filler", claim.SingleNodeWriter)
+	filler.Context = map[string]string{"big": string(bytes.Repeat([]byte("x"), batchBytes-2000))}
+	onTop := func(c command.Command) {
+		t.Helper()
+		if _, err := command.Encode(c); err != nil {
+			t.Fatal(err)
+		}
+		command.SetAt(c, now)
+		outcomes, err := l.Apply([]Entry{{l.index + 1, &command.RegisterVolume{Volume: filler}}, {l.index + 2, c}})
+		if err != nil || outcomes[1].Err != nil {
+			t.Fatalf("%T: %+v, %v", c, outcomes, err)
+		}
+		l.index += 2
+	}
+
+	ns := long("namespace", 0)
+	advance := &command.AdvanceClaims{By: long("operator", 0)}
+	for w := range command.MaxItems / command.MaxClaims {
+		start := &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: ns, ID: long("w", w)}, Node: long("node", 0)}
+		for i := range command.MaxClaims {
+			v := volume("", claim.MultiNodeMultiWriter)
+			v.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("v", i)}
+			l.must(&command.RegisterVolume{Volume: v})
+			c := wanted("", claim.MultiNodeMultiWriter, claim.Write)
+			c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)
+			start.Claims = append(start.Claims, c)
+			advance.Items = append(advance.Items, command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.Unpublishing})
+		}
+		onTop(start)
+	}
+	onTop(advance)
+	for i := range advance.Items {
+		advance.Items[i].To = claim.Freed
+	}
+	onTop(advance)
+
+	node := claim.Node{Name: long("node", 0), Drivers: map[string]claim.NodeDriver{}}
+	for i := range claim.MaxDrivers {
+		id := long("driver", i)
+		node.Drivers[id] = claim.NodeDriver{ID: id, Type: claim.Monolith, Message: long("m", i), NodeID: long("n", i)}
+	}
+	onTop(&command.PutNode{Node: node})
+	onTop(&command.DeleteNode{Name: node.Name})
+}

@@ -1,0 +1,284 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// filled has a record of each kind.
+func filled(t testing.TB) *ledger {
+	l := open(t)
+	fill(l)
+	return l
+}
+
+func fill(l *ledger) {
+	driver := map[string]claim.NodeDriver{"hostpath": {ID: "hostpath", Type: claim.Monolith, Healthy: true, Topology: map[string]string{"rack": "1"}}}
+	l.must(&command.PutNode{Node: claim.Node{Name: "n", Drivers: driver}})
+	for i := range 5 {
+		v := volume(fmt.Sprint("v", i), claim.MultiNodeMultiWriter)
+		v.Parameters = map[string]string{"a": "b"}
+		l.must(&command.RegisterVolume{Volume: v})
+	}
+	for i := range 3 {
+		l.must(&command.StartWorkload{Ref: workload(fmt.Sprint("w", i)), Node: "n", Claims: []claim.Claim{
+			wanted("v0", claim.MultiNodeMultiWriter, claim.Write), wanted("v1", claim.MultiNodeMultiWriter, claim.Read),
+		}})
+	}
+	l.must(&command.EndWorkload{Ref: workload("w0")})
+}
+
+func TestReopen(t *testing.T) {
+	dir := t.TempDir()
+	l := openIn(t, dir)
+	fill(l)
+	want, index := l.dump(), l.AppliedIndex()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := openIn(t, dir)
+	if !maps.Equal(want, again.dump()) || again.AppliedIndex() != index {
+		t.Errorf("opened again at %d, closed at %d", again.AppliedIndex(), index)
+	}
+}
+
+// TestAnotherBoot opens a ledger that was not closed before the machine went down.
+func TestAnotherBoot(t *testing.T) {
+	dir := t.TempDir()
+	l := openIn(t, dir)
+	fill(l)
+	crashed := copyDir(t, dir) // as the processes' end leaves it
+	if got := openIn(t, crashed); got.AppliedIndex() != l.AppliedIndex() {
+		t.Errorf("after the process's end it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
+	}
+	rebooted := copyDir(t, dir)
+	path := filepath.Join(t.TempDir(), "boot_id")
+	if err := os.WriteFile(path, []byte("another\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer func(old string) { bootIDPath = old }(bootIDPath)
+	bootIDPath = path
+	if got := openIn(t, rebooted); got.AppliedIndex() != 0 || len(got.dump()) != 0 {
+		t.Errorf("after the machine's end %d entries are trusted", got.AppliedIndex())
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := openIn(t, dir); got.AppliedIndex() != l.AppliedIndex() {
+		t.Errorf("closed before the reboot, it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
+	}
+}
+
+func copyDir(t testing.TB, dir string) string {
+	t.Helper()
+	to := t.TempDir()
+	if err := os.CopyFS(to, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+func TestRestoreReplacesAll(t *testing.T) {
+	source := filled(t)
+	data := snapshot(t, source)
+	dir := t.TempDir()
+	l := openIn(t, dir)
+	l.must(&command.RegisterVolume{Volume: volume("old", claim.SingleNodeWriter)})
+	changed := l.Watch(t.Context(), TopicVolumes)
+	before := l.records()
+
+	// A snapshot that is damaged anywhere changes nothing.
+	for i := 0; i < len(data); i += 1 + len(data)/25 {
+		damaged := bytes.Clone(data)
+		damaged[i] ^= 1
+		if err := l.Restore(bytes.NewReader(damaged)); err == nil {
+			t.Fatalf("byte %d of %d is wrong and the snapshot is taken", i, len(data))
+		}
+		if err := l.Restore(bytes.NewReader(data[:i])); !errors.Is(err, ErrBadSnapshot) {
+			t.Fatalf("cut off at %d of %d: %v", i, len(data), err)
+		}
+	}
+	l.sameAs(before, "a damaged snapshot")
+
+	restore(t, l, data)
+	l.sameAs(source.records(), "restored")
+	select {
+	case <-changed:
+	default:
+		t.Error("nobody was told")
+	}
+	l.index = l.AppliedIndex()
+	l.must(&command.RegisterVolume{Volume: volume("next", claim.SingleNodeWriter)})
+	want := l.records()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// What a restore leaves behind that did not come to its end.
+	if err := os.MkdirAll(filepath.Join(dir, "db-2"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	openIn(t, dir).sameAs(want, "opened again")
+	if found, _ := filepath.Glob(filepath.Join(dir, "db-*")); len(found) != 1 {
+		t.Errorf("left behind: %v", found)
+	}
+}
+
+// TestSnapshotStandsStill writes a snapshot out after more was applied, and
+// lets a reader finish while a restore goes on.
+func TestSnapshotStandsStill(t *testing.T) {
+	l := filled(t)
+	want := l.records()
+	s, err := l.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.must(&command.DeregisterVolume{Ref: ref("v0"), Force: true})
+	var out bytes.Buffer
+	if err := s.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	s.Release()
+
+	restored := make(chan error, 1)
+	err = l.View(func(tx *ReadTx) error {
+		go func() { restored <- l.Restore(&out) }()
+		deadline := time.Now().Add(5 * time.Second)
+		for l.AppliedIndex() == l.index && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+		if _, err := tx.Volume(ref("v0")); !errors.Is(err, claim.ErrVolumeNotFound) {
+			t.Errorf("the reader sees another ledger: %v", err)
+		}
+		return nil
+	})
+	if err := errors.Join(err, <-restored); err != nil {
+		t.Fatal(err)
+	}
+	l.sameAs(want, "restored")
+}
+
+// TestFaultStopsTheStore applies an entry that cannot be applied: none after it
+// may be, and raft must get no snapshot.
+func TestFaultStopsTheStore(t *testing.T) {
+	l := open(t)
+	plant(t, l, map[string]string{"v/default/broken": "{"})
+	_, err := l.Apply([]Entry{
+		{1, &command.RegisterVolume{Volume: volume("good", claim.SingleNodeWriter)}},
+		{2, &command.DeregisterVolume{Ref: ref("broken")}},
+		{3, &command.RegisterVolume{Volume: volume("late", claim.SingleNodeWriter)}},
+	})
+	if !errors.Is(err, ErrStopped) || l.AppliedIndex() != 0 {
+		t.Fatalf("applied %d: %v", l.AppliedIndex(), err)
+	}
+	if _, err := l.Apply([]Entry{{3, nil}}); !errors.Is(err, ErrStopped) {
+		t.Errorf("the next entry: %v", err)
+	}
+	if _, err := l.Snapshot(); !errors.Is(err, ErrStopped) {
+		t.Errorf("snapshot: %v", err)
+	}
+	if !errors.Is(l.Err(), ErrStopped) {
+		t.Errorf("Err: %v", l.Err())
+	}
+}
+
+// plant writes raw records, as an older version or a fault may have left them.
+func plant(t testing.TB, l *ledger, raw map[string]string) {
+	t.Helper()
+	g, release, err := l.acquire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	batch := g.db.NewWriteBatch()
+	for key, value := range raw {
+		if err := batch.Set([]byte(key), []byte(value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := batch.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	l := filled(t)
+	changed := l.Watch(t.Context(), TopicVolume(ref("v0")))
+	for range 2 {
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-changed
+	if err := l.View(func(*ReadTx) error { return nil }); !errors.Is(err, ErrClosed) {
+		t.Errorf("View: %v", err)
+	}
+	if _, err := l.Apply([]Entry{{99, nil}}); !errors.Is(err, ErrClosed) {
+		t.Errorf("Apply: %v", err)
+	}
+	if _, err := l.Snapshot(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Snapshot: %v", err)
+	}
+	if err := l.Restore(bytes.NewReader(nil)); !errors.Is(err, ErrClosed) {
+		t.Errorf("Restore: %v", err)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	l := filled(t)
+	fired := func(c <-chan struct{}) bool {
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+	for name, row := range map[string]struct {
+		topics  []Topic
+		command command.Command
+		fires   bool
+	}{
+		"a volume":        {[]Topic{TopicVolume(ref("v3"))}, &command.RegisterVolume{Volume: volume("v3", claim.SingleNodeWriter)}, true},
+		"volumes":         {[]Topic{TopicVolumes}, &command.RegisterVolume{Volume: volume("v4", claim.SingleNodeWriter)}, true},
+		"another volume":  {[]Topic{TopicVolume(ref("v3"))}, &command.RegisterVolume{Volume: volume("v2", claim.SingleNodeWriter)}, false},
+		"releasing":       {[]Topic{TopicReleasing}, &command.EndWorkload{Ref: workload("w1")}, true},
+		"a start":         {[]Topic{TopicReleasing}, &command.StartWorkload{Ref: workload("new"), Node: "n", Claims: []claim.Claim{wanted("v0", claim.MultiNodeMultiWriter, claim.Read)}}, false},
+		"any of several":  {[]Topic{TopicDrivers, TopicClaims(ref("v1"))}, &command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v1"), Workload: workload("w0"), To: claim.Freed}}}, true},
+		"the end awaited": {[]Topic{TopicWorkload(workload("w2"))}, &command.EndWorkload{Ref: workload("w2")}, true},
+		"the same again":  {[]Topic{TopicNodes, TopicNode("n"), TopicDrivers}, &command.PutNode{Node: claim.Node{Name: "n", Drivers: map[string]claim.NodeDriver{"hostpath": {ID: "hostpath", Type: claim.Monolith, Healthy: true, Topology: map[string]string{"rack": "1"}, UpdatedAt: now}}}}, false},
+		"a node's driver": {[]Topic{TopicDriver("local")}, &command.PutNode{Node: claim.Node{Name: "m", Drivers: map[string]claim.NodeDriver{"local": {ID: "local", Type: claim.Monolith}}}}, true},
+		"a refusal":       {[]Topic{TopicVolumes, TopicWorkloads}, &command.RegisterVolume{}, false},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := l.Watch(ctx, row.topics...)
+		_, _ = l.do(row.command)
+		if fired(c) != row.fires {
+			t.Errorf("%s: fired is %v", name, !row.fires)
+		}
+		cancel()
+		select {
+		case <-c:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s: not closed when the context ended", name)
+		}
+	}
+	l.watchers.mu.Lock()
+	defer l.watchers.mu.Unlock()
+	if len(l.watchers.waiting) != 0 {
+		t.Errorf("still waiting: %v", l.watchers.waiting)
+	}
+}
