@@ -143,8 +143,8 @@ func TestBackoffGrows(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := f.faulty.Calls("NodeStageVolume")
-	for i, atLeast := range []time.Duration{10, 20, 40, 40} { // half of 20, 40, 80, 80
-		if gap := calls[i+1].Began.Sub(calls[i].Began); gap < atLeast*time.Millisecond {
+	for i, atLeast := range []int64{10, 20, 40, 40} { // half of 20, 40, 80, 80
+		if gap := calls[i+1].Began.Sub(calls[i].Began); gap.Milliseconds() < atLeast {
 			t.Errorf("wait %d was %s, want %dms or more", i+1, gap, atLeast)
 		}
 	}
@@ -327,6 +327,20 @@ func TestDriverRestarts(t *testing.T) {
 	f.faulty.Restart()
 	if err := await(t, 10*time.Second, done); err != nil {
 		t.Fatalf("over a crash: %v", err)
+	}
+}
+
+// TestDriverPanics has a handler panic: the driver lives on, and the call is not
+// made again.
+func TestDriverPanics(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	f.faulty.Script("NodeStageVolume", faultydriver.Panic("index out of range"))
+	err := stage(t.Context(), f)
+	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panic: index out of range; the driver's log says more") {
+		t.Errorf("got %v", err)
+	}
+	if err := stage(t.Context(), f); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -27,7 +27,11 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 			if err != nil {
 				return nil, err
 			}
-			return c.Controller.CreateVolume(ctx, creq)
+			resp, err := c.Controller.CreateVolume(ctx, creq)
+			if err == nil && resp.GetVolume().GetVolumeId() == "" {
+				err = withoutID("CreateVolume")
+			}
+			return resp, err
 		})
 	if err != nil {
 		return storage.CreateResponse{}, err
@@ -39,6 +43,12 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 		Context:            v.GetVolumeContext(),
 		AccessibleTopology: topologies(v.GetAccessibleTopology()),
 	}, nil
+}
+
+// withoutID is the error of an answer that breaks the spec: what was made could
+// never be named again.
+func withoutID(rpc string) error {
+	return status.Errorf(codes.Internal, "the driver answered %s without an id: what it made is known to the driver alone", rpc)
 }
 
 func createRequest(req storage.CreateRequest, caps *driver.Controller) (*csi.CreateVolumeRequest, error) {

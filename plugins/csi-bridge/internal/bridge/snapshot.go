@@ -19,12 +19,16 @@ func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver, req stora
 			if !caps.CreateDeleteSnapshot {
 				return nil, lacks("CREATE_DELETE_SNAPSHOT")
 			}
-			return c.Controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+			resp, err := c.Controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
 				SourceVolumeId: req.Volume.ExternalID,
 				Name:           req.Name,
 				Secrets:        req.Volume.Secrets,
 				Parameters:     req.Parameters,
 			})
+			if err == nil && resp.GetSnapshot().GetSnapshotId() == "" {
+				err = withoutID("CreateSnapshot")
+			}
+			return resp, err
 		})
 	if err != nil {
 		return storage.Snapshot{}, err

@@ -106,7 +106,8 @@ func TestValidateVolume(t *testing.T) {
 			f := setup(t, brisk, tc.config)
 			f.faulty.Always("ValidateVolumeCapabilities", tc.fault)
 			warnings, err := f.bridge.ValidateVolume(t.Context(), f.driver, storage.ValidateRequest{
-				Volume: storage.Volume{Name: "x", ExternalID: "vol-x"}, Capabilities: asked, Parameters: map[string]string{"p": "1"}})
+				Volume: storage.Volume{Name: "x", ExternalID: "vol-x"}, Capabilities: asked, Parameters: map[string]string{"p": "1"},
+			})
 			if status.Code(err) != tc.code {
 				t.Fatalf("got %v, want %s", err, tc.code)
 			}

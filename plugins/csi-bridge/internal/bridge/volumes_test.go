@@ -32,8 +32,10 @@ func TestCreateAndList(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(made, again) {
 		t.Errorf("a repeated create gave %+v, %v; want %+v", again, err, made)
 	}
-	want := storage.CreateResponse{ExternalID: made.ExternalID, Capacity: 1 << 20,
-		Context: map[string]string{"made-by": "faulty"}, AccessibleTopology: []storage.Topology{rack}}
+	want := storage.CreateResponse{
+		ExternalID: made.ExternalID, Capacity: 1 << 20,
+		Context: map[string]string{"made-by": "faulty"}, AccessibleTopology: []storage.Topology{rack},
+	}
 	if !reflect.DeepEqual(made, want) {
 		t.Errorf("got %+v, want %+v", made, want)
 	}
@@ -85,6 +87,20 @@ func TestCreateNeeds(t *testing.T) {
 		code, text, _ := strings.Cut(want, ": ")
 		if status.Code(err).String() != code || !strings.Contains(err.Error(), text) || len(f.faulty.Calls("CreateVolume")) != 0 {
 			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+// TestAnswersWithoutAnID has a driver that breaks the spec.
+func TestAnswersWithoutAnID(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	f.faulty.Always("CreateVolume", faultydriver.Reply(&csi.CreateVolumeResponse{}))
+	f.faulty.Always("CreateSnapshot", faultydriver.Reply(&csi.CreateSnapshotResponse{}))
+	_, err := f.bridge.Create(t.Context(), f.driver, storage.CreateRequest{Name: "db"})
+	_, err2 := f.bridge.CreateSnapshot(t.Context(), f.driver, storage.CreateSnapshotRequest{Name: "s", Volume: f.volume()})
+	for _, err := range []error{err, err2} {
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "without an id") {
+			t.Errorf("got %v", err)
 		}
 	}
 }
@@ -154,7 +170,8 @@ func TestVolumeStats(t *testing.T) {
 		"sick":         {replies: map[string]proto.Message{"NodeGetVolumeHealth": sick}, want: storage.Stats{Usage: usage, Condition: &storage.Condition{Abnormal: true, Message: "DEGRADED: one mirror is away; DATA_LOSS: Scrub"}}},
 		"no condition": {config: without, want: storage.Stats{Usage: usage}},
 		"before 1.13": {config: without, replies: map[string]proto.Message{"NodeGetVolumeStats": old}, want: storage.Stats{
-			Usage: []storage.Usage{{Unit: storage.Bytes, Total: 1}}, Condition: &storage.Condition{Abnormal: true, Message: "the disk fails, says [REDACTED]"}}},
+			Usage: []storage.Usage{{Unit: storage.Bytes, Total: 1}}, Condition: &storage.Condition{Abnormal: true, Message: "the disk fails, says [REDACTED]"},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t, brisk, tc.config)

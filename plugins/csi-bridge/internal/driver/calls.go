@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"path"
 	"slices"
 	"time"
 
@@ -24,14 +23,16 @@ type class struct {
 
 var (
 	ask    = &class{}
-	change = &class{budgeted: true, changes: true, retry: []codes.Code{
-		codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}}
-	read = &class{budgeted: true, retry: change.retry}
+	change = &class{budgeted: true, changes: true, retry: passing}
+	read   = &class{budgeted: true, retry: passing}
 	// For a list Aborted means that starting_token is not valid, which the same
 	// call again cannot mend (CSI spec, "ListVolumes Errors").
-	list = &class{budgeted: true, retry: []codes.Code{
-		codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}}
+	list = &class{budgeted: true, retry: []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}}
 )
+
+// passing are the codes of what passes by itself. Aborted means that an
+// operation on the volume is pending (CSI spec, "Error Scheme").
+var passing = []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}
 
 // RPC is one of CSI's calls with its policy.
 type RPC struct {
@@ -76,9 +77,6 @@ var (
 // no one. The call's effect is then uncertain, and the host, which sees the
 // error at once, repeats or reverses it by its own clock.
 func (r RPC) retries(code codes.Code) bool { return slices.Contains(r.class.retry, code) }
-
-// name is the RPC as the CSI spec writes it, such as NodeStageVolume.
-func (r RPC) name() string { return path.Base(r.method) }
 
 // Timing is the policy's clock. Tests shorten it; nothing else may.
 type Timing struct {

@@ -1,0 +1,98 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+func TestPoolSharesAndForgets(t *testing.T) {
+	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
+	a, releaseA, err := p.Acquire("unix:///run/a/../a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, releaseB, err := p.Acquire("/run/a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a != b {
+		t.Error("two connections for one endpoint")
+	}
+	other, releaseOther, err := p.Acquire("/run/other.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	releaseOther()
+	releaseA()
+	later := time.Now().Add(2 * idleAfter)
+	p.dropIdle(later)
+	if len(p.conns) != 1 || other.State() != connectivity.Shutdown {
+		t.Errorf("%d connections, the unused one is %s", len(p.conns), other.State())
+	}
+	releaseB()
+	p.dropIdle(time.Now()) // not idle for long yet
+	if a.State() == connectivity.Shutdown {
+		t.Error("closed at once after its last use")
+	}
+	p.dropIdle(later)
+	if len(p.conns) != 0 || a.State() != connectivity.Shutdown {
+		t.Error("an idle connection is kept")
+	}
+	if err := errors.Join(p.Close(), p.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := p.Acquire("/run/a.sock"); status.Code(err) != codes.Unavailable {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestNoCallOutsideDo wants the one rule that keeps a deadline on every call.
+func TestNoCallOutsideDo(t *testing.T) {
+	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
+	t.Cleanup(func() { _ = p.Close() })
+	c, release, err := p.Acquire("/run/a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if _, err := c.Identity.Probe(t.Context(), &csi.ProbeRequest{}); status.Code(err) != codes.Internal {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestKeyLock(t *testing.T) {
+	var l keyLock
+	unlock, err := l.lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlockB, err := l.lock(t.Context(), "b") // another key is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.lock(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Errorf("a held lock with a cancelled context: %v", err)
+	}
+	got := make(chan func())
+	go func() {
+		unlock, _ := l.lock(context.Background(), "a")
+		got <- unlock
+	}()
+	unlock()
+	(<-got)()
+	unlockB()
+	if len(l.held) != 0 {
+		t.Errorf("%d keys are remembered", len(l.held))
+	}
+}
