@@ -1,0 +1,126 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Attach makes a volume available on a node and returns the driver's publish
+// context (CSI spec, ControllerPublishVolume). Where the driver has no controller
+// service with PUBLISH_UNPUBLISH_VOLUME there is nothing to do. It may be repeated.
+func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
+	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
+	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		if !attaches(d) {
+			return nil
+		}
+		id, err := c.driverNodeID(d, node)
+		if err != nil {
+			return err
+		}
+		asked, err := c.asked(v, capability, nil)
+		if err != nil {
+			return err
+		}
+		publishContext, err = s.Attach(ctx, d.Ref(), storage.AttachRequest{
+			Volume: asked, NodeID: id, ReadOnly: readerOnly(capability.AccessMode),
+		})
+		return err
+	})
+	return publishContext, err
+}
+
+// NeedsDetach says whether the driver's volumes are attached to nodes at all. It
+// fails where that cannot be told: for a driver that is not on this node, or that
+// has not answered yet.
+func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
+	d, err := c.cfg.Drivers.Get(driverID)
+	if err != nil {
+		return false, err
+	}
+	if fp := d.Fingerprint; !d.Healthy && fp.Provider == "" && fp.Controller == nil && fp.Node == nil {
+		return false, fmt.Errorf("driver %q: %w, so it is not known whether it attaches volumes: %s (see: pannier driver status %s)",
+			driverID, ErrUnhealthy, d.Message, driverID)
+	}
+	return attaches(d), nil
+}
+
+// Detach reverses Attach when the last claim of the volume on the node goes
+// (ControllerUnpublishVolume). stillNeeded tells whether another claim stands
+// there; it is asked while no attach of the volume to the node can come in
+// between. driverNodeID is the driver's own id of the node, from the claim. It
+// may be repeated; called says whether the driver was asked.
+func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNodeID string, stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error) {
+	doing := fmt.Sprintf("detach volume %q from node %q", v.VolumeRef, node)
+	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	needed, err := stillNeeded(ctx)
+	if err != nil {
+		return false, fmt.Errorf("%s: look for other claims on it there: %w", doing, err)
+	}
+	if needed {
+		return false, nil
+	}
+	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
+		return false, err
+	}
+	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		id := driverNodeID
+		if id == "" {
+			if id, err = c.driverNodeID(d, node); err != nil {
+				return err
+			}
+		}
+		asked, err := c.asked(v, storage.Capability{}, nil)
+		if err != nil {
+			return err
+		}
+		called = true
+		return s.Detach(ctx, d.Ref(), asked, id)
+	})
+	return called, err
+}
+
+func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref claim.VolumeRef, node string) (unlock func(), err error) {
+	unlock, err = c.attachments.lock(ctx, attachment{ref, node})
+	if err != nil {
+		return nil, fmt.Errorf("%s: wait for another call on it there: %w", doing, err)
+	}
+	return unlock, nil
+}
+
+// driverNodeID is the driver's own id of a node. It must never be empty: a
+// ControllerUnpublishVolume without one detaches from all nodes.
+func (c *Controllers) driverNodeID(d drivers.Driver, node string) (string, error) {
+	switch n := d.Fingerprint.Node; {
+	case node != c.cfg.Node:
+		return "", fmt.Errorf("the driver's own id of node %q is not known on node %q", node, c.cfg.Node)
+	case n == nil || n.NodeID == "":
+		return "", errors.New("the driver has not told its own id of this node (NodeGetInfo)")
+	default:
+		return n.NodeID, nil
+	}
+}
+
+// attaches says whether the driver needs ControllerPublishVolume.
+func attaches(d drivers.Driver) bool {
+	ctl := d.Fingerprint.Controller
+	return ctl != nil && ctl.AttachDetach
+}
+
+func readerOnly(m storage.AccessMode) bool {
+	return m == storage.SingleNodeReaderOnly || m == storage.MultiNodeReaderOnly
+}

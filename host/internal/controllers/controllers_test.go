@@ -1,0 +1,421 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// plugin is a storage plugin in memory that remembers what it was asked.
+type plugin struct {
+	storage.Client // nil: what a test does not expect panics
+
+	mu       sync.Mutex
+	attached []storage.AttachRequest
+	detached []string
+	created  []storage.CreateRequest
+	volumes  []storage.Volume // of any call
+	deadline time.Time        // of the last call
+	err      error            // what every call answers
+	entered  chan string      // where set: an attach tells that it began, and ends when proceed lets it
+	proceed  chan struct{}
+	leases   int
+}
+
+func (p *plugin) lease(context.Context) (storage.Client, func(), error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leases++
+	return p, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.leases--
+	}, nil
+}
+
+func (p *plugin) begin(ctx context.Context, name string, v storage.Volume) error {
+	if p.entered != nil && name == "attach" {
+		p.entered <- name
+		<-p.proceed
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.volumes = append(p.volumes, v)
+	p.deadline, _ = ctx.Deadline()
+	return p.err
+}
+
+func (p *plugin) Attach(ctx context.Context, _ storage.Driver, req storage.AttachRequest) (map[string]string, error) {
+	err := p.begin(ctx, "attach", req.Volume)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attached = append(p.attached, req)
+	return map[string]string{"device": "/dev/x"}, err
+}
+
+func (p *plugin) Detach(ctx context.Context, _ storage.Driver, v storage.Volume, nodeID string) error {
+	err := p.begin(ctx, "detach", v)
+	p.detached = append(p.detached, nodeID)
+	return err
+}
+
+func (p *plugin) Create(ctx context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+	err := p.begin(ctx, "create", storage.Volume{Secrets: req.Secrets})
+	p.created = append(p.created, req)
+	return storage.CreateResponse{
+		ExternalID: "ext-1", Capacity: 7, Context: map[string]string{"k": "v"},
+		AccessibleTopology: []storage.Topology{{"rack": "r1"}},
+	}, err
+}
+
+func (p *plugin) Delete(ctx context.Context, _ storage.Driver, v storage.Volume) error {
+	return p.begin(ctx, "delete", v)
+}
+
+func (p *plugin) Expand(ctx context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse, error) {
+	return storage.ExpandResponse{Capacity: req.CapacityMin}, p.begin(ctx, "expand", req.Volume)
+}
+
+type registry map[string]drivers.Driver
+
+func (r registry) Get(id string) (drivers.Driver, error) {
+	if d, ok := r[id]; ok {
+		return d, nil
+	}
+	return drivers.Driver{}, drivers.ErrNotFound
+}
+
+func driver(id string, change ...func(d *drivers.Driver)) drivers.Driver {
+	d := drivers.Driver{
+		Spec: drivers.Spec{ID: id, Endpoint: "unix:///" + id}, Healthy: true,
+		Fingerprint: storage.Fingerprint{
+			Healthy: true, Provider: "p",
+			Controller: &storage.ControllerCapabilities{AttachDetach: true, Expand: true, OnlineExpand: true},
+			Node:       &storage.NodeCapabilities{NodeID: "driver-n1"},
+		},
+	}
+	for _, c := range change {
+		c(&d)
+	}
+	return d
+}
+
+var errSecrets = errors.New("sealed with another key")
+
+func open(p *plugin, all ...drivers.Driver) *Controllers {
+	r := registry{}
+	for _, d := range all {
+		r[d.ID] = d
+	}
+	return New(Config{Node: "n1", ClusterID: "c1", Drivers: r, Storage: p.lease, Secrets: func(v claim.Volume) (map[string]string, error) {
+		if string(v.SealedSecrets) == "damaged" {
+			return nil, errSecrets
+		}
+		return map[string]string{"password": "of " + v.ID}, nil
+	}})
+}
+
+var vol = claim.Volume{
+	VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mysql"}, PluginID: "d", ExternalID: "ext-0",
+	Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+	MountOptions: claim.MountOptions{FSType: "ext4", Flags: []string{"noatime"}},
+	Context:      map[string]string{"endpoint": "e"},
+}
+
+var writer = storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
+
+func never(context.Context) (bool, error) { return false, nil }
+
+func TestAttach(t *testing.T) {
+	p := &plugin{}
+	c := open(p, driver("d"))
+	got, err := c.Attach(t.Context(), vol, writer, "n1")
+	if err != nil || got["device"] != "/dev/x" {
+		t.Fatal(got, err)
+	}
+	req := p.attached[0]
+	if req.NodeID != "driver-n1" || req.ReadOnly || req.Volume.ExternalID != "ext-0" || req.Volume.Name != "mysql" ||
+		req.Volume.Secrets["password"] != "of mysql" || req.Volume.Context["endpoint"] != "e" || req.Volume.Capability.AccessMode != storage.SingleNodeWriter {
+		t.Errorf("the driver was asked %+v", req)
+	}
+	if left := time.Until(p.deadline); left < 2*time.Minute || left > callTimeout {
+		t.Errorf("the call has %s", left)
+	}
+	reader := storage.Capability{AccessMode: storage.MultiNodeReaderOnly, AttachmentMode: storage.FileSystem}
+	if _, err := c.Attach(t.Context(), vol, reader, "n1"); err != nil || !p.attached[1].ReadOnly {
+		t.Errorf("an attachment for readers: %+v, %v", p.attached[1], err)
+	}
+	if p.leases != 0 {
+		t.Errorf("%d leases are still held", p.leases)
+	}
+}
+
+func TestAttachOnlyWhereTheDriverNeedsIt(t *testing.T) {
+	for name, change := range map[string]func(d *drivers.Driver){
+		"no controller service":    func(d *drivers.Driver) { d.Fingerprint.Controller = nil },
+		"no PUBLISH_UNPUBLISH":     func(d *drivers.Driver) { d.Fingerprint.Controller.AttachDetach = false },
+		"no node id either, fine ": func(d *drivers.Driver) { d.Fingerprint.Controller, d.Fingerprint.Node = nil, nil },
+	} {
+		p := &plugin{}
+		c := open(p, driver("d", change))
+		if pc, err := c.Attach(t.Context(), vol, writer, "n1"); err != nil || pc != nil || len(p.attached) > 0 {
+			t.Errorf("%s: attach: %v, %v, %v", name, pc, err, p.attached)
+		}
+		called, err := c.Detach(t.Context(), vol, "n1", "driver-n1", never)
+		if err != nil || called || len(p.detached) > 0 {
+			t.Errorf("%s: detach: %v, %v", name, called, err)
+		}
+	}
+}
+
+func TestErrorsNameWhatWasTried(t *testing.T) {
+	sick := driver("sick", func(d *drivers.Driver) { d.Healthy, d.Message = false, "socket is gone" })
+	silent := driver("silent", func(d *drivers.Driver) {
+		d.Healthy, d.Message, d.Fingerprint = false, "no answer yet", storage.Fingerprint{}
+	})
+	nameless := driver("nameless", func(d *drivers.Driver) { d.Fingerprint.Node.NodeID = "" })
+	failing := &plugin{err: status.Error(codes.ResourceExhausted, "no slot is left")}
+	on := func(id string) claim.Volume { v := vol; v.PluginID = id; return v }
+	damaged := on("d")
+	damaged.SealedSecrets = []byte("damaged")
+
+	for name, test := range map[string]struct {
+		volume claim.Volume
+		node   string
+		is     error
+		code   codes.Code
+		says   []string
+	}{
+		"unknown driver":    {volume: on("other"), node: "n1", is: drivers.ErrNotFound, says: []string{`attach volume "mysql"`, `node "n1"`, `driver "other"`}},
+		"unhealthy driver":  {volume: on("sick"), node: "n1", is: ErrUnhealthy, says: []string{`driver "sick"`, "socket is gone", "pannier driver status sick"}},
+		"other node":        {volume: on("d"), node: "n2", says: []string{`node "n2"`, "not known"}},
+		"no node id":        {volume: on("nameless"), node: "n1", says: []string{"NodeGetInfo"}},
+		"secrets":           {volume: damaged, node: "n1", is: errSecrets, says: []string{"open the secrets"}},
+		"the driver's code": {volume: on("d"), node: "n1", code: codes.ResourceExhausted, says: []string{`attach volume "mysql" to node "n1" on driver "d": no slot is left`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &plugin{}
+			if test.code != 0 {
+				p = failing
+			}
+			c := open(p, driver("d"), sick, silent, nameless)
+			_, err := c.Attach(t.Context(), test.volume, writer, test.node)
+			if err == nil || test.is != nil && !errors.Is(err, test.is) {
+				t.Fatalf("got %v, want %v", err, test.is)
+			}
+			if s, ok := status.FromError(err); test.code != 0 && (!ok || s.Code() != test.code) {
+				t.Errorf("code %v, want %v", s.Code(), test.code)
+			}
+			for _, s := range test.says {
+				if !strings.Contains(err.Error(), s) {
+					t.Errorf("%q lacks %q", err, s)
+				}
+			}
+			if strings.Contains(err.Error(), "rpc error") {
+				t.Errorf("%q has gRPC's frame in it", err)
+			}
+		})
+	}
+
+	c := open(&plugin{}, sick, silent)
+	if _, err := c.NeedsDetach("silent"); !errors.Is(err, ErrUnhealthy) {
+		t.Errorf("a driver that never answered: %v", err)
+	}
+	if needs, err := c.NeedsDetach("sick"); err != nil || !needs {
+		t.Errorf("a driver that was healthy before: %v, %v", needs, err)
+	}
+	if _, err := c.NeedsDetach("other"); !errors.Is(err, drivers.ErrNotFound) {
+		t.Errorf("an unknown driver: %v", err)
+	}
+}
+
+func TestDetach(t *testing.T) {
+	p := &plugin{}
+	c := open(p, driver("d"))
+	called, err := c.Detach(t.Context(), vol, "n2", "driver-n2", never)
+	if err != nil || !called || p.detached[0] != "driver-n2" || p.volumes[0].Secrets["password"] == "" {
+		t.Fatal(called, err, p.detached)
+	}
+	// Without its id a node that is not this one must not be detached: an empty
+	// id means all nodes.
+	if called, err := c.Detach(t.Context(), vol, "n2", "", never); err == nil || called {
+		t.Errorf("a node whose id is not known: %v, %v", called, err)
+	}
+	if called, err := c.Detach(t.Context(), vol, "n1", "", never); err != nil || !called || p.detached[1] != "driver-n1" {
+		t.Errorf("this node: %v, %v, %v", called, err, p.detached)
+	}
+	needed := func(context.Context) (bool, error) { return true, nil }
+	if called, err := c.Detach(t.Context(), vol, "n1", "driver-n1", needed); err != nil || called {
+		t.Errorf("another claim stands there: %v, %v", called, err)
+	}
+	lost := errors.New("ledger is closed")
+	if called, err := c.Detach(t.Context(), vol, "n1", "driver-n1", func(context.Context) (bool, error) { return false, lost }); !errors.Is(err, lost) || called {
+		t.Errorf("the claims cannot be read: %v, %v", called, err)
+	}
+	if len(p.detached) != 2 {
+		t.Errorf("the driver was asked to detach from %v", p.detached)
+	}
+}
+
+// While an attach is under way, a detach of the same volume and node neither
+// decides nor calls; one of another node does.
+func TestAttachAndDetachDoNotOverlap(t *testing.T) {
+	p := &plugin{entered: make(chan string), proceed: make(chan struct{})}
+	c := open(p, driver("d"))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := c.Attach(t.Context(), vol, writer, "n1"); err != nil {
+			t.Error(err)
+		}
+	})
+	<-p.entered
+	wg.Go(func() {
+		called, err := c.Detach(t.Context(), vol, "n1", "driver-n1", func(context.Context) (bool, error) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if len(p.attached) != 1 {
+				t.Error("it was decided while an attach was under way")
+			}
+			return true, nil
+		})
+		if called || err != nil {
+			t.Error(called, err)
+		}
+	})
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		c.attachments.mu.Lock()
+		users := c.attachments.held[attachment{vol.VolumeRef, "n1"}].users
+		c.attachments.mu.Unlock()
+		if users == 2 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the detach does not wait")
+		}
+	}
+	if called, err := c.Detach(t.Context(), vol, "n2", "driver-n2", never); !called || err != nil {
+		t.Error(called, err)
+	}
+	p.proceed <- struct{}{}
+	wg.Wait()
+}
+
+func TestWaitingEndsWithTheCaller(t *testing.T) {
+	p := &plugin{entered: make(chan string), proceed: make(chan struct{})}
+	c := open(p, driver("d"))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.Attach(t.Context(), vol, writer, "n1") })
+	<-p.entered
+	gone := errors.New("the caller is gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	if _, err := c.Detach(ctx, vol, "n1", "driver-n1", never); !errors.Is(err, gone) {
+		t.Error(err)
+	}
+	p.proceed <- struct{}{}
+
+	unlock, err := c.Exclusive(t.Context(), vol.VolumeRef)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Exclusive(ctx, vol.VolumeRef); !errors.Is(err, gone) {
+		t.Error(err)
+	}
+	unlock()
+	unlock, err = c.Exclusive(t.Context(), vol.VolumeRef)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if n := len(c.volumes.held); n != 0 {
+		t.Errorf("%d locks are left behind", n)
+	}
+}
+
+func TestCreate(t *testing.T) {
+	p := &plugin{}
+	c := open(p, driver("d"))
+	want := vol
+	want.ExternalID, want.CapacityMin, want.CapacityMax, want.Parameters = "", 5, 9, map[string]string{"sku": "x"}
+	made, err := c.Create(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made.ExternalID != "ext-1" || made.Capacity != 7 || made.Context["k"] != "v" || made.Topologies[0].Segments["rack"] != "r1" || made.ID != "mysql" {
+		t.Errorf("got %+v", made)
+	}
+	req := p.created[0]
+	if req.CapacityMin != 5 || req.CapacityMax != 9 || req.Parameters["sku"] != "x" || req.Secrets["password"] == "" ||
+		req.Capabilities[0].FSType != "ext4" || req.Capabilities[0].MountFlags[0] != "noatime" {
+		t.Errorf("the driver was asked %+v", req)
+	}
+	if _, err := c.Create(t.Context(), want); err != nil || p.created[1].Name != req.Name {
+		t.Errorf("a repeated create has the name %q after %q, %v", p.created[1].Name, req.Name, err)
+	}
+}
+
+func TestDriverName(t *testing.T) {
+	long := strings.Repeat("x", claim.MaxID)
+	seen := map[string]bool{}
+	for _, parts := range [][]string{
+		{"c1", "volume", "a-b", "c"},
+		{"c1", "volume", "a", "b-c"},
+		{"c1", "snapshot", "a", "b-c"},
+		{"c2", "volume", "a", "b-c"},
+		{"c1", "volume", long, long},
+		{"c1", "volume", long, long + "y"},
+	} {
+		name := driverName(parts[0], parts[1], parts[2:]...)
+		if seen[name] || len(name) > maxName || name != driverName(parts[0], parts[1], parts[2:]...) {
+			t.Errorf("%v: %q (%d bytes)", parts, name, len(name))
+		}
+		seen[name] = true
+	}
+	if name := driverName("c1", "volume", "default", "mysql"); !strings.HasPrefix(name, "default-mysql-") {
+		t.Errorf("%q cannot be recognised", name)
+	}
+}
+
+func TestExpandOffline(t *testing.T) {
+	p := &plugin{}
+	c := open(p, driver("d", func(d *drivers.Driver) { d.Fingerprint.Controller.OnlineExpand = false }))
+	if _, err := c.Expand(t.Context(), vol, 10, 0, true); !errors.Is(err, ErrOffline) {
+		t.Errorf("in use: %v", err)
+	}
+	if r, err := c.Expand(t.Context(), vol, 10, 0, false); err != nil || r.Capacity != 10 {
+		t.Errorf("not in use: %+v, %v", r, err)
+	}
+	used := vol
+	used.AccessMode, used.AttachmentMode = claim.SingleNodeWriter, claim.BlockDevice
+	c = open(p, driver("d"))
+	if _, err := c.Expand(t.Context(), used, 10, 0, true); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.volumes[len(p.volumes)-1].Capability; got.AttachmentMode != storage.BlockDevice || got.FSType != "" {
+		t.Errorf("the driver was told it is in use as %+v", got)
+	}
+}
+
+func TestSecretsOfTheRequestReplaceTheStored(t *testing.T) {
+	p := &plugin{}
+	c := open(p, driver("d"))
+	damaged := vol
+	damaged.SealedSecrets = []byte("damaged")
+	if err := c.Delete(t.Context(), damaged, map[string]string{"password": "new"}); err != nil || p.volumes[0].Secrets["password"] != "new" {
+		t.Errorf("%v, %v", p.volumes, err)
+	}
+	if err := c.Delete(t.Context(), damaged, nil); !errors.Is(err, errSecrets) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,21 @@
+// Package controllers is the one place where the controller side of a CSI driver
+// is picked, checked and called: by the workloads' attach step, by the leader's
+// release of claims, and by the API. On one host the controller is that of this
+// node's driver.
+//
+// What must stay true:
+//
+//   - An attach and a detach of one volume on one node never overlap, and a
+//     detach is decided while no attach can come in between.
+//   - A driver that is unknown or unhealthy is an error at once: whoever can
+//     wait, waits elsewhere.
+//   - A volume's secrets are opened for one call and kept nowhere.
+//   - A driver's error keeps its gRPC code (status.FromError) under all that is
+//     said around it.
+//
+// The two calls of the node side that an API request makes, expansion and usage
+// of what is mounted here, go the same way (node.go).
+//
+// It imports cluster/claim, host/internal/drivers and sdk/storage; it knows
+// neither go-plugin nor raft, and reads no ledger.
+package controllers
