@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 		case "a-csi-driver":
 			driverMain(os.Args[2:])
 		case "a-host":
-			hostMain(os.Args[2])
+			hostMain(os.Args[2], os.Args[3])
 		}
 	}
 	goleak.VerifyTestMain(m)
@@ -330,18 +330,21 @@ func (h *host) kinds() []string {
 	return all
 }
 
+// mustHaveHappened waits for events in this order; an event follows its change.
 func (h *host) mustHaveHappened(kinds ...string) {
 	h.t.Helper()
-	got := h.kinds()
+	ctx, cancel := context.WithTimeout(h.t.Context(), 5*time.Second)
+	defer cancel()
 	next := 0
-	for _, kind := range got {
-		if next < len(kinds) && kind == kinds[next] {
+	for e := range h.bus.Subscribe(ctx, 1000) {
+		if e.Type == kinds[next] {
 			next++
 		}
+		if next == len(kinds) {
+			return
+		}
 	}
-	if next < len(kinds) {
-		h.t.Errorf("want events %v in this order, got %v", kinds, got)
-	}
+	h.t.Errorf("want events %v in this order, got %v", kinds, h.kinds())
 }
 
 func (h *host) mustNotHaveHappened(kind string) {

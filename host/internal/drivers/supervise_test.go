@@ -1,7 +1,6 @@
 package drivers
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/process"
@@ -34,7 +34,8 @@ func TestSupervisedDriverIsStartedAgain(t *testing.T) {
 	if second.Restarts != 1 || !alive(second.PID) {
 		t.Errorf("got %+v", second)
 	}
-	h.mustHaveHappened("started", "healthy", "exited", "unhealthy", "started", "healthy")
+	h.mustHaveHappened("started", "healthy", "exited", "started", "healthy")
+	h.mustHaveHappened("healthy", "unhealthy", "healthy")
 	if got := h.happened("exited"); len(got) != 1 || !strings.Contains(got[0], "signal: killed") {
 		t.Errorf("got %v", got)
 	}
@@ -56,6 +57,7 @@ func TestNextHostFindsTheDriver(t *testing.T) {
 	if err := h.Close(false); err != nil || !alive(pid) {
 		t.Fatalf("close: %v; the process is alive: %v", err, alive(pid))
 	}
+	goleak.VerifyNone(t)
 	again := open(t, dataDir, supervised("a"))
 	if d := again.healthy("a"); d.PID != pid || d.Restarts != 0 {
 		t.Errorf("got %+v, want process %d", d, pid)
@@ -69,13 +71,17 @@ func TestNextHostFindsTheDriver(t *testing.T) {
 }
 
 // hostMain is a host that runs a driver and prints its pid once it is healthy.
-func hostMain(dataDir string) {
+func hostMain(dataDir, spec string) {
+	var declared Spec
+	if err := json.Unmarshal([]byte(spec), &declared); err != nil {
+		panic(err)
+	}
 	r := New(Config{
 		DataDir: dataDir, Logger: hclog.NewNullLogger(), Events: events.New(0), Storage: newBridge().lease,
 		DieWithHost: strings.HasSuffix(dataDir, "-dies"),
 	})
 	r.timing = testTiming
-	if err := r.Open(context.Background(), []Spec{supervised("a")}); err != nil {
+	if err := r.Open(context.Background(), []Spec{declared}); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -89,29 +95,46 @@ func hostMain(dataDir string) {
 	}
 }
 
-// crashHost runs a host in a process of its own until its driver is healthy, and
-// kills it.
-func crashHost(t *testing.T, dataDir string) (pid int) {
+// hostProcess runs hostMain in a process of its own.
+func hostProcess(t *testing.T, dataDir string, spec Spec) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "a-host", dataDir)
-	out, err := cmd.StdoutPipe()
+	text, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd := exec.Command(self, "a-host", dataDir, string(text))
+	out, err := os.Create(filepath.Join(shortDir(t), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	lines := bufio.NewReader(out)
-	line, _ := lines.ReadString('\n')
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return cmd
+}
+
+// crashHost runs a host until its driver is healthy, and kills it.
+func crashHost(t *testing.T, dataDir string) (pid int) {
+	t.Helper()
+	cmd := hostProcess(t, dataDir, supervised("a"))
+	for deadline := time.Now().Add(15 * time.Second); pid == 0; time.Sleep(time.Millisecond) {
+		said, _ := os.ReadFile(cmd.Stdout.(*os.File).Name())
+		if strings.HasSuffix(string(said), "\n") {
+			fmt.Sscan(string(said), &pid)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the host said %q", said)
+		}
+	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	if _, err := fmt.Sscan(line, &pid); err != nil {
-		t.Fatalf("the host said %q", line)
-	}
 	t.Cleanup(func() {
 		if t.Failed() && alive(pid) {
 			syscall.Kill(pid, syscall.SIGKILL)
@@ -174,6 +197,21 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	if err != nil || rec.Launch == nil || rec.Launch.Process != proc.Ref() {
 		t.Errorf("recorded %+v, %v", rec.Launch, err)
 	}
+}
+
+// A driver that kills its host as its first act: the host has no time to record
+// that it runs.
+func TestProcessOfAHostKilledDuringTheStartIsFound(t *testing.T) {
+	dataDir := shortDir(t)
+	spec := supervised("a")
+	driver := spec.Command
+	spec.Command = append([]string{"/bin/sh", "-c", `[ "$PPID" = "$0" ] || kill -9 "$PPID"; exec "$@"`, fmt.Sprint(os.Getpid())}, driver...)
+	hostProcess(t, dataDir, spec).Wait()
+
+	h := open(t, dataDir, spec)
+	h.healthy("a")
+	h.mustHaveHappened("found", "healthy")
+	h.mustNotHaveHappened("started")
 }
 
 func TestChangedCommandRestartsTheDriver(t *testing.T) {
