@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/test/testhost"
+)
+
+func TestCreateIsRepeatable(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		first := externalID(t, h, "data")
+		volume(h, d, "data", "single-node-writer", "")
+		if again := externalID(t, h, "data"); again != first {
+			t.Errorf("a repeated create made %q beside %q", again, first)
+		}
+		h.Run("volume", "deregister", "data")
+		h.Run("volume", "register", h.Write("again.hcl", volumeSpec(d, "data", "single-node-writer", "file-system", `external_id = "`+first+`"`)))
+		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "true")
+		h.Run("volume", "delete", "data")
+		h.Refused(3, []string{"data"}, "volume", "delete", "data")
+	})
+}
+
+func TestRegisterAsksTheDriver(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		spec := h.Write("v.hcl", volumeSpec(d, "v", "single-node-writer", "file-system", `external_id = "there-is-none"`))
+		r := h.Try("volume", "register", spec)
+		if r.Code == 0 || !strings.Contains(r.Stderr, "there-is-none") || !strings.Contains(r.Stderr, d.id) {
+			t.Errorf("a volume that the driver does not know gave exit code %d: %s", r.Code, r.Stderr)
+		}
+		h.Refused(3, []string{`"v"`}, "volume", "status", "v")
+	})
+}
+
+func TestSnapshotAndClone(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "sh", "-c", "echo one > "+h.Path("mnt")+"/file")
+		var snap struct {
+			SnapshotID string `json:"snapshotId"`
+		}
+		if err := json.Unmarshal([]byte(h.Run("volume", "snapshot", "create", "-o", "json", "data", "snap")), &snap); err != nil {
+			t.Fatal(err)
+		}
+		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "sh", "-c", "echo two > "+h.Path("mnt")+"/file")
+		volume(h, d, "restored", "single-node-writer", `snapshot_id = "`+snap.SnapshotID+`"`)
+		volume(h, d, "cloned", "single-node-writer", `clone_id = "`+externalID(t, h, "data")+`"`)
+		for source, want := range map[string]string{"restored": "one\n", "cloned": "two\n"} {
+			if got := h.Run("workload", "run", workload(h, "r", source, ""), "--", "cat", h.Path("mnt")+"/file"); got != want {
+				t.Errorf("the %s volume holds %q, want %q", source, got, want)
+			}
+		}
+		if got := h.Run("volume", "snapshot", "list", "-driver", d.id); !strings.Contains(got, snap.SnapshotID) {
+			t.Errorf("the snapshot is not listed:\n%s", got)
+		}
+		h.Run("volume", "snapshot", "delete", d.id, snap.SnapshotID)
+		for _, id := range []string{"restored", "cloned", "data"} {
+			h.Run("volume", "delete", id)
+		}
+		h.NothingInUse()
+	})
+}
+
+func TestExpandOnline(t *testing.T) {
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	spec := workload(h, "w", "data", "")
+	target := field(t, h.Run("workload", "start", "-o", "docker", spec), "source=")
+	fill := []byte(strings.Repeat("x", 1<<20))
+	f, err := os.Create(target + "/fill")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	full := 0
+	for ; full < 128; full++ {
+		if _, err := f.Write(fill); err != nil {
+			break
+		}
+	}
+	if full >= 64 {
+		t.Fatalf("%d MiB were written into a volume of 64", full)
+	}
+	h.Refused(1, nil, "volume", "expand", "data", "32MiB")
+	h.Run("volume", "expand", "data", "128MiB")
+	if _, err := f.Write(fill); err != nil {
+		t.Errorf("after the expansion: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := h.Run("volume", "status", "data"); !strings.Contains(got, "128") {
+		t.Errorf("the status does not tell the new size:\n%s", got)
+	}
+	h.Run("workload", "stop", "w")
+	h.NothingInUse()
+}
+
+func TestSecretsAreNeverShown(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		password := h.Write("password", "from-a-file-7Yq\n")
+		volume(h, d, "data", "single-node-writer", `
+secrets      { username = "in-the-spec-3Kw" }
+secrets_from { password = "file://`+password+`" }
+`)
+		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "true")
+		shown := h.Run("volume", "status", "data") + h.Run("volume", "status", "-o", "json", "data") +
+			h.Run("events", "-recent", "1000") + h.LogTail()
+		raw, err := os.ReadFile(h.Path("agent.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, secret := range []string{"in-the-spec-3Kw", "from-a-file-7Yq"} {
+			if strings.Contains(shown+string(raw), secret) {
+				t.Errorf("the secret %q is shown", secret)
+			}
+		}
+		if !strings.Contains(shown, "[REDACTED]") {
+			t.Error("nothing says that there are secrets")
+		}
+	})
+}
+
+func externalID(t *testing.T, h *testhost.Host, id string) string {
+	t.Helper()
+	var v struct {
+		Volume struct {
+			Spec struct {
+				ExternalID string `json:"externalId"`
+			} `json:"spec"`
+		} `json:"volume"`
+	}
+	out := h.Run("volume", "status", "-o", "json", id)
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		t.Fatalf("read %q: %v", out, err)
+	}
+	if v.Volume.Spec.ExternalID == "" {
+		t.Fatalf("no external id in %s", out)
+	}
+	return v.Volume.Spec.ExternalID
+}
