@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,63 +14,15 @@ import (
 // drivers may mount.
 var ErrOutside = errors.New("the path is outside the drivers' folders")
 
+// ErrHoldsData is returned by Remove for what is not empty.
+var ErrHoldsData = errors.New("it is not empty and is left alone")
+
 // Make makes the directory and its parents below the driver's folder, 0700. A
-// link in between that leads out of the folder is an error.
+// link on the way is an error, wherever it leads.
 func (l Layout) Make(driver, path string) error {
-	return l.below(driver, path, func(root *os.Root, rel string) error {
-		if err := root.MkdirAll(rel, 0o700); err != nil {
-			return err
-		}
-		return noLink(root, rel)
-	})
-}
-
-// noLink makes sure that rel is a real directory: MkdirAll takes a link to one.
-func noLink(root *os.Root, rel string) error {
-	for p := rel; p != "."; p = filepath.Dir(p) {
-		info, err := root.Lstat(p)
-		if err != nil {
-			return err
-		}
-		if !info.IsDir() {
-			return fmt.Errorf("%s is %s, not a directory", p, info.Mode().Type())
-		}
-	}
-	return nil
-}
-
-// Remove removes the directory or the file of a block device at path, where it
-// is empty, and the parents that are empty then. What holds anything stays.
-func (l Layout) Remove(driver, path string) error {
-	return l.below(driver, path, func(root *os.Root, rel string) error {
-		for p := rel; p != stagingDir && p != workloadDir && p != "."; p = filepath.Dir(p) {
-			if info, err := root.Lstat(p); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
-				return fmt.Errorf("%s holds %d bytes and is left alone", p, info.Size())
-			}
-			err := root.Remove(p)
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-			case errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, fs.ErrExist):
-				if p == rel {
-					return fmt.Errorf("%s is not empty and is left alone", p)
-				}
-				return nil
-			case err != nil:
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-func (l Layout) below(driver, path string, do func(root *os.Root, rel string) error) error {
-	if !l.ours(path) {
-		return fmt.Errorf("%s: %w", path, ErrOutside)
-	}
-	dir := l.Driver(driver)
-	rel, err := filepath.Rel(dir, path)
-	if err != nil || !filepath.IsLocal(rel) {
-		return fmt.Errorf("%s: %w", path, ErrOutside)
+	dir, rel, err := l.split(driver, path)
+	if err != nil {
+		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -81,7 +32,93 @@ func (l Layout) below(driver, path string, do func(root *os.Root, rel string) er
 		return err
 	}
 	defer root.Close()
-	return do(root, rel)
+	// Remove may take a parent away that is empty for a moment: make it again. The
+	// bound is for a path that can never be made.
+	for range 100 {
+		if err = root.MkdirAll(rel, 0o700); err == nil {
+			err = noLink(root, rel)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return err
+}
+
+// noLink makes sure that rel and all above it are real directories.
+func noLink(root *os.Root, rel string) error {
+	for end := range len(rel) + 1 {
+		if end < len(rel) && rel[end] != filepath.Separator {
+			continue
+		}
+		info, err := root.Lstat(rel[:end])
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			return fmt.Errorf("%s is %s, not a directory", rel[:end], kind(info.Mode()))
+		}
+	}
+	return nil
+}
+
+func kind(m fs.FileMode) string {
+	switch {
+	case m.IsRegular():
+		return "a file"
+	case m&fs.ModeSymlink != 0:
+		return "a link"
+	default:
+		return "a special file"
+	}
+}
+
+// Remove removes the directory at path, or the file that stood for a block
+// device, where it is empty, and the parents that are empty then. What holds
+// anything stays, with ErrHoldsData where that is path itself.
+func (l Layout) Remove(driver, path string) error {
+	dir, rel, err := l.split(driver, path)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := noLink(root, filepath.Dir(rel)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for p := rel; p != stagingDir && p != workloadDir; p = filepath.Dir(p) {
+		if info, err := root.Lstat(p); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+			return fmt.Errorf("%s: %w (%d bytes)", path, ErrHoldsData, info.Size())
+		}
+		err := root.Remove(p)
+		switch {
+		case err == nil, errors.Is(err, fs.ErrNotExist):
+		case !errors.Is(err, fs.ErrExist): // which ENOTEMPTY is, too
+			return err
+		case p == rel:
+			return fmt.Errorf("%s: %w", path, ErrHoldsData)
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// split cuts a path where the driver may mount into the driver's folder and the
+// rest.
+func (l Layout) split(driver, path string) (dir, rel string, err error) {
+	dir = l.Driver(driver)
+	rel, err = filepath.Rel(dir, path)
+	if err != nil || !l.ours(path) || !filepath.IsLocal(rel) || !isBase(rel) {
+		return "", "", fmt.Errorf("%s: %w", path, ErrOutside)
+	}
+	return dir, rel, nil
 }
 
 // Unmount takes away every mount on path. It is for mounts that a driver said it

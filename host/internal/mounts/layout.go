@@ -1,6 +1,9 @@
 package mounts
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"path/filepath"
 	"strings"
 
@@ -10,8 +13,24 @@ import (
 // Layout names the paths below <data_dir>/csi. A driver in a container sees its
 // own folder elsewhere; the driver's registry translates.
 type Layout struct {
-	// Dir is <data_dir>/csi.
+	// Dir is <data_dir>/csi: absolute, clean and with no link on the way to it, or
+	// the mount table would name what is mounted there otherwise (see Check).
 	Dir string
+}
+
+// Check makes sure that Dir is what it must be.
+func (l Layout) Check() error {
+	real, err := filepath.EvalSymlinks(l.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("resolve the folder of volumes: %w", err)
+	}
+	if real != l.Dir || !filepath.IsAbs(real) {
+		return fmt.Errorf("the folder of volumes, %s, is really %s: data_dir must be absolute, without links", l.Dir, real)
+	}
+	return nil
 }
 
 // Usage is one way of using a volume on a node, and the name of a directory:
@@ -84,6 +103,13 @@ func (l Layout) ours(path string) bool {
 	if err != nil || !filepath.IsLocal(rel) {
 		return false
 	}
-	parts := strings.Split(rel, string(filepath.Separator))
-	return len(parts) > 2 && (parts[1] == stagingDir || parts[1] == workloadDir)
+	_, rest, _ := strings.Cut(rel, "/")
+	return isBase(rest)
+}
+
+// isBase says whether a path in a driver's folder is below one of the two that
+// it may mount into.
+func isBase(rel string) bool {
+	first, rest, _ := strings.Cut(rel, "/")
+	return (first == stagingDir || first == workloadDir) && rest != ""
 }
