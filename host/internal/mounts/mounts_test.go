@@ -92,6 +92,11 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 	if second.Source != "second" || !second.ReadOnly || second.Same(*first) {
 		t.Errorf("the mount on top is %+v", second)
 	}
+	// The mount would allow writing, the file system below it does not.
+	must(t, unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
+	if second, err = At(path); err != nil || !second.ReadOnly {
+		t.Errorf("a read-only file system is %+v, %v", second, err)
+	}
 
 	below, err := Below(l.Dir)
 	must(t, err)
@@ -221,7 +226,7 @@ func TestOnlyDriversFoldersAreTouched(t *testing.T) {
 
 // A driver in a container can put links into its folder; they lead nowhere.
 func TestLinksAreRefused(t *testing.T) {
-	for name, to := range map[string]string{"out, absolute": "", "out, relative": "../../../../out", "inside": "../../../inside"} {
+	for name, to := range map[string]string{"out, absolute": "", "out, relative": "../../../../out", "inside": "../../inside"} {
 		t.Run(name, func(t *testing.T) {
 			base := real(t, t.TempDir())
 			l := Layout{Dir: filepath.Join(base, "csi")}
