@@ -35,11 +35,11 @@ func (l Layout) Make(driver, path string) error {
 	// Remove may take a parent away that is empty for a moment: make it again. The
 	// bound is for a path that can never be made.
 	for range 100 {
-		if err = root.MkdirAll(rel, 0o700); err == nil {
-			err = noLink(root, rel)
+		if err = noLink(root, rel); !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			break
+		if err = root.MkdirAll(rel, 0o700); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
 	return err
