@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -59,7 +61,7 @@ func newRigIn(t *testing.T, dir, data string) *rig {
 	r := &rig{
 		t:    t,
 		ctx:  t.Context(),
-		bin:  testbin.Build(t, "plugins/csi-local"),
+		bin:  driverBinary(t),
 		dir:  dir,
 		data: data,
 		sock: filepath.Join(dir, "csi.sock"),
@@ -76,6 +78,21 @@ func newRigIn(t *testing.T, dir, data string) *rig {
 	return r
 }
 
+var binary struct {
+	once sync.Once
+	path string
+}
+
+// driverBinary builds the driver once for all tests.
+func driverBinary(t *testing.T) string {
+	t.Helper()
+	binary.once.Do(func() { binary.path = testbin.Build(t, "plugins/csi-local") })
+	if binary.path == "" {
+		t.Fatal("the driver does not build")
+	}
+	return binary.path
+}
+
 // start runs the driver and waits until it answers.
 func (r *rig) start() {
 	r.t.Helper()
@@ -88,11 +105,10 @@ func (r *rig) start() {
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must(r.t, r.cmd.Start())
 	r.connect()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	if _, err := r.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true)); err != nil {
-		r.t.Fatalf("the driver does not answer: %v\n%s", err, r.log.tail(4000))
-	}
+	eventually(r.t, "the driver answers", func() bool {
+		_, err := r.Probe(context.Background(), &csi.ProbeRequest{})
+		return err == nil
+	})
 }
 
 func (r *rig) connect() {
@@ -100,7 +116,11 @@ func (r *rig) connect() {
 		r.conn.Close()
 	}
 	// A fresh connection: the old one may be in its back-off.
-	conn, err := grpc.NewClient("unix:"+r.sock, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+r.sock,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
+		}))
 	must(r.t, err)
 	r.conn = conn
 	r.IdentityClient = csi.NewIdentityClient(conn)
@@ -284,6 +304,7 @@ func loopsBelow(dir string) []string {
 // cleanUp takes away all mounts below dir and all loop devices of files below
 // it, whatever state a test was in.
 func cleanUp(t testing.TB, dir string) {
+	loops := loopsBelow(dir) // first: their paths change when their disk is unmounted
 	mounts := mountsBelow(t, dir)
 	for i := len(mounts) - 1; i >= 0; i-- {
 		thaw(mounts[i])
@@ -291,8 +312,12 @@ func cleanUp(t testing.TB, dir string) {
 			t.Errorf("clean up %s: %v", mounts[i].Mountpoint, err)
 		}
 	}
-	for _, dev := range loopsBelow(dir) {
-		path, _, _ := strings.Cut(dev, " ")
+	for _, dev := range loops {
+		path, file, _ := strings.Cut(dev, " ")
+		now, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(path), "loop/backing_file"))
+		if err != nil || filepath.Base(strings.TrimSpace(string(now))) != filepath.Base(file) {
+			continue // went away with its mount
+		}
 		if out, err := exec.Command("losetup", "-d", path).CombinedOutput(); err != nil {
 			t.Logf("clean up %s: %v: %s", dev, err, out)
 		}

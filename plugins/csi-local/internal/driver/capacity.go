@@ -17,8 +17,9 @@ const (
 type disk struct{ total, available int64 }
 
 // chooseCapacity picks a size in the range: at least what is required and at
-// least minimum (of the file system, or of the source). The error is a status.
-func chooseCapacity(r *csi.CapacityRange, minimum int64) (int64, error) {
+// least minimum (of the file system, or of the source); fallback, or what of it
+// is within the limit, where nothing is required. The error is a status.
+func chooseCapacity(r *csi.CapacityRange, minimum, fallback int64) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
 	case required < 0 || limit < 0:
@@ -29,8 +30,8 @@ func chooseCapacity(r *csi.CapacityRange, minimum int64) (int64, error) {
 		return 0, status.Errorf(codes.OutOfRange, "capacity_range requires %d bytes, more than any disk has", required)
 	}
 	size := required
-	if size == 0 && minimum < defaultCapacity {
-		size = defaultCapacity
+	if size == 0 {
+		size = fallback
 		if limit > 0 {
 			size = min(size, limit/granule*granule)
 		}

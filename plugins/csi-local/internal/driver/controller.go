@@ -147,7 +147,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerEx
 	if err != nil {
 		return nil, err
 	}
-	capacity, err := chooseCapacity(req.GetCapacityRange(), v.Capacity)
+	capacity, err := chooseCapacity(req.GetCapacityRange(), v.Capacity, v.Capacity)
 	if err != nil {
 		return nil, err
 	}

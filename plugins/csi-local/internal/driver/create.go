@@ -33,7 +33,7 @@ type wanted struct {
 	store.Volume
 	mount         bool // it is to have a file system
 	capacityRange *csi.CapacityRange
-	minimum       int64 // bytes
+	source        int64 // size of the source in bytes; 0: none
 	fill          func(ctx context.Context, image *os.File) error
 }
 
@@ -82,7 +82,8 @@ func (d *Driver) create(ctx context.Context, w *wanted) error {
 		}
 	}
 	var err error
-	if w.Capacity, err = chooseCapacity(w.capacityRange, max(w.minimum, filesystem.MinSize(w.FSType))); err != nil {
+	minimum := max(w.source, filesystem.MinSize(w.FSType))
+	if w.Capacity, err = chooseCapacity(w.capacityRange, minimum, cmp.Or(w.source, defaultCapacity)); err != nil {
 		return err
 	}
 	k, err := d.disk()
@@ -105,14 +106,14 @@ func (d *Driver) openSource(w *wanted) error {
 		if err != nil {
 			return err
 		}
-		fsType, formatting, w.minimum = snap.FSType, snap.Formatting, snap.Size
+		fsType, formatting, w.source = snap.FSType, snap.Formatting, snap.Size
 		w.fill = d.fillFromSnapshot(snap)
 	case w.Source.VolumeID != "":
 		v, err := d.presentVolume(w.Source.VolumeID)
 		if err != nil {
 			return err
 		}
-		fsType, formatting, w.minimum = v.FSType, v.Formatting, v.Capacity
+		fsType, formatting, w.source = v.FSType, v.Formatting, v.Capacity
 		w.fill = d.fillFromVolume(v)
 	default:
 		w.fill = func(context.Context, *os.File) error { return nil }

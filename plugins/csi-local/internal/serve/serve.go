@@ -19,8 +19,10 @@ import (
 var ErrInUse = errors.New("another process serves this socket")
 
 const (
-	// dialWait bounds the question whether somebody answers on a socket.
-	dialWait = 2 * time.Second
+	// answerWait is for how long a socket must accept connections to be in use:
+	// a process that was killed may leave it, for a moment, to a child that it
+	// was just about to start.
+	answerWait = time.Second
 	// stopWait is how long calls in flight may go on after the server is told
 	// to stop; then their contexts are cancelled.
 	stopWait = 10 * time.Second
@@ -88,15 +90,27 @@ func removeStale(ctx context.Context, path string) error {
 
 // Answers fails with ErrInUse when a process accepts connections on path.
 func Answers(ctx context.Context, path string) error {
-	d := net.Dialer{Timeout: dialWait}
-	conn, err := d.DialContext(ctx, "unix", path)
-	switch {
-	case err == nil:
-		return errors.Join(fmt.Errorf("%s: %w: stop it or choose another endpoint", path, ErrInUse), conn.Close())
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
-		return nil // nobody is behind it
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(answerWait); ; {
+		d := net.Dialer{Deadline: deadline}
+		conn, err := d.DialContext(ctx, "unix", path)
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
+			return nil // nobody is behind it
+		case err == nil:
+			conn.Close()
+		case !errors.Is(err, syscall.EAGAIN): // its queue is full
+			return fmt.Errorf("ask who serves %s: %w", path, err)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: %w: stop it or choose another endpoint", path, ErrInUse)
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
 	}
-	return fmt.Errorf("ask who serves %s: %w", path, err)
 }
 
 // Run serves what register adds until ctx ends, and returns when the last call

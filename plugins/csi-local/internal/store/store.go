@@ -20,7 +20,7 @@ var (
 
 // lockWait is how long Open waits for a predecessor's lock: a driver that was
 // killed leaves it to the programs that it had started, until they are gone.
-const lockWait = 5 * time.Second
+const lockWait = 3 * time.Second
 
 // Store is an open data directory. Its methods may be called from many
 // goroutines, but the caller keeps two changes of one id apart.
