@@ -1,8 +1,14 @@
 package cluster_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,9 +89,199 @@ func TestLifeOfAClaim(t *testing.T) {
 	}
 }
 
-func TestStartIsQuick(t *testing.T) {
+func TestOneOfManyWins(t *testing.T) {
 	s := clustertest.Start(t)
-	begin := time.Now()
+	v := volume("mysql")
+	if _, err := s.RegisterVolume(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+	var won atomic.Int32
+	var callers sync.WaitGroup
+	for i := range 64 {
+		callers.Go(func() {
+			_, err := s.StartWorkload(t.Context(), workload(fmt.Sprint("w", i)), "a", []claim.Claim{want(v, claim.Write)})
+			var refusal *claim.Refusal
+			switch {
+			case err == nil:
+				won.Add(1)
+			case !errors.As(err, &refusal) || len(refusal.Holders) != 1:
+				t.Errorf("caller %d: %v", i, err)
+			}
+		})
+	}
+	callers.Wait()
+	if won.Load() != 1 {
+		t.Errorf("%d callers have an exclusive claim", won.Load())
+	}
+}
+
+// TestSnapshotAndRestart restarts from the ledger's own files, and from raft's
+// snapshot and log without them.
+func TestSnapshotAndRestart(t *testing.T) {
+	dir := t.TempDir()
+	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
+	register := func(id string) {
+		t.Helper()
+		if _, err := s.RegisterVolume(t.Context(), volume(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(want ...string) {
+		t.Helper()
+		var got []string
+		err := s.Read(t.Context(), func(tx *state.ReadTx) error {
+			all, _, err := tx.Volumes(state.VolumeQuery{})
+			for _, v := range all {
+				got = append(got, v.ID)
+			}
+			return err
+		})
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("the ledger has %v, want %v: %v", got, want, err)
+		}
+	}
+	register("a")
 	s.Restart(t)
-	t.Logf("close and open took %s", time.Since(begin))
+	check("a")
+	if err := s.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	if stats := s.Stats(); stats.SnapshotIndex == 0 || stats.LeaderName != "server-1" || !stats.Leader || stats.Err != nil {
+		t.Errorf("stats: %+v", stats)
+	}
+	register("b")
+	s.Restart(t)
+	check("a", "b")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "state")); err != nil {
+		t.Fatal(err)
+	}
+	s.Restart(t)
+	check("a", "b")
+	register("c")
+	check("a", "b", "c")
+}
+
+func TestWhileLeader(t *testing.T) {
+	s := clustertest.Start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	calls := make(chan context.Context)
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		s.WhileLeader(ctx, func(ctx context.Context) {
+			calls <- ctx
+			<-ctx.Done()
+		})
+	}()
+	leading := <-calls
+	if leading.Err() != nil {
+		t.Error("leadership has ended before it began")
+	}
+	cancel()
+	<-returned
+	if leading.Err() == nil {
+		t.Error("the caller's context has ended, the leader's has not")
+	}
+
+	returned = make(chan struct{})
+	go func() {
+		defer close(returned)
+		s.WhileLeader(t.Context(), func(ctx context.Context) { calls <- ctx; <-ctx.Done() })
+	}()
+	leading = <-calls
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-returned
+	if s.Leader() {
+		t.Error("a closed node leads")
+	}
+}
+
+// TestCloseUnderLoad closes while callers are at work: each gets an answer, and
+// what was acknowledged is there.
+func TestCloseUnderLoad(t *testing.T) {
+	s := clustertest.Start(t)
+	var acknowledged sync.Map
+	var callers sync.WaitGroup
+	started := make(chan struct{}, 1)
+	for g := range 32 {
+		callers.Go(func() {
+			for i := 0; ; i++ {
+				id := fmt.Sprintf("w-%d-%d", g, i)
+				_, err := s.Node.StartWorkload(context.Background(), workload(id), "a", nil)
+				if err != nil {
+					if !errors.Is(err, cluster.ErrClosed) {
+						t.Errorf("%s: %v", id, err)
+					}
+					return
+				}
+				acknowledged.Store(id, true)
+				select {
+				case started <- struct{}{}:
+				default:
+				}
+			}
+		})
+	}
+	<-started
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	callers.Wait()
+	if err := s.WaitReady(t.Context()); err != nil {
+		t.Errorf("a node that was ready: %v", err)
+	}
+	if err := s.Read(t.Context(), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrClosed) {
+		t.Errorf("read after close: %v", err)
+	}
+	s.Restart(t)
+	err := s.Read(t.Context(), func(tx *state.ReadTx) (err error) {
+		acknowledged.Range(func(id, _ any) bool {
+			_, err = tx.Workload(workload(id.(string)))
+			return err == nil
+		})
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCallerGivesUp(t *testing.T) {
+	s := clustertest.Start(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("shutting down")
+	cancel(cause)
+	_, err := s.EndWorkload(ctx, workload("w"))
+	if err != nil && (!errors.Is(err, cluster.ErrUncertain) || !errors.Is(err, cause)) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestNoLeader opens a server that waits for others.
+func TestNoLeader(t *testing.T) {
+	n, err := cluster.Open(t.Context(), cluster.Config{Dir: t.TempDir(), Name: "server-1", BootstrapExpect: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cluster.ErrUncertain) {
+		t.Errorf("register: %v", err)
+	}
+	waiting := make(chan error)
+	go func() { waiting <- n.WaitReady(context.Background()) }()
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-waiting; !errors.Is(err, cluster.ErrClosed) {
+		t.Errorf("wait on a closed node: %v", err)
+	}
+	if _, err := cluster.Open(t.Context(), cluster.Config{Dir: t.TempDir(), Name: "a/b"}); err == nil {
+		t.Error("a name that is none is taken")
+	}
 }

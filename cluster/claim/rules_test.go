@@ -12,7 +12,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-func ref(id string) claim.VolumeRef         { return claim.VolumeRef{Namespace: "default", ID: id} }
+func ref(id string) claim.VolumeRef        { return claim.VolumeRef{Namespace: "default", ID: id} }
 func workload(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
 func volume(access ...claim.AccessMode) claim.Volume {

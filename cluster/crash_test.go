@@ -1,0 +1,235 @@
+package cluster_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// crashDir makes this test program a server that changes its ledger until it is
+// killed; crashRound numbers its lives.
+const (
+	crashDir   = "PANNIER_TEST_CRASH_DIR"
+	crashRound = "PANNIER_TEST_CRASH_ROUND"
+	crashers   = 8 // concurrent callers
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(crashDir); dir != "" {
+		if err := changeUntilKilled(dir, os.Getenv(crashRound)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// changeUntilKilled starts, ends and frees one workload after another, on a volume of
+// its own in each caller, and prints each step when the ledger has acknowledged it.
+func changeUntilKilled(dir, round string) error {
+	ctx := context.Background()
+	n, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1})
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	var out sync.Mutex
+	failed := make(chan error, crashers+1)
+	for g := range crashers {
+		go func() {
+			v := volume(fmt.Sprint("volume-", g))
+			if _, err := n.RegisterVolume(ctx, v); err != nil {
+				failed <- err
+				return
+			}
+			failed <- cycle(ctx, n, v, fmt.Sprintf("%d-%s-", g, round), func(step string, i int, index uint64) {
+				out.Lock()
+				defer out.Unlock()
+				fmt.Println(g, i, step, index)
+			})
+		}()
+	}
+	go func() {
+		for {
+			if err := n.Snapshot(); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	return <-failed
+}
+
+func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string, acknowledged func(step string, i int, index uint64)) error {
+	free := func(c claim.Claim) error {
+		_, err := n.AdvanceClaims(ctx, "", command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Freed})
+		return err
+	}
+	var left []claim.Claim
+	err := n.Read(ctx, func(tx *state.ReadTx) (err error) {
+		left, err = tx.Claims(v.VolumeRef)
+		return err
+	})
+	for _, c := range left { // of the life before
+		err = errors.Join(err, free(c))
+	}
+	if err != nil {
+		return err
+	}
+	for i := 0; ; i++ {
+		w := workload(prefix + strconv.Itoa(i))
+		started, err := n.StartWorkload(ctx, w, "a", []claim.Claim{want(v, claim.Write)})
+		if err != nil {
+			return err
+		}
+		acknowledged("started", i, started.Workload.CreateIndex)
+		if _, err := n.EndWorkload(ctx, w); err != nil {
+			return err
+		}
+		acknowledged("ended", i, 0)
+		if err := free(started.Claims[0]); err != nil {
+			return err
+		}
+		acknowledged("freed", i, 0)
+	}
+}
+
+// last is the last step that a caller saw acknowledged.
+type last struct {
+	i     int
+	step  string
+	index uint64 // of the start
+}
+
+// TestKilledInMidLoad kills a real process while it changes its ledger and takes
+// snapshots: what was acknowledged is there, once, and nothing is there that was never
+// asked for.
+func TestKilledInMidLoad(t *testing.T) {
+	dir := t.TempDir()
+	for round := range 3 {
+		acknowledged := runAndKill(t, dir, round)
+		checkAcknowledged(t, dir, round, acknowledged)
+	}
+	// Raft alone has it all, too.
+	before := allWorkloads(t, dir)
+	if err := os.RemoveAll(filepath.Join(dir, "state")); err != nil {
+		t.Fatal(err)
+	}
+	if after := allWorkloads(t, dir); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("built again from raft, the ledger has %d workloads, had %d", len(after), len(before))
+	}
+}
+
+func runAndKill(t *testing.T, dir string, round int) map[int]last {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), crashDir+"="+dir, crashRound+"="+strconv.Itoa(round))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int]last{}
+	lines := 0
+	for scanner := bufio.NewScanner(out); scanner.Scan(); lines++ {
+		if lines == 500 {
+			if err := cmd.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+		}
+		var g, i int
+		var step string
+		var index uint64
+		if _, err := fmt.Sscan(scanner.Text(), &g, &i, &step, &index); err != nil {
+			continue // the last line may be cut off
+		}
+		if step != "started" {
+			index = seen[g].index
+		}
+		seen[g] = last{i, step, index}
+	}
+	err = cmd.Wait()
+	if lines <= 500 {
+		t.Fatalf("the server ended by itself after %d steps: %v", lines, err)
+	}
+	return seen
+}
+
+func checkAcknowledged(t *testing.T, dir string, round int, acknowledged map[int]last) {
+	t.Helper()
+	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
+	err := s.Read(t.Context(), func(tx *state.ReadTx) error {
+		for g, l := range acknowledged {
+			name := func(i int) claim.WorkloadRef { return workload(fmt.Sprintf("%d-%d-%d", g, round, i)) }
+			for i := range l.i {
+				w, err := tx.Workload(name(i))
+				if err != nil || w.Status != claim.Ended {
+					t.Errorf("workload %s: %+v, %v", name(i), w, err)
+				}
+			}
+			w, err := tx.Workload(name(l.i))
+			if err != nil || w.CreateIndex != l.index || l.step != "started" && w.Status != claim.Ended {
+				t.Errorf("workload %s was %s at %d: %+v, %v", name(l.i), l.step, l.index, w, err)
+			}
+			held, err := tx.Claims(claim.VolumeRef{Namespace: "default", ID: fmt.Sprint("volume-", g)})
+			if err != nil {
+				return err
+			}
+			if len(held) > 1 || len(held) == 1 && !mayStand(held[0], l, name) || len(held) == 0 && l.step == "started" {
+				t.Errorf("after %s was %s there are the claims %+v", name(l.i), l.step, held)
+			}
+		}
+		return nil
+	})
+	if err := errors.Join(err, s.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mayStand says whether a claim can be there after the last acknowledged step: of
+// that step, or of the one that was under way.
+func mayStand(c claim.Claim, l last, name func(int) claim.WorkloadRef) bool {
+	switch l.step {
+	case "started":
+		return c.Workload == name(l.i) && c.Index == l.index
+	case "ended":
+		return c.Workload == name(l.i) && c.Index == l.index && c.State == claim.Unpublishing
+	default:
+		return c.Workload == name(l.i+1) && c.Index > l.index
+	}
+}
+
+func allWorkloads(t *testing.T, dir string) (all []claim.Workload) {
+	t.Helper()
+	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	err := s.Read(ctx, func(tx *state.ReadTx) (err error) {
+		all, _, err = tx.Workloads("", state.Page{})
+		return err
+	})
+	if err := errors.Join(err, s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
