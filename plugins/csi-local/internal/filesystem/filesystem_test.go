@@ -1,0 +1,110 @@
+package filesystem
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+func TestParseOptions(t *testing.T) {
+	for _, tc := range []struct {
+		in      string
+		flags   uintptr
+		set     uint64
+		data    string
+		visible string
+	}{
+		{"", 0, 0, "", ""},
+		{"defaults", 0, 0, "", ""},
+		{"ro,noatime", unix.MS_RDONLY | unix.MS_NOATIME, unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOATIME, "", "ro noatime"},
+		{"ro rw", 0, 0, "", ""},
+		{"noexec,discard,errors=panic", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard errors=panic", "noexec"},
+		{"noatime strictatime", unix.MS_NOATIME | unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME, "", "noatime"},
+	} {
+		o, err := ParseOptions(strings.Fields(tc.in))
+		if err != nil || o.flags != tc.flags || o.set != tc.set ||
+			strings.Join(o.data, " ") != tc.data || strings.Join(o.visible, " ") != tc.visible {
+			t.Errorf("%q: got %+v, %v", tc.in, o, err)
+		}
+	}
+	for _, bad := range []string{"bind", "remount,rw", "loop=/dev/loop1", "offset=4096", "shared", "x\ny"} {
+		_, err := ParseOptions([]string{"noatime", bad})
+		if !errors.Is(err, ErrMountFlag) {
+			t.Errorf("%q: %v", bad, err)
+		} else if strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), "number 2") {
+			t.Errorf("%q: the error is %q", bad, err)
+		}
+	}
+}
+
+func TestWithReadOnlyDoesNotChangeItsReceiver(t *testing.T) {
+	o, err := ParseOptions([]string{"noatime"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ro := o.WithReadOnly(); !ro.ReadOnly() || o.ReadOnly() || slices.Contains(o.visible, "ro") {
+		t.Errorf("%+v and %+v", o, ro)
+	}
+}
+
+func TestErrorState(t *testing.T) {
+	for _, tc := range []struct {
+		mount, super string
+		bad          bool
+	}{
+		{"rw,relatime", "rw", false},
+		{"ro,relatime", "ro", false},
+		{"ro,relatime", "rw", false},
+		{"rw,relatime", "ro", true},
+		{"rw,relatime", "rw,emergency_ro", true},
+		{"rw,relatime", "rw,shutdown", true},
+	} {
+		if got := ErrorState(&mountinfo.Info{Options: tc.mount, VFSOptions: tc.super}); (got != "") != tc.bad {
+			t.Errorf("%+v: %q", tc, got)
+		}
+	}
+}
+
+func TestDetect(t *testing.T) {
+	for _, fsType := range []string{Ext4, XFS} {
+		size := MinSize(fsType)
+		path := filepath.Join(t.TempDir(), "image")
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := DetectFile(path); err != nil || got != "" {
+			t.Errorf("blank: %q, %v", got, err)
+		}
+		if _, err := exec.LookPath("mkfs." + fsType); err != nil {
+			t.Logf("mkfs.%s is not installed; not covered: %s", fsType, fsType)
+			continue
+		}
+		if err := (Programs{}).Format(t.Context(), fsType, path, false); err != nil {
+			t.Fatal(err)
+		}
+		if got, n, err := DetectFile(path); err != nil || got != fsType || n > size || n < size*9/10 {
+			t.Errorf("%s: got %q with %d bytes of %d, %v", fsType, got, n, size, err)
+		}
+	}
+	if got, _, err := Detect(bytes.NewReader([]byte("XFSB"))); err != nil || got != "" {
+		t.Errorf("a short file: %q, %v", got, err)
+	}
+}
+
+func TestSupported(t *testing.T) {
+	if err := Supported("btrfs"); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("got %v", err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if err := Supported(XFS); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "xfsprogs") {
+		t.Errorf("got %v", err)
+	}
+}

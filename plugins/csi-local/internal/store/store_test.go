@@ -1,0 +1,121 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func nothing(*os.File) error { return nil }
+
+func TestVolume(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "a", "data"))
+	want := Volume{
+		ID: VolumeID("v"), Name: "v", Parameters: map[string]string{"fsType": "xfs"},
+		Source: Source{SnapshotID: SnapshotID("s")}, CreatedAt: time.Now().UTC(), FSType: "xfs", Capacity: 12345,
+	}
+	if err := s.CreateVolume(want, nothing); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CreateVolume(want, nothing); err == nil {
+		t.Error("the same id was created twice")
+	}
+	got, err := s.Volume(want.ID)
+	if err != nil || got.Name != want.Name || got.Capacity != want.Capacity || got.Source != want.Source ||
+		!got.CreatedAt.Equal(want.CreatedAt) || got.Parameters["fsType"] != "xfs" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	got.Formatting = "xfs"
+	if err := s.UpdateVolume(got); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Grow(want.ID, 20000), s.Grow(want.ID, 10000)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = s.Volume(want.ID); err != nil || got.Formatting != "xfs" || got.Capacity != 20000 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if ids, err := s.VolumeIDs(); err != nil || len(ids) != 1 {
+		t.Errorf("got %v, %v", ids, err)
+	}
+	if err := errors.Join(s.DeleteVolume(want.ID), s.DeleteVolume(want.ID)); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Volume(want.ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestFailedCreateLeavesNothing fails while the image is written.
+func TestFailedCreateLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	broken := errors.New("broken")
+	v := Volume{ID: VolumeID("v"), Name: "v"}
+	if err := s.CreateVolume(v, func(*os.File) error { return broken }); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.CreateVolume(v, nothing); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ReplaceImage(v.ID, func(f *os.File) error { f.WriteString("half"); return broken }); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	if data, err := os.ReadFile(s.Image(v.ID)); err != nil || len(data) != 0 {
+		t.Errorf("the image was changed to %q, %v", data, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "tmp", "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestOpenSweepsAndLocks(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	if err := os.MkdirAll(filepath.Join(dir, "tmp", "vol-x", "y"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, ErrLocked)
+	defer cancel()
+	if _, err := Open(ctx, dir); !errors.Is(err, ErrLocked) {
+		t.Errorf("a second Open: %v", err)
+	}
+	if err := errors.Join(s.Close(), s.Close()); err != nil {
+		t.Error(err)
+	}
+	open(t, dir)
+	if left, _ := filepath.Glob(filepath.Join(dir, "tmp", "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestIDsAreNotPaths(t *testing.T) {
+	s := open(t, t.TempDir())
+	for _, id := range []string{"", ".", "..", "../volumes", "vol-", "vol-../../../../../../../../../../etc", "snap-" + VolumeID("v")[4:], VolumeID("v") + "0"} {
+		if _, err := s.Volume(id); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%q: %v", id, err)
+		}
+		if err := s.DeleteVolume(id); err != nil {
+			t.Errorf("delete %q: %v", id, err)
+		}
+		if IsVolumeID(id) {
+			t.Errorf("%q is a volume id", id)
+		}
+	}
+	if !IsVolumeID(VolumeID("v")) || !IsSnapshotID(SnapshotID("v")) || VolumeID("v") == VolumeID("w") {
+		t.Error("ids are not as they should be")
+	}
+}
