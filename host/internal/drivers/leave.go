@@ -35,6 +35,7 @@ func (i *instance) leave(ctx context.Context) {
 func (i *instance) reasonToLeave(goneSince *time.Time) string {
 	i.r.mu.Lock()
 	healthy := i.driver.Healthy
+	i.known = i.known || i.wasHealthy // it may have stopped again between two looks
 	i.r.mu.Unlock()
 	if i.retired {
 		return "it is not in the configuration any more"
