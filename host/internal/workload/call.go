@@ -15,10 +15,6 @@ import (
 // own bound of 2 minutes and a margin, so that its better error comes first.
 const callTimeout = 2*time.Minute + 15*time.Second
 
-// driverWait is how long a start waits for a driver that is not healthy yet, as
-// after the host's own start.
-const driverWait = 30 * time.Second
-
 // call makes one call to the driver of v. The error says what was tried, on what.
 func (r *run) call(ctx context.Context, verb string, v *volume, fn func(ctx context.Context, c storage.Client, d drivers.Driver) error) error {
 	driver, err := r.Drivers.Get(v.Driver)
@@ -46,10 +42,10 @@ func (m *Manager) lease(ctx context.Context, fn func(ctx context.Context, c stor
 	return fn(ctx, c)
 }
 
-// awaitDriver waits until a driver is healthy, for driverWait at most. One that
+// awaitDriver waits until a driver is healthy, for limits.driver at most. One that
 // is not known at all is an error at once.
 func (m *Manager) awaitDriver(ctx context.Context, id string) (drivers.Driver, error) {
-	late := time.NewTimer(driverWait)
+	late := time.NewTimer(m.limits.driver)
 	defer late.Stop()
 	for {
 		changed := m.Drivers.Changed()
@@ -65,7 +61,7 @@ func (m *Manager) awaitDriver(ctx context.Context, id string) (drivers.Driver, e
 		case <-ctx.Done():
 			return d, context.Cause(ctx)
 		case <-late.C:
-			return d, fmt.Errorf("driver %q has not been healthy for %s: %s (see: pannier driver status %s)", id, driverWait, d.Message, id)
+			return d, fmt.Errorf("driver %q has not been healthy for %s: %s (see: pannier driver status %s)", id, m.limits.driver, d.Message, id)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func (r *run) prepare(ctx context.Context, v *volume) (claim.Claim, error) {
 	if err != nil {
 		return claim.Claim{}, err
 	}
-	modes, err := pickModes(info, v.Request)
+	modes, err := v.modes(info)
 	if err != nil {
 		return claim.Claim{}, err
 	}
@@ -107,6 +107,15 @@ func merged(all []claim.Claim, c claim.Claim) ([]claim.Claim, error) {
 	return all, nil
 }
 
+// modes are those that the request was given before a restart of the host, though
+// the volume may have got other capabilities since, or those that it asks for.
+func (v *volume) modes(info claim.Volume) (claim.Capability, error) {
+	if v.Usage.AccessMode != "" {
+		return claim.Capability{AccessMode: v.Usage.AccessMode, AttachmentMode: v.Usage.AttachmentMode}, nil
+	}
+	return pickModes(info, v.Request)
+}
+
 // pickModes takes the request's modes, or those of the volume's only capability
 // that fits what the request says.
 func pickModes(v claim.Volume, req VolumeRequest) (claim.Capability, error) {
@@ -143,6 +152,9 @@ func capabilities(v claim.Volume) string {
 // this node, and waits until the leader has freed them. While others are left it
 // fails, to be tried again.
 func (r *run) release(ctx context.Context, _ *volume) error {
+	if r.unsaid != nil {
+		return fmt.Errorf("the claims are kept: %w", r.unsaid)
+	}
 	var clean, left []claim.VolumeRef
 	r.instance.mu.Lock()
 	for _, v := range r.volumes {

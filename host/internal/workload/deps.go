@@ -16,10 +16,12 @@ type Ledger interface {
 	// StartWorkload takes all of the claims or none, in one command, and returns
 	// them with their volumes in the same order. Repeating it gives the same.
 	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim) ([]claim.Claim, []claim.Volume, error)
-	// EndWorkload marks the workload as ended and its claims as unpublishing.
+	// EndWorkload marks the workload as ended and its claims as unpublishing. One
+	// that is not there is success.
 	EndWorkload(ctx context.Context, ref claim.WorkloadRef) error
 	// NodeDetached records that nothing of these volumes is mounted for the
-	// workload any more; the rest of the release is the leader's.
+	// workload any more; the rest of the release is the leader's. A claim that is
+	// not there is success.
 	NodeDetached(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error
 	// AwaitFreed waits until the workload has no claim on these volumes.
 	AwaitFreed(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error

@@ -3,6 +3,8 @@ package workload
 import (
 	"context"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -48,21 +50,24 @@ func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.V
 		return err
 	}
 	defer unlock()
-	targets, err := filepath.Glob(filepath.Join(m.Layout.WorkloadVolume(v.Driver, c.Workload, v.Ref), "*", "*"))
+	targets := m.Layout.WorkloadVolume(v.Driver, c.Workload, v.Ref)
+	found, err := fs.Glob(os.DirFS(targets), "*/*")
 	if err != nil {
 		return err
 	}
-	for _, v.Target = range targets {
+	for _, usageAndRequest := range found {
+		v.Target = filepath.Join(targets, usageAndRequest)
 		if err := r.unpublish(ctx, v); err != nil {
 			return err
 		}
 	}
-	staged, err := filepath.Glob(filepath.Join(m.Layout.StagingOf(v.Driver, v.Ref), "*"))
-	if err != nil {
+	staged := m.Layout.StagingOf(v.Driver, v.Ref)
+	if found, err = fs.Glob(os.DirFS(staged), "*"); err != nil {
 		return err
 	}
-	for _, v.Staging = range staged {
-		u, err := m.loadUsers(stagings, attachmentKey(v.Ref)+"/"+filepath.Base(v.Staging))
+	for _, usage := range found {
+		v.Staging = filepath.Join(staged, usage)
+		u, err := m.loadUsers(stagings, attachmentKey(v.Ref)+"/"+usage)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,9 @@
 package workload
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -26,10 +28,14 @@ type instance struct {
 	changed chan struct{} // closed and replaced on each change
 	owner   *process.Process
 	process *process.Process
+	pin     *os.File // keeps the process's mount namespace from being another's
+	left    bool     // the goroutine has ended: nobody would let go of these three
 
 	volumes []*volume
 	resumed bool // an earlier process of the host began it
 	intact  bool // everything was mounted as it should be when it was restored
+
+	unsaid error // why the ledger does not know yet that the workload ended
 
 	stop     chan struct{} // closed when a stop is asked for
 	stopOnce sync.Once
@@ -91,19 +97,62 @@ func (i *instance) askStop(reason string) {
 	})
 }
 
+// stopReason is why a stop was asked for.
+func (i *instance) stopReason() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return errors.New(i.rec.Message)
+}
+
 // update changes the instance under its lock and tells those who wait. Where a
 // journal is given, the record is written before update returns, and a failed
 // write is the caller's error.
 func (i *instance) update(j *journal.Journal, d journal.Durability, change func(rec *record)) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	was := i.rec.State
 	change(&i.rec)
-	close(i.changed)
-	i.changed = make(chan struct{})
+	i.tell()
 	if j == nil {
 		return nil
 	}
+	err := i.write(j, d)
+	if err != nil && i.rec.State == Running {
+		i.rec.State = was // nobody is told that it runs before the journal knows
+	}
+	return err
+}
+
+// tell wakes those who wait for a change. i.mu is held.
+func (i *instance) tell() {
+	close(i.changed)
+	i.changed = make(chan struct{})
+}
+
+// write puts the record into the journal. i.mu is held.
+func (i *instance) write(j *journal.Journal, d journal.Durability) error {
 	return j.Update(d, func(tx *journal.Tx) error { return records.Put(tx, key(i.ref), &i.rec) })
+}
+
+// letGo stops observing the workload's processes; they live on.
+func (i *instance) letGo() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.left = true
+	for _, p := range []*process.Process{i.owner, i.process} {
+		if p != nil {
+			p.Release()
+		}
+	}
+	i.unpin()
+}
+
+// unpin lets the mount namespace be forgotten. i.mu is held.
+func (i *instance) unpin() {
+	if i.pin != nil {
+		i.pin.Close()
+		i.pin = nil
+	}
 }
 
 // beginStep notes that a step is under way and returns what ends it.
@@ -120,8 +169,7 @@ func (i *instance) beginStep(name, volume string, undo bool) (end func(state Ste
 		change(&i.steps[n])
 		i.seq++
 		i.steps[n].seq = i.seq
-		close(i.changed)
-		i.changed = make(chan struct{})
+		i.tell()
 	}
 	set(func(s *Step) {
 		s.State, s.StartedAt, s.Took = StepRunning, at, 0

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -41,6 +40,8 @@ type Manager struct {
 	log     hclog.Logger
 	journal *journal.Journal
 	locks   volumeLocks
+	bootID  string
+	limits  limits
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -51,10 +52,31 @@ type Manager struct {
 	workloads map[claim.WorkloadRef]*instance
 }
 
+// limits are how long a manager waits for what may never come.
+type limits struct {
+	driver    time.Duration // for a driver that is not healthy yet, as after the host's own start
+	ledger    time.Duration // for the ledger, before unmounting goes on without it
+	stopGrace time.Duration // between SIGTERM and SIGKILL
+	killGrace time.Duration // for what is killed to be gone
+	// The pause between two attempts to undo grows from undoMin to undoMax; a change
+	// of a driver ends it at once.
+	undoMin, undoMax time.Duration
+}
+
+var defaultLimits = limits{
+	driver:    30 * time.Second,
+	ledger:    10 * time.Second,
+	stopGrace: 10 * time.Second,
+	killGrace: 5 * time.Second,
+	undoMin:   500 * time.Millisecond,
+	undoMax:   30 * time.Second,
+}
+
 // New makes a manager; Open brings back the workloads of an earlier process.
 func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger, deps Deps) *Manager {
 	m := &Manager{
 		Deps: deps, Node: node, Layout: layout, journal: j, log: log,
+		bootID: process.BootID(), limits: defaultLimits,
 		workloads: map[claim.WorkloadRef]*instance{},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
@@ -69,13 +91,6 @@ func (m *Manager) Close() error {
 	m.mu.Unlock()
 	m.cancel(ErrClosed)
 	m.live.Wait()
-	for _, i := range m.all() {
-		for _, p := range []*process.Process{i.owner, i.process} {
-			if p != nil {
-				p.Release()
-			}
-		}
-	}
 	return nil
 }
 
@@ -134,7 +149,7 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 		case s.State == Stopping:
 			return i, errReleasing
 		case s.State.Ended():
-		case !reflect.DeepEqual(s.Spec, spec):
+		case !s.Spec.equal(spec):
 			return nil, fmt.Errorf("workload %q: %w; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, spec.ID)
 		case s.OwnerPID != owner:
 			return nil, fmt.Errorf("workload %q: %w: it belongs to process %d, this call to %d; stop it first: pannier workload stop %s",
@@ -143,7 +158,7 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 			return i, nil
 		}
 	}
-	rec := record{Spec: spec, State: Starting, BootID: process.BootID(), StartedAt: time.Now().UTC(), Steps: map[string]progress{}}
+	rec := record{Spec: spec, State: Starting, BootID: m.bootID, StartedAt: time.Now().UTC(), Steps: map[string]progress{}}
 	for _, v := range spec.Volumes {
 		rec.Volumes = append(rec.Volumes, &volumeRecord{
 			Request: v, Ref: claim.VolumeRef{Namespace: spec.Namespace, ID: v.Source}, Steps: map[string]progress{},
@@ -159,6 +174,7 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 		i.owner, i.rec.Owner = p, &ref
 	}
 	if err := i.update(m.journal, journal.Power, func(*record) {}); err != nil {
+		i.letGo()
 		return nil, fmt.Errorf("begin %s: %w", i, err)
 	}
 	m.launch(i)
@@ -203,19 +219,18 @@ func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string
 }
 
 // Running notes which process is the workload; it is released when that ends.
+// After an error the process must not begin: its volumes are not there, or not
+// for it.
 func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
 	i, err := m.find(ref)
 	if err != nil {
 		return err
 	}
-	if s := i.snapshot(); s.State != Running {
-		return fmt.Errorf("%s is %s, not running: its process may not begin", i, s.State)
-	}
 	p, err := process.Observe(pid)
 	if err != nil {
 		return fmt.Errorf("observe the process of %s: %w", i, err)
 	}
-	return (&run{m, i}).ran(p)
+	return i.ran(m.journal, p)
 }
 
 // Get reads one workload.

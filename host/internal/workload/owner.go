@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,31 +12,31 @@ import (
 	"github.com/pannier/pannier/host/internal/process"
 )
 
-// stopGrace is how long a workload's process has between SIGTERM and SIGKILL;
-// killGrace how long what is killed may take to be gone.
-const (
-	stopGrace = 10 * time.Second
-	killGrace = 5 * time.Second
-)
-
 // observe opens the processes whose end releases the workload. One that is gone
 // already asks for the stop at once.
-func (r *run) observe() {
-	for what, ref := range map[string]*process.Ref{"owner": r.rec.Owner, "process": r.rec.Process} {
-		if ref == nil {
-			continue
-		}
-		p, err := process.Find(context.Background(), *ref)
-		if err != nil {
-			r.askStop(fmt.Sprintf("its %s (pid %d) is gone", what, ref.PID))
-			continue
-		}
-		if what == "owner" {
-			r.owner = p
-		} else {
-			r.process = p
-		}
+func (r *run) observe() (err error) {
+	if r.owner, err = r.again("owner", r.rec.Owner); err != nil {
+		return err
 	}
+	if r.process, err = r.again("process", r.rec.Process); err != nil {
+		return err
+	}
+	return r.observeNamespace()
+}
+
+func (r *run) again(what string, ref *process.Ref) (*process.Process, error) {
+	if ref == nil {
+		return nil, nil
+	}
+	p, err := process.Find(context.Background(), *ref)
+	if errors.Is(err, process.ErrGone) {
+		r.askStop(fmt.Sprintf("its %s (pid %d) is gone", what, ref.PID))
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find its %s again: %w", what, err)
+	}
+	return p, nil
 }
 
 // awaitEnd returns why the workload has to go: it was asked to, or its owner or
@@ -51,9 +50,7 @@ func (r *run) awaitEnd(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.stop:
-			r.instance.mu.Lock()
-			defer r.instance.mu.Unlock()
-			return errors.New(r.rec.Message)
+			return r.stopReason()
 		case <-ended(owner):
 			return fmt.Errorf("its owner (pid %d) ended", owner.PID())
 		case <-ended(own):
@@ -70,23 +67,41 @@ func ended(p *process.Process) <-chan struct{} {
 	return p.Done()
 }
 
-// ran notes which process is the workload, and its private mount namespace.
-func (r *run) ran(p *process.Process) error {
-	inode, err := process.MountNamespace(p.PID())
+// ran notes which process is the workload, and its private mount namespace. The
+// instance lets go of p in the end, or at once where it is not noted.
+func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
+	pin, ns, err := private(p)
+	noted := false
+	defer func() {
+		if !noted {
+			p.Release()
+			pin.Close() // nil where there is none
+		}
+	}()
 	if err != nil {
+		return fmt.Errorf("note the process of %s: %w", i, err)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case i.rec.State != Running:
+		return fmt.Errorf("%s is %s, not running: its process may not begin", i, i.rec.State)
+	case i.left:
+		return fmt.Errorf("note the process of %s: %w", i, ErrClosed)
+	case i.process != nil && i.process.PID() == p.PID():
+		return nil
+	case i.process != nil:
+		return fmt.Errorf("%s: %w: it has process %d already", i, ErrConflict, i.process.PID())
+	}
+	ref := p.Ref()
+	i.rec.Process, i.rec.MountNS = &ref, ns
+	if err := i.write(j, journal.Process); err != nil {
+		i.rec.Process, i.rec.MountNS = nil, nil
 		return err
 	}
-	host, err := process.MountNamespace(os.Getpid())
-	if err != nil {
-		return err
-	}
-	if inode == host {
-		inode = 0 // not private: it must never be emptied
-	}
-	return r.update(r.journal, journal.Process, func(rec *record) {
-		ref := p.Ref()
-		rec.Process, rec.MountNS, r.process = &ref, inode, p
-	})
+	i.process, i.pin, noted = p, pin, true
+	i.tell()
+	return nil
 }
 
 // endProcesses ends what still uses the volumes: the workload's process, asked
@@ -97,20 +112,27 @@ func (r *run) endProcesses(ctx context.Context) error {
 	p, ns := r.process, r.rec.MountNS
 	r.instance.mu.Unlock()
 	if p != nil {
-		err := endProcess(ctx, p, unix.SIGTERM, stopGrace)
+		err := endProcess(ctx, p, unix.SIGTERM, r.limits.stopGrace)
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = endProcess(ctx, p, unix.SIGKILL, killGrace)
+			err = endProcess(ctx, p, unix.SIGKILL, r.limits.killGrace)
 		}
 		if err != nil {
 			return fmt.Errorf("end process %d of %s: %w", p.PID(), r.instance, err)
 		}
 	}
-	if ns == 0 {
+	if ns == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, killGrace)
+	ctx, cancel := context.WithTimeout(ctx, r.limits.killGrace)
 	defer cancel()
-	return r.emptyNamespace(ctx, ns)
+	if err := r.emptyNamespace(ctx, *ns); err != nil {
+		return err
+	}
+	r.instance.mu.Lock()
+	defer r.instance.mu.Unlock()
+	r.unpin() // it keeps the mounts in it
+	r.rec.MountNS = nil
+	return nil
 }
 
 // endProcess sends a signal and waits until the process is gone, DeadlineExceeded
@@ -126,34 +148,5 @@ func endProcess(ctx context.Context, p *process.Process, sig unix.Signal, grace 
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	}
-}
-
-// emptyNamespace kills every process in a mount namespace and waits until they
-// are gone: a child that was forked meanwhile is found by the next look.
-func (r *run) emptyNamespace(ctx context.Context, ns uint64) error {
-	for {
-		pids := process.InMountNamespace(ns)
-		if len(pids) == 0 {
-			return nil
-		}
-		for _, pid := range pids {
-			p, err := process.Observe(pid)
-			if errors.Is(err, process.ErrGone) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			// It may have left the namespace, or its pid may be another process's by now.
-			if now, err := process.MountNamespace(pid); err == nil && now == ns {
-				err = endProcess(ctx, p, unix.SIGKILL, killGrace)
-				if err != nil {
-					p.Release()
-					return fmt.Errorf("kill process %d of %s, which may hang in the kernel: %w", pid, r.instance, err)
-				}
-			}
-			p.Release()
-		}
 	}
 }

@@ -29,7 +29,7 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	if err := r.Layout.Make(v.Driver, filepath.Dir(v.Target)); err != nil {
+	if err := r.Layout.Make(filepath.Dir(v.Target)); err != nil {
 		return fmt.Errorf("make the directory of volume %q: %w", v.Ref, err)
 	}
 	err = r.call(ctx, "publish", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
@@ -82,5 +82,5 @@ func (r *run) unpublish(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	return r.clear(v.Driver, v.Target)
+	return r.clear(v.Target)
 }

@@ -12,8 +12,8 @@ import (
 // State is where a workload stands.
 type State string
 
-// The states of a workload. Failed is a start that could not be done and has
-// been undone, or an end that nobody asked for.
+// The states of a workload. Failed is a start that was not brought to its end,
+// because a step failed or because it was given up, and has been undone.
 const (
 	Starting State = "starting"
 	Running  State = "running"
@@ -31,16 +31,16 @@ type record struct {
 	Spec      Spec      `json:"spec"`
 	State     State     `json:"state"`
 	Message   string    `json:"message,omitempty"` // why it failed or ended
-	Failed    bool      `json:"failed,omitempty"`  // it never ran
+	Failed    bool      `json:"failed,omitempty"`  // its start failed, or its mounts could not be brought back
 	Waiting   string    `json:"waiting,omitempty"` // what its release waits for
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
 
 	// Owner is the process whose end releases the workload, Process the workload's
-	// own, MountNS the inode of its private mount namespace.
+	// own, MountNS its private mount namespace.
 	Owner   *process.Ref `json:"owner,omitempty"`
 	Process *process.Ref `json:"process,omitempty"`
-	MountNS uint64       `json:"mount_ns,omitempty"`
+	MountNS *namespace   `json:"mount_ns,omitempty"`
 
 	// Steps of the whole workload by name; those of volumes are theirs.
 	Steps   map[string]progress `json:"steps"`

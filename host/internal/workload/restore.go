@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
-	"github.com/pannier/pannier/host/internal/process"
 )
 
 // Open brings back the workloads that the journal knows, each once: what was
@@ -21,6 +21,9 @@ import (
 // not know, and deals with mounts that nothing explains; it returns those that
 // it left alone. The ledger must answer.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
+	if err := m.Layout.Check(); err != nil {
+		return nil, err
+	}
 	if err := m.noteBoot(); err != nil {
 		return nil, err
 	}
@@ -40,10 +43,21 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if leftovers, err = m.leftovers(claims, found); err != nil {
 		return nil, err
 	}
+	var restored []*instance
+	for _, rec := range found {
+		i, err := m.restore(rec)
+		restored = append(restored, i)
+		if err != nil {
+			for _, i := range restored {
+				i.letGo()
+			}
+			return nil, err
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, rec := range found {
-		m.restore(rec)
+	for _, i := range restored {
+		m.launch(i)
 	}
 	return leftovers, nil
 }
@@ -51,7 +65,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 // noteBoot notes this boot of the machine. After another one nothing is mounted
 // or attached any more: users stay until their workloads are undone.
 func (m *Manager) noteBoot() error {
-	now := process.BootID()
+	now := m.bootID
 	return m.journal.Update(journal.Process, func(tx *journal.Tx) error {
 		was, err := boots.Get(tx, "")
 		if err != nil || was != nil && *was == now {
@@ -73,33 +87,34 @@ func (m *Manager) noteBoot() error {
 	})
 }
 
-// restore gives a record its goroutine. m.mu is held.
-func (m *Manager) restore(rec *record) {
+// restore makes an instance of a record.
+func (m *Manager) restore(rec *record) (*instance, error) {
 	i := newInstance(*rec)
 	i.resumed = true
-	r := &run{m, i}
-	if rec.BootID != process.BootID() {
-		i.rec.Owner, i.rec.Process, i.rec.MountNS = nil, nil, 0
+	if rec.BootID != m.bootID {
+		i.rec.Owner, i.rec.Process, i.rec.MountNS = nil, nil, nil
 		i.askStop("the machine was started anew")
-	} else {
-		r.observe()
-		i.intact = rec.State == Running && r.allMounted()
-		if rec.State == Running && !i.intact {
+		return i, nil
+	}
+	r := &run{m, i}
+	if err := r.observe(); err != nil {
+		return i, fmt.Errorf("restore %s: %w", i, err)
+	}
+	if rec.State == Running {
+		if i.intact = r.allMounted(); !i.intact {
 			m.log.Warn("not everything of the workload is mounted any more; it is mounted again", "workload", i.ref)
+			i.rec.State = Starting // nobody may use it before that
 		}
 	}
-	m.launch(i)
+	return i, nil
 }
 
 // allMounted compares what was published with what is mounted.
 func (r *run) allMounted() bool {
-	for _, v := range r.rec.Volumes {
-		there, err := mounts.At(v.Target)
-		if err != nil || v.Steps["publish"] != done || !same(v.Mounted, there) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(r.volumes, func(v *volume) bool {
+		there, err := r.published(v)
+		return err != nil || v.Steps["publish"] != done || !same(v.Mounted, there)
+	})
 }
 
 // endUnknown ends the workloads that the ledger believes to run here and of
@@ -120,23 +135,28 @@ func (m *Manager) endUnknown(ctx context.Context, refs []claim.WorkloadRef, know
 // leftovers unmounts what lies below the drivers' folders and belongs to no
 // record and no claim. Only drivers mount there, so it is ours; what is busy
 // stays and is returned. A volume with a claim is left to the release path.
-func (m *Manager) leftovers(claims []claim.Claim, known []*record) (left []string, err error) {
+func (m *Manager) leftovers(claims []claim.Claim, records []*record) (left []string, err error) {
 	there, err := mounts.Below(m.Layout.Dir)
 	if err != nil {
 		return nil, err
 	}
-	explained := map[string]bool{}
-	for _, rec := range known {
+	var known []string
+	for _, rec := range records {
 		for _, v := range rec.Volumes {
-			explained[v.Target], explained[v.Staging] = true, true
+			if v.Target != "" {
+				known = append(known, v.Target, v.Staging)
+			}
 		}
+	}
+	explained := func(path string) bool {
+		return slices.ContainsFunc(known, func(k string) bool { return path == k || strings.HasPrefix(path, k+"/") })
 	}
 	for _, mount := range slices.Backward(there) { // the last one mounted first
 		ref, ours := m.Layout.Volume(mount.Path)
-		if !ours || explained[mount.Path] || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Volume == ref }) {
+		if !ours || explained(mount.Path) || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Volume == ref }) {
 			continue
 		}
-		if err := m.Layout.Unmount(mount.Path); err != nil {
+		if err := m.clear(mount.Path); err != nil {
 			left = append(left, err.Error())
 			continue
 		}

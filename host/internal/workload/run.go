@@ -34,6 +34,7 @@ var errHostCloses = errors.New("the host is closing")
 // live is the instance's goroutine: up, wait, down.
 func (r *run) live(ctx context.Context) {
 	defer close(r.over)
+	defer r.letGo()
 	if r.state() != Stopping {
 		reason := r.bringUp(ctx)
 		if errors.Is(reason, errHostCloses) {
@@ -59,6 +60,11 @@ func (r *run) bringUp(ctx context.Context) error {
 	defer cancel(nil)
 	watch.Go(func() { cancel(r.awaitEnd(stopping)) })
 
+	select {
+	case <-r.stop:
+		return r.stopReason() // not one step more
+	default:
+	}
 	if !r.intact {
 		if err := r.forward(stopping); err != nil {
 			if ctx.Err() != nil {
@@ -73,7 +79,7 @@ func (r *run) bringUp(ctx context.Context) error {
 	if err := r.set(Running, nil); err != nil {
 		return err
 	}
-	if !r.resumed {
+	if !r.intact {
 		r.event("started", "")
 	}
 	<-stopping.Done()
@@ -196,17 +202,10 @@ func (r *run) undo(ctx context.Context, s step, v *volume) error {
 	return nil
 }
 
-// Bounds of the pause between two attempts to undo; a change of a driver ends
-// the pause at once.
-const (
-	undoPauseMin = 500 * time.Millisecond
-	undoPauseMax = 30 * time.Second
-)
-
 // takeDown undoes everything, as often as it takes, and forgets the record.
 func (r *run) takeDown(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
-	pause.InitialInterval, pause.MaxInterval = undoPauseMin, undoPauseMax
+	pause.InitialInterval, pause.MaxInterval = r.limits.undoMin, r.limits.undoMax
 	for {
 		changed := r.Drivers.Changed() // before the attempt: nothing is missed
 		err := r.down(ctx)
@@ -229,19 +228,31 @@ func (r *run) takeDown(ctx context.Context) {
 }
 
 // down is one attempt: no process of the workload, then no mount, then no claim.
+// Without the ledger it goes as far as the mounts: a node that is cut off must be
+// able to let go of its volumes.
 func (r *run) down(ctx context.Context) error {
 	if err := r.endProcesses(ctx); err != nil {
 		return err
 	}
-	if r.progress(steps[0], nil) != "" {
-		if err := r.Ledger.EndWorkload(ctx, r.ref); err != nil {
-			return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
-		}
-	}
+	r.unsaid = r.sayEnded(ctx)
 	if err := r.backward(ctx); err != nil {
 		return err
 	}
 	return r.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
+}
+
+// sayEnded writes to the ledger that the claims are on their way out, before the
+// first call that takes them there.
+func (r *run) sayEnded(ctx context.Context) error {
+	if r.progress(steps[0], nil) == "" {
+		return nil // there are none
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.limits.ledger)
+	defer cancel()
+	if err := r.Ledger.EndWorkload(ctx, r.ref); err != nil {
+		return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
+	}
+	return nil
 }
 
 // finish tells that nothing is left of the workload on this node.

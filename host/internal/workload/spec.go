@@ -1,6 +1,8 @@
 package workload
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -84,6 +86,14 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("%w %q: %w", ErrInvalid, s.ID, errors.Join(errs...))
 	}
 	return nil
+}
+
+// equal says whether two specifications ask for the same, wherever they come
+// from: an empty list and none are one in the journal.
+func (s Spec) equal(o Spec) bool {
+	a, errA := json.Marshal(s)
+	b, errB := json.Marshal(o)
+	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
 // merge returns the volume's mount options with the request's in their place,

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -51,7 +52,7 @@ func (r *run) stageNow(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	if err := r.Layout.Make(v.Driver, v.Staging); err != nil {
+	if err := r.Layout.Make(v.Staging); err != nil {
 		return fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err)
 	}
 	return r.call(ctx, "stage", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
@@ -74,6 +75,10 @@ func (r *run) unstage(ctx context.Context, v *volume) error {
 		return err
 	}
 	if slices.Equal(u.Users, []string{r.user(v)}) {
+		u.Done = false // from here on: should the call fail, the next user stages again
+		if err := r.saveUsers(stagings, key, u); err != nil {
+			return err
+		}
 		if err := r.unstageNow(ctx, v); err != nil {
 			return err
 		}
@@ -88,16 +93,23 @@ func (r *run) unstageNow(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	return r.clear(v.Driver, v.Staging)
+	return r.clear(v.Staging)
 }
 
 // clear makes sure that nothing is mounted at a path that its driver has given
 // up, and removes it: a driver that lost its state may have left a mount.
-func (m *Manager) clear(driver, path string) error {
+func (m *Manager) clear(path string) error {
 	if err := m.Layout.Unmount(path); err != nil {
 		return err
 	}
-	return m.Layout.Remove(driver, path)
+	err := m.Layout.Remove(path)
+	if errors.Is(err, mounts.ErrHoldsData) {
+		// The volume is gone from here, so its claim may go. What was written beside it
+		// is the operator's to look at.
+		m.log.Warn("nothing is mounted there any more, but there are files", "path", path, "error", err)
+		return nil
+	}
+	return err
 }
 
 // same says whether what is mounted is what was. Some drivers mount nothing when

@@ -1,0 +1,128 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// namespace names the private mount namespace of a workload's process.
+//
+// When a namespace is gone, its inode number is soon that of another one. So the
+// number counts only while the host holds the namespace open (instance.pin), or
+// together with the kernel's ID of it, which is never used again in one boot.
+type namespace struct {
+	Inode uint64 `json:"inode"`
+	ID    uint64 `json:"id,omitempty"` // 0: the kernel has none (before Linux 6.11)
+}
+
+// private opens the mount namespace of a process; nil where it is the host's
+// own, which must never be emptied.
+func private(p *process.Process) (pin *os.File, ns *namespace, err error) {
+	pin, theirs, err := namespaceOf(p.PID())
+	if err != nil {
+		return nil, nil, err
+	}
+	own, ours, err := namespaceOf(os.Getpid())
+	if err == nil {
+		own.Close()
+		// p lives, so what was opened is its own and not that of a later process.
+		var again *process.Process
+		if again, err = process.Find(context.Background(), p.Ref()); err == nil {
+			again.Release()
+		}
+	}
+	if err != nil || theirs == ours {
+		pin.Close()
+		return nil, nil, err
+	}
+	return pin, &theirs, nil
+}
+
+func namespaceOf(pid int) (*os.File, namespace, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return nil, namespace{}, fmt.Errorf("open the mount namespace of process %d: %w", pid, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, namespace{}, fmt.Errorf("look at the mount namespace of process %d: %w", pid, err)
+	}
+	ns := namespace{Inode: st.Ino}
+	// ioctl_nsfs(2)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.NS_GET_MNTNS_ID, uintptr(unsafe.Pointer(&ns.ID))); errno != 0 {
+		ns.ID = 0
+	}
+	return f, ns, nil
+}
+
+// observeNamespace holds on to the namespace of a process that still lives. That
+// of one which is gone may live on with its children; without an ID it cannot be
+// told from a later one, and what lives in it is left alone.
+func (r *run) observeNamespace() error {
+	ns := r.rec.MountNS
+	if ns == nil {
+		return nil
+	}
+	if r.process != nil {
+		pin, now, err := private(r.process)
+		if err != nil && !errors.Is(err, process.ErrGone) {
+			return err
+		}
+		if now != nil && *now == *ns {
+			r.pin = pin
+			return nil
+		}
+		pin.Close() // nil where there is none
+	}
+	if ns.ID == 0 {
+		r.log.Warn("the workload's process is gone, and others may live on in its mount namespace: they are left alone", "workload", r.ref)
+		r.rec.MountNS = nil
+	}
+	return nil
+}
+
+// emptyNamespace kills every process in a mount namespace and waits until they
+// are gone: a child that was forked meanwhile is found by the next look.
+func (r *run) emptyNamespace(ctx context.Context, ns namespace) error {
+	for look := true; look; {
+		look = false
+		for _, pid := range process.InMountNamespace(ns.Inode) {
+			was, err := r.killIn(ctx, ns, pid)
+			if err != nil {
+				return fmt.Errorf("kill process %d of %s, which may hang in the kernel: %w", pid, r.instance, err)
+			}
+			look = look || was
+		}
+	}
+	return nil
+}
+
+// killIn kills a process unless it is another one by now, or elsewhere. It says
+// whether there was one in the namespace, which may have left children.
+func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err error) {
+	p, err := process.Observe(pid)
+	if err != nil {
+		if errors.Is(err, process.ErrGone) {
+			return true, ctx.Err()
+		}
+		return false, err
+	}
+	defer p.Release()
+	f, now, err := namespaceOf(pid) // after the process was opened: it is the one's
+	if err != nil {
+		return true, ctx.Err() // it just ended
+	}
+	f.Close()
+	if now != ns {
+		return false, nil
+	}
+	return true, endProcess(ctx, p, unix.SIGKILL, r.limits.killGrace)
+}
