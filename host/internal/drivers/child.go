@@ -25,7 +25,7 @@ func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 		return false, err
 	}
 	if i.proc != nil && i.rec.Launch.Runs != runs(i.spec) {
-		if err := i.stopProcess("its configuration has changed"); err != nil {
+		if err := i.stopProcess(ctx, "its configuration has changed"); err != nil {
 			return false, err
 		}
 	}
@@ -33,7 +33,7 @@ func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 		i.begun("found", fmt.Sprintf("found process %d, which an earlier host started", i.proc.PID()))
 		return false, i.save() // it may have been an intent only
 	}
-	if err := i.startProcess(); err != nil {
+	if err := i.startProcess(ctx); err != nil {
 		return true, err
 	}
 	i.begun("started", fmt.Sprintf("started process %d", i.proc.PID()))
@@ -66,7 +66,7 @@ func (i *instance) find(ctx context.Context) error {
 }
 
 // startProcess starts the command. The record tells of it before and after.
-func (i *instance) startProcess() error {
+func (i *instance) startProcess(ctx context.Context) error {
 	if err := i.clearSocket(); err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (i *instance) startProcess() error {
 	i.proc = proc
 	i.rec.Launch.Process = proc.Ref()
 	if err := i.save(); err != nil {
-		return errors.Join(err, i.stopProcess("it could not be recorded"))
+		return errors.Join(err, i.stopProcess(ctx, "it could not be recorded"))
 	}
 	return nil
 }
@@ -124,7 +124,7 @@ func (i *instance) clearSocket() error {
 	}
 	conn, err := net.DialTimeout("unix", socket, time.Second)
 	if err == nil {
-		conn.Close()
+		_ = conn.Close()
 		return fmt.Errorf("another process already answers on %s: stop it, or declare the driver without a command", socket)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
@@ -152,10 +152,10 @@ func (i *instance) begun(kind, message string) {
 }
 
 // stopProcess ends the driver's process and all of its group, where there is one,
-// and records that there is none. On an error the record stays, so that nothing
-// is lost sight of.
-func (i *instance) stopProcess(why string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), i.r.timing.stopGrace)
+// and records that there is none. It has a time of its own when ctx has ended. On
+// an error the record stays, so that nothing is lost sight of.
+func (i *instance) stopProcess(ctx context.Context, why string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
 	defer cancel()
 	if err := i.find(ctx); err != nil {
 		return err

@@ -229,7 +229,7 @@ func newHost(t *testing.T, dataDir string) *host {
 		Logger:  hclog.New(&hclog.LoggerOptions{Output: h.logs, Level: hclog.Trace}),
 		Storage: h.lease, Events: h.bus, InUse: h.users,
 	})
-	h.Registry.timing = testTiming
+	h.timing = testTiming
 	t.Cleanup(func() {
 		if err := h.Close(true); err != nil {
 			t.Errorf("close: %v", err)

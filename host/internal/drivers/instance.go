@@ -108,13 +108,13 @@ func (i *instance) run(ctx context.Context) error {
 	case len(i.spec.Command) > 0:
 		i.supervise(ctx)
 	default:
-		if err := i.stopProcess("it has no command any more"); err != nil {
+		if err := i.stopProcess(ctx, "it has no command any more"); err != nil {
 			i.log.Error("the driver's process of an earlier configuration runs on", "error", err)
 		}
 		i.watch(ctx)
 	}
 	if errors.Is(context.Cause(ctx), errStop) {
-		return i.stopProcess("it is not needed any more")
+		return i.stopProcess(ctx, "it is not needed any more")
 	}
 	if i.proc != nil {
 		i.proc.Release()

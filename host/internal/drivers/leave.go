@@ -61,7 +61,7 @@ func (i *instance) reasonToLeave(goneSince *time.Time) string {
 func gone(socket string) bool {
 	conn, err := net.DialTimeout("unix", socket, time.Second)
 	if err == nil {
-		conn.Close()
+		_ = conn.Close()
 		return false
 	}
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)

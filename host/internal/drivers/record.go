@@ -124,9 +124,12 @@ func loadRecord(path, id string) (record, error) {
 		return record{}, err
 	}
 	var r record
-	if err := json.Unmarshal(text, &r); err != nil || r.Version != recordVersion || r.Spec.ID != id {
-		return record{}, fmt.Errorf("the record %s of driver %q cannot be used (version %d, id %q, %v): stop the driver's process and remove the file",
-			path, id, r.Version, r.Spec.ID, err)
+	err = json.Unmarshal(text, &r)
+	if err == nil && (r.Version != recordVersion || r.Spec.ID != id) {
+		err = fmt.Errorf("it has version %d and id %q", r.Version, r.Spec.ID)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, id, err)
 	}
 	return r, nil
 }

@@ -28,7 +28,7 @@ type Config struct {
 	Storage func(ctx context.Context) (storage.Client, func(), error)
 	Events  *events.Bus
 	// InUse names what is mounted through a driver, for decisions and messages. It
-	// must not call the registry.
+	// may read the registry and must not change it.
 	InUse func(driverID string) []string
 	// DieWithHost ends the drivers' processes with the host's, however that ends.
 	DieWithHost bool

@@ -47,13 +47,13 @@ func (i *instance) supervise(ctx context.Context) {
 // first, the process is left running, in i.proc.
 func (i *instance) attend(ctx context.Context, fresh bool, settled func()) (why string) {
 	if hopeless := i.observe(ctx, fresh, settled); hopeless {
-		return i.giveUp()
+		return i.giveUp(ctx)
 	}
 	if ctx.Err() != nil {
 		return "the host stops"
 	}
 	why = fmt.Sprintf("its process %d ended: %s", i.proc.PID(), i.proc.Exit())
-	i.bury()
+	i.bury(ctx)
 	return why
 }
 
@@ -99,11 +99,11 @@ func (i *instance) late() bool {
 }
 
 // giveUp ends a process that did not become healthy.
-func (i *instance) giveUp() (why string) {
+func (i *instance) giveUp(ctx context.Context) (why string) {
 	i.r.mu.Lock()
 	why = fmt.Sprintf("it was not healthy within %s: %s", i.spec.HealthTimeout, i.driver.Message)
 	i.r.mu.Unlock()
-	if err := i.stopProcess(why); err != nil {
+	if err := i.stopProcess(ctx, why); err != nil {
 		i.log.Error("the driver's process could not be stopped", "error", err)
 	}
 	return why
@@ -112,11 +112,11 @@ func (i *instance) giveUp() (why string) {
 // bury cleans up after a process that ended by itself. What it leaves behind in
 // its group may be a file system's daemon: that stays while a volume is mounted
 // through the driver, and ends with the mount.
-func (i *instance) bury() {
+func (i *instance) bury(ctx context.Context) {
 	if len(i.r.cfg.InUse(i.spec.ID)) > 0 {
 		i.proc.Release()
 	} else {
-		ctx, cancel := context.WithTimeout(context.Background(), i.r.timing.stopGrace)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
 		defer cancel()
 		if err := i.proc.Stop(ctx); err != nil {
 			i.log.Error("what the driver's process left behind could not be stopped", "error", err)

@@ -59,8 +59,10 @@ func Open(path string) (*Sealer, error) {
 // KeyID names the key without telling it: 16 hexadecimal digits.
 func (s *Sealer) KeyID() string { return hex.EncodeToString(s.keyID[:]) }
 
-// String and GoString keep the key out of whatever prints a Sealer.
-func (s *Sealer) String() string   { return "secrets.Sealer(key " + s.KeyID() + ")" }
+// String keeps the key out of whatever prints a Sealer.
+func (s *Sealer) String() string { return "secrets.Sealer(key " + s.KeyID() + ")" }
+
+// GoString is String, for %#v.
 func (s *Sealer) GoString() string { return s.String() }
 
 // ForVolume is the additional data that binds sealed secrets to one volume.
