@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -22,8 +21,8 @@ func eachFS(t *testing.T, fn func(t *testing.T, fsType string, size int64)) {
 	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 300 * mib} {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
-			if _, err := exec.LookPath("mkfs." + fsType); err != nil {
-				t.Skipf("mkfs.%s is not installed; not covered: %s volumes", fsType, fsType)
+			if err := filesystem.Supported(fsType); err != nil {
+				t.Skipf("not covered: %v", err)
 			}
 			fn(t, fsType, size)
 		})

@@ -12,6 +12,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/test/testbin"
 )
 
 // snapshot takes one, or fails the test.
@@ -242,6 +245,10 @@ func TestReflinks(t *testing.T) {
 // newRigOnXFS has its data directory on an xfs of its own, which has reflinks.
 func newRigOnXFS(t *testing.T) *rig {
 	t.Helper()
+	testbin.RequireRoot(t, "volumes on a disk with reflinks")
+	if err := filesystem.Supported("xfs"); err != nil {
+		t.Skipf("not covered: volumes on a disk with reflinks: %v", err)
+	}
 	dir := t.TempDir()
 	data, image := filepath.Join(dir, "data"), filepath.Join(dir, "disk.img")
 	must(t, os.Mkdir(data, 0o700))

@@ -25,7 +25,11 @@ var errFreezeLimit = errors.New("the copy took longer than the file system may s
 // fillFromSnapshot returns what writes a snapshot's content into a new image.
 func (d *Driver) fillFromSnapshot(snap store.Snapshot) func(context.Context, *os.File) error {
 	return func(ctx context.Context, image *os.File) error {
-		return d.copyImage(ctx, image, d.store.SnapshotImage(snap.ID))
+		err := d.copyImage(ctx, image, d.store.SnapshotImage(snap.ID))
+		if errors.Is(err, os.ErrNotExist) {
+			return status.Errorf(codes.NotFound, "snapshot %q was deleted meanwhile", snap.ID)
+		}
+		return err
 	}
 }
 

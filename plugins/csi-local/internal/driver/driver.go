@@ -62,9 +62,7 @@ func (d *Driver) Recover() error {
 	for _, id := range ids {
 		if err := d.recoverFrozen(id); err != nil {
 			d.log.Error("a volume stays frozen", "volume_id", id, "error", err)
-			continue
 		}
-		d.log.Warn("thawed a volume that an earlier process had frozen", "volume_id", id)
 	}
 	return nil
 }
@@ -78,6 +76,7 @@ func (d *Driver) recoverFrozen(id string) error {
 		if err := filesystem.Thaw(m); err != nil {
 			return err
 		}
+		d.log.Warn("thawed a volume that an earlier process had frozen", "volume_id", id)
 	}
 	return d.store.ClearFrozen(id)
 }

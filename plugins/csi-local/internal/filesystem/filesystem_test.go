@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -83,8 +82,8 @@ func TestDetect(t *testing.T) {
 		if got, _, err := DetectFile(path); err != nil || got != "" {
 			t.Errorf("blank: %q, %v", got, err)
 		}
-		if _, err := exec.LookPath("mkfs." + fsType); err != nil {
-			t.Logf("mkfs.%s is not installed; not covered: %s", fsType, fsType)
+		if err := Supported(fsType); err != nil {
+			t.Logf("not covered: %v", err)
 			continue
 		}
 		if err := (Programs{}).Format(t.Context(), fsType, path, false); err != nil {
@@ -104,6 +103,12 @@ func TestSupported(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
+	if err := Supported(Ext4); err != nil {
+		t.Errorf("not found outside PATH: %v", err)
+	}
+	old := sbin
+	defer func() { sbin = old }()
+	sbin = nil
 	if err := Supported(XFS); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "xfsprogs") {
 		t.Errorf("got %v", err)
 	}

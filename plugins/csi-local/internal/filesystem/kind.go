@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 )
 
 // The file systems that a volume can be formatted with.
@@ -33,7 +32,7 @@ func Supported(fsType string) error {
 	if fsType != Ext4 && fsType != XFS {
 		return fmt.Errorf("%w %q: choose %q or %q", ErrUnsupported, fsType, Ext4, XFS)
 	}
-	if _, err := exec.LookPath("mkfs." + fsType); err != nil {
+	if _, err := lookPath("mkfs." + fsType); err != nil {
 		return fmt.Errorf("%w %q: the program mkfs.%s is not on this host, install %s", ErrUnsupported, fsType, fsType, packageOf(fsType))
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -36,11 +37,30 @@ func (p Programs) Format(ctx context.Context, fsType, device string, force bool)
 	return p.run(ctx, "mkfs."+fsType, append(args, device)...)
 }
 
+// sbin is where programs for the administrator are, whatever PATH the driver
+// was started with.
+var sbin = []string{"/usr/local/sbin", "/usr/sbin", "/sbin"}
+
+// lookPath is exec.LookPath that also looks in sbin.
+func lookPath(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	for _, dir := range sbin {
+		if err != nil {
+			path, err = exec.LookPath(filepath.Join(dir, name))
+		}
+	}
+	return path, err
+}
+
 func (p Programs) run(ctx context.Context, name string, args ...string) error {
 	// The kernel sends Pdeathsig when the starting thread ends, so keep it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd := exec.CommandContext(ctx, name, args...)
+	path, err := lookPath(name)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if p.Inherit != nil {
 		cmd.ExtraFiles = []*os.File{p.Inherit}

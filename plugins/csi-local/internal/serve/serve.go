@@ -19,6 +19,8 @@ import (
 var ErrInUse = errors.New("another process serves this socket")
 
 const (
+	// maxPath is the longest path of a unix socket, in bytes (sun_path).
+	maxPath = 107
 	// answerWait is for how long a socket must accept connections to be in use:
 	// a process that was killed may leave it, for a moment, to a child that it
 	// was just about to start.
@@ -43,6 +45,9 @@ func ParseEndpoint(endpoint string) (path string, err error) {
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+	}
+	if len(path) > maxPath {
+		return "", fmt.Errorf("endpoint %q: the path has %d bytes, a unix socket's can have %d", endpoint, len(path), maxPath)
 	}
 	return path, nil
 }

@@ -24,15 +24,16 @@ func TestParseEndpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	for in, want := range map[string]string{
-		"unix:///run/a.sock": "/run/a.sock",
-		"unix:/run/a.sock":   "/run/a.sock",
-		"/run/a.sock":        "/run/a.sock",
-		"/run/a:b/c.sock":    "/run/a:b/c.sock",
-		"unix:a.sock":        filepath.Join(wd, "a.sock"),
-		"a.sock":             filepath.Join(wd, "a.sock"),
-		"":                   "",
-		"unix://":            "",
-		"tcp://localhost:1":  "",
+		"unix:///run/a.sock":           "/run/a.sock",
+		"unix:/run/a.sock":             "/run/a.sock",
+		"/run/a.sock":                  "/run/a.sock",
+		"/run/a:b/c.sock":              "/run/a:b/c.sock",
+		"unix:a.sock":                  filepath.Join(wd, "a.sock"),
+		"a.sock":                       filepath.Join(wd, "a.sock"),
+		"":                             "",
+		"unix://":                      "",
+		"tcp://localhost:1":            "",
+		"/" + strings.Repeat("x", 107): "",
 	} {
 		got, err := ParseEndpoint(in)
 		if got != want || (err != nil) != (want == "") {
