@@ -36,7 +36,7 @@ type Agent struct {
 	// that the next one finds them.
 	LeavePluginsOnStop bool
 	GC                 GC
-	// Dev says that the agent was started for trying out: its data directory is temporary.
+	// Dev says that the agent was started for trying out.
 	Dev bool
 }
 
@@ -113,7 +113,6 @@ const (
 func defaults() *Agent {
 	return &Agent{
 		Datacenter:         "dc1",
-		DataDir:            DefaultDataDir,
 		Socket:             DefaultSocket,
 		BindAddr:           "127.0.0.1",
 		HTTPPort:           DefaultHTTPPort,

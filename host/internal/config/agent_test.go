@@ -163,8 +163,12 @@ func TestDev(t *testing.T) {
 	if !reflect.DeepEqual(a.Drivers, want) || a.LeavePluginsOnStop || !a.Dev || a.Socket != data+"/pannier.sock" {
 		t.Errorf("%+v", a)
 	}
-	a, err, _ = load(t, src, map[string]string{"a.hcl": "socket = \"/s\"\ncsi_driver \"local\" {}"})
-	if err != nil || a.Socket != "/s" || a.Drivers[0].Command != nil {
+	src.Flags.DataDir, src.TempDir = nil, func() (string, error) { return "/temporary", nil }
+	if a, err, _ = load(t, src, nil); err != nil || a.DataDir != "/temporary" {
+		t.Errorf("no temporary data directory: %+v, %v", a, err)
+	}
+	a, err, _ = load(t, src, map[string]string{"a.hcl": "data_dir = \"/d\"\nsocket = \"/s\"\ncsi_driver \"local\" {}"})
+	if err != nil || a.Socket != "/s" || a.DataDir != "/d" || a.Drivers[0].Command != nil {
 		t.Errorf("a file's own settings lost: %+v, %v", a, err)
 	}
 }

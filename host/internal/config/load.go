@@ -31,6 +31,8 @@ type Source struct {
 	// Dev adds what an agent for trying out has: a socket in its data directory and
 	// a csi-local driver with the id "local".
 	Dev bool
+	// TempDir makes the data directory of such an agent where nothing names one.
+	TempDir func() (string, error)
 }
 
 // Load reads, merges and checks the agent's configuration. The error is Problems.
@@ -163,8 +165,10 @@ func (l *loader) identity(env Overrides) {
 		setPath(&a.DataDir, o.DataDir)
 	}
 	if a.Name == "" {
+		// Where there is no hostname either, check asks for a name.
 		a.Name, _ = os.Hostname()
 	}
+	l.dataDir()
 	for i, r := range l.roots {
 		sections[i].eval = l.variables(nil)
 		sections[i].file("plugin_dir", r.dir, &a.PluginDir)
@@ -174,6 +178,21 @@ func (l *loader) identity(env Overrides) {
 	}
 	if a.PluginDir == "" {
 		a.PluginDir = firstThatIs(filepath.Join(l.src.BinDir, "plugins"), systemPluginDir)
+	}
+}
+
+// dataDir chooses the data directory where nothing names one.
+func (l *loader) dataDir() {
+	switch {
+	case l.agent.DataDir != "":
+	case l.src.Dev && l.src.TempDir != nil:
+		dir, err := l.src.TempDir()
+		if err != nil {
+			l.problems = append(l.problems, Problem{Text: fmt.Sprintf("data_dir: make a temporary one: %v", err)})
+		}
+		l.agent.DataDir = dir
+	default:
+		l.agent.DataDir = DefaultDataDir
 	}
 }
 

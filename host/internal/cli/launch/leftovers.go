@@ -13,11 +13,12 @@ import (
 )
 
 // EndLeftovers ends what the program started and left running, so that nothing
-// uses a volume that is released: SIGTERM first, SIGKILL after the grace. It
-// returns how many processes were told to end, when none is left or ctx is done.
-// To be called once the program has ended; no other child may be running.
+// uses a volume that is released: SIGTERM first, SIGKILL after the grace or as soon
+// as ctx is done. It returns when none is left, with how many were told to end. To
+// be called once the program has ended; no other child may be running.
 func EndLeftovers(ctx context.Context, grace time.Duration) (told int, err error) {
 	deadline := time.Now().Add(grace)
+	hurry := ctx.Done()
 	asked := map[int]bool{}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -43,8 +44,8 @@ func EndLeftovers(ctx context.Context, grace time.Duration) (told int, err error
 		}
 		select {
 		case <-tick.C:
-		case <-ctx.Done():
-			return len(asked), fmt.Errorf("processes %v still run: %w", pids, context.Cause(ctx))
+		case <-hurry:
+			deadline, hurry = time.Now(), nil
 		}
 	}
 }

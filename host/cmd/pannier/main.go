@@ -1,0 +1,40 @@
+// Command pannier is the agent of a host and the command line that talks to it.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/pannier/pannier/host/internal/cli"
+)
+
+// version is set by the build.
+var version = "dev"
+
+func main() {
+	os.Exit(run())
+}
+
+func run() int {
+	var signals []os.Signal
+	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		if !signal.Ignored(s) {
+			signals = append(signals, s)
+		}
+	}
+	ctx := context.Background()
+	// Without a signal in it the list would mean all of them.
+	if len(signals) > 0 {
+		var stop context.CancelFunc
+		ctx, stop = signal.NotifyContext(ctx, signals...)
+		defer stop()
+	}
+	return cli.Main(ctx, cli.Options{
+		Args:    os.Args[1:],
+		Stdout:  os.Stdout,
+		Stderr:  os.Stderr,
+		Version: version,
+	})
+}

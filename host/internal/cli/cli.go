@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/api"
+	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+// Options are what main gives to the command.
+type Options struct {
+	// Args without the program's name.
+	Args   []string
+	Stdout *os.File
+	Stderr *os.File
+	// Version of the program.
+	Version string
+	// RunAgent runs the agent until ctx is done and logs to the writer. Without it
+	// there is no agent command.
+	RunAgent func(ctx context.Context, cfg *config.Agent, logs io.Writer) error
+}
+
+// Main runs one command and returns the exit code (see the constants).
+func Main(ctx context.Context, o Options) int {
+	if len(o.Args) > 0 && o.Args[0] == launch.ChildArg {
+		return launch.Child()
+	}
+	a := &app{opts: o, out: o.Stdout, err: o.Stderr, patience: 30 * time.Second}
+	root := a.rootCommand()
+	root.SetArgs(longFlags(root, o.Args))
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	err := root.ExecuteContext(ctx)
+	if a.client != nil {
+		// Closing idle connections cannot fail.
+		_ = a.client.Close()
+	}
+	if err == nil {
+		return ExitOK
+	}
+	if usage := (*usageError)(nil); !a.started && !errors.As(err, &usage) {
+		// Cobra's own errors of the command line.
+		err = &usageError{err: err, command: root.CommandPath()}
+	}
+	return a.report(err)
+}
+
+// app is what the commands share in one run.
+type app struct {
+	opts     Options
+	out, err io.Writer
+	// The global flags.
+	address, namespace, format string
+	noColor                    bool
+	client                     *api.Client
+	// started says that a command's own work has begun: an error is no longer one of usage.
+	started bool
+	// patience bounds how long a call that can be repeated is repeated while the
+	// agent is away.
+	patience time.Duration
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	root := a.noun("pannier", "CSI volumes for the workloads of a host",
+		a.volumeCommand(), a.driverCommand(), a.pluginCommand(), a.workloadCommand(),
+		a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
+	if a.opts.RunAgent != nil {
+		root.AddCommand(a.agentCommand())
+	}
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{err: err, command: cmd.CommandPath()}
+	})
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.address, "address", "", "the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
+	flags.StringVar(&a.namespace, "namespace", "", "the `namespace` (default: PANNIER_NAMESPACE, then "+claim.DefaultNamespace+")")
+	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
+	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
+	return root
+}
+
+// noun is a command that only has others below it.
+func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := fmt.Errorf("a command is missing")
+			if len(args) > 0 {
+				err = fmt.Errorf("unknown command %q", args[0])
+				cmd.SuggestionsMinimumDistance = 2
+				if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+					err = fmt.Errorf("%w; did you mean %q?", err, near[0])
+				}
+			}
+			return &usageError{err: err, command: cmd.CommandPath()}
+		},
+		Args: cobra.ArbitraryArgs,
+	}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// do makes a command's function out of one that does the work.
+func (a *app) do(work func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := a.checkFormat(cmd); err != nil {
+			return &usageError{err: err, command: cmd.CommandPath()}
+		}
+		a.started = true
+		return work(cmd.Context(), args)
+	}
+}
+
+// api gives the client for the address of the flag or the environment.
+func (a *app) api() (*api.Client, error) {
+	if a.client != nil {
+		return a.client, nil
+	}
+	address := a.address
+	if address == "" {
+		address = os.Getenv("PANNIER_ADDR")
+	}
+	if address == "" {
+		address = api.DefaultAddress
+	}
+	client, err := api.New(address)
+	if err != nil {
+		return nil, &usageError{err: err}
+	}
+	a.client = client
+	return client, nil
+}
+
+// namespaceOr gives the namespace of the flag or the environment, or another.
+func (a *app) namespaceOr(other string) string {
+	if a.namespace != "" {
+		return a.namespace
+	}
+	if ns := os.Getenv("PANNIER_NAMESPACE"); ns != "" {
+		return ns
+	}
+	return other
+}
+
+// note writes a line for people to standard error.
+func (a *app) note(format string, args ...any) {
+	fmt.Fprintln(a.err, printable(fmt.Sprintf(format, args...)))
+}
+
+// isTerminal says whether a stream is one.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// colored says whether a stream takes colours (https://no-color.org).
+func (a *app) colored(w io.Writer) bool {
+	return !a.noColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
+}

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// completeTimeout bounds how long a shell waits for the agent's ids.
+const completeTimeout = time.Second
+
+func (a *app) completionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "completion bash|zsh|fish", Short: "Write a shell's completion script",
+		Long: `Write a shell's completion script to standard output. Ids are completed too,
+where the agent can be asked.
+
+  bash:  source <(pannier completion bash)
+  zsh:   pannier completion zsh > "${fpath[1]}/_pannier"
+  fish:  pannier completion fish > ~/.config/fish/completions/pannier.fish`,
+		Args: exactly("the shell"), ValidArgs: []string{"bash", "zsh", "fish"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root := cmd.Root()
+			switch args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(a.out, true)
+			case "zsh":
+				return root.GenZshCompletion(a.out)
+			case "fish":
+				return root.GenFishCompletion(a.out, true)
+			}
+			return &usageError{err: fmt.Errorf("shell %q is not one of bash, zsh, fish", args[0]), command: cmd.CommandPath()}
+		},
+	}
+}
+
+// lister asks the agent for ids, in a namespace where they have one.
+type lister func(ctx context.Context, client *api.Client, namespace string) ([]string, error)
+
+type completer func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+
+// completeIDs completes the first argument by what the agent has.
+func (a *app) completeIDs(list lister) completer {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return a.ids(cmd, list, typed), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeFileOrID completes the first argument by files too.
+func (a *app) completeFileOrID(list lister) completer {
+	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return a.ids(cmd, list, typed), cobra.ShellCompDirectiveDefault
+	}
+}
+
+// completeSpec completes the first argument by spec files.
+func completeSpec(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return []string{"hcl", "json"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// ids are those that begin with what was typed; an agent that does not answer has none.
+func (a *app) ids(cmd *cobra.Command, list lister, typed string) []string {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
+	defer cancel()
+	client, err := a.api()
+	if err != nil {
+		return nil
+	}
+	all, err := list(ctx, client, a.namespaceOr("*"))
+	if err != nil {
+		return nil
+	}
+	var matching []string
+	for _, id := range all {
+		if strings.HasPrefix(id, typed) {
+			matching = append(matching, id)
+		}
+	}
+	return matching
+}
+
+func driverIDs(ctx context.Context, client *api.Client, _ string) ([]string, error) {
+	resp, err := client.Drivers.ListDrivers(ctx, connect.NewRequest(&hostv1.ListDriversRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, d := range resp.Msg.GetDrivers() {
+		ids = append(ids, d.GetId())
+	}
+	return ids, nil
+}
+
+func volumeIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
+	resp, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{Namespace: namespace}))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, v := range resp.Msg.GetVolumes() {
+		ids = append(ids, v.GetSpec().GetId())
+	}
+	return ids, nil
+}
+
+func workloadIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
+	resp, err := client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace}))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, w := range resp.Msg.GetWorkloads() {
+		ids = append(ids, w.GetSpec().GetId())
+	}
+	return ids, nil
+}

@@ -1,0 +1,161 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+func (a *app) driverCommand() *cobra.Command {
+	return a.noun("driver", "CSI drivers on this node",
+		a.driverRegister(), a.driverDeregister(), a.driverStatus())
+}
+
+func (a *app) driverRegister() *cobra.Command {
+	req := &hostv1.RegisterDriverRequest{}
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "register ID -endpoint unix:///PATH", Short: "Register a CSI driver that runs already, or change how it is reached",
+		Args: exactly("ID"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			req.Id = args[0]
+			if err := config.CheckEndpoint(req.Endpoint); err != nil {
+				return &usageError{err: fmt.Errorf("-endpoint: %w", err)}
+			}
+			if timeout < 0 {
+				return &usageError{err: fmt.Errorf("-health-timeout: must not be negative")}
+			}
+			req.HealthTimeoutMs = timeout.Milliseconds()
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Drivers.RegisterDriver(ctx, connect.NewRequest(req))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				d := resp.Msg.GetDriver()
+				state := "healthy"
+				if !d.GetHealthy() {
+					state = "not healthy yet: " + d.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
+				}
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("driver %q is registered, %s", d.GetId(), state)))
+				return err
+			})
+		}),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&req.Endpoint, "endpoint", "", "the driver's socket, as unix:///`PATH`")
+	flags.StringVar(&req.Type, "type", "monolith", "`TYPE`: node, controller or monolith")
+	flags.StringVar(&req.MountDir, "mount-dir", "", "where a driver in a container sees the agent's csi folder (default /csi)")
+	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "", "where such a driver stages and publishes (default /local/csi)")
+	flags.DurationVar(&timeout, "health-timeout", 0, "how long its first healthy answer may take (default 30s)")
+	require(cmd, "endpoint")
+	return cmd
+}
+
+func (a *app) driverDeregister() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "deregister ID", Short: "Take away a driver that was registered at run time",
+		Args: exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Drivers.DeregisterDriver(ctx, connect.NewRequest(&hostv1.DeregisterDriverRequest{Id: args[0], Force: force}))
+			if err != nil {
+				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force takes the driver away all the same", args[0])
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintf(a.out, "driver %q is deregistered\n", args[0])
+				return err
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "even while a volume is mounted through it")
+	return cmd
+}
+
+func (a *app) driverStatus() *cobra.Command {
+	return &cobra.Command{
+		Use: "status [ID]", Short: "List the drivers, or show one",
+		Args: between(0, "ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				resp, err := client.Drivers.ListDrivers(ctx, connect.NewRequest(&hostv1.ListDriversRequest{}))
+				if err != nil {
+					return err
+				}
+				return a.print(resp.Msg, func() error { return a.showDrivers(resp.Msg.GetDrivers()) })
+			}
+			resp, err := client.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+			}
+			return a.print(resp.Msg, func() error { return a.showDriver(resp.Msg.GetDriver()) })
+		}),
+	}
+}
+
+func (a *app) showDrivers(drivers []*hostv1.Driver) error {
+	if len(drivers) == 0 {
+		a.note("no drivers; add one with pannier driver register, or a csi_driver block in the agent's configuration")
+		return nil
+	}
+	t := newTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
+	for _, d := range drivers {
+		t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(), age(d.GetChangedAt()), d.GetMessage())
+	}
+	return a.show(t)
+}
+
+func (a *app) showDriver(d *hostv1.Driver) error {
+	t := newTable()
+	t.row("ID", d.GetId())
+	t.row("Type", d.GetType())
+	t.row("Health", healthy(d.GetHealthy()))
+	t.row("Message", d.GetMessage())
+	t.row("Since", age(d.GetChangedAt()))
+	t.row("Provider", strings.TrimSpace(d.GetProvider()+" "+d.GetProviderVersion()))
+	t.row("Endpoint", d.GetEndpoint())
+	t.row("Source", d.GetSource())
+	if d.GetPid() != 0 {
+		t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), count(int64(d.GetRestarts()), "restart")))
+	}
+	t.row("Node id", d.GetNodeId())
+	if d.GetMaxVolumes() > 0 {
+		t.row("Volumes at most", d.GetMaxVolumes())
+	}
+	t.row("Topology", joinMap(d.GetTopology()))
+	t.row("Controllers", fmt.Sprintf("%d of %d healthy", d.GetControllersHealthy(), d.GetControllersExpected()))
+	t.row("Nodes", fmt.Sprintf("%d of %d healthy", d.GetNodesHealthy(), d.GetNodesExpected()))
+	t.row("Controller can", strings.Join(d.GetControllerCapabilities(), " "))
+	t.row("Node can", strings.Join(d.GetNodeCapabilities(), " "))
+	return a.show(t)
+}
+
+// joinMap writes a map as key=value, sorted.
+func joinMap(m map[string]string) string {
+	var list []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		list = append(list, key+"="+m[key])
+	}
+	return strings.Join(list, " ")
+}

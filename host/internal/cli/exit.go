@@ -1,0 +1,165 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/host/api"
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+// The exit codes. `workload run` gives its program's own code instead, or one of
+// launch's when the program did not run.
+const (
+	ExitOK = 0
+	// ExitError is every failure that has no code of its own.
+	ExitError = 1
+	// ExitUsage is a wrong command line or a spec that is not right.
+	ExitUsage = 2
+	// ExitNotFound is a volume, driver, workload or snapshot that is not there.
+	ExitNotFound = 3
+	// ExitRefused is what the agent will not do as things stand: held, in use,
+	// already there, not allowed.
+	ExitRefused = 4
+	// ExitUnreachable is an agent that cannot be reached.
+	ExitUnreachable = 5
+)
+
+// usageError is a wrong command line; command may be empty.
+type usageError struct {
+	err     error
+	command string
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// hintError adds what to do next to an error.
+type hintError struct {
+	err  error
+	hint string
+}
+
+func (e *hintError) Error() string { return e.err.Error() }
+func (e *hintError) Unwrap() error { return e.err }
+
+// codeError is an error with an exit code of its own.
+type codeError struct {
+	err  error
+	code int
+}
+
+func (e *codeError) Error() string { return e.err.Error() }
+func (e *codeError) Unwrap() error { return e.err }
+
+// silentExit ends the command with a code and no word: all is said.
+type silentExit int
+
+func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// report tells an error and gives its exit code.
+func (a *app) report(err error) int {
+	if silent := silentExit(0); errors.As(err, &silent) {
+		return int(silent)
+	}
+	code, hint := classify(err)
+	if problems := (config.Problems)(nil); errors.As(err, &problems) {
+		for line := range strings.Lines(problems.Error()) {
+			a.note("%s", strings.TrimSuffix(line, "\n"))
+		}
+	} else {
+		a.note("error: %s", message(err))
+	}
+	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
+		hint = hinted.hint
+	}
+	if hint != "" {
+		a.note("%s", hint)
+	}
+	return code
+}
+
+// message is the error's text without connect's code in front.
+func message(err error) string {
+	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
+		return unreachable.Error()
+	}
+	if answer := (*connect.Error)(nil); errors.As(err, &answer) {
+		return strings.Replace(err.Error(), answer.Error(), answer.Message(), 1)
+	}
+	return err.Error()
+}
+
+// classify gives an error's exit code, and what to do about its kind.
+func classify(err error) (code int, hint string) {
+	if withCode := (*codeError)(nil); errors.As(err, &withCode) {
+		return withCode.code, ""
+	}
+	if usage := (*usageError)(nil); errors.As(err, &usage) {
+		if usage.command == "" {
+			return ExitUsage, ""
+		}
+		return ExitUsage, fmt.Sprintf("see %s -h", usage.command)
+	}
+	if problems := (config.Problems)(nil); errors.As(err, &problems) {
+		return ExitUsage, "nothing was changed; correct the file and try again"
+	}
+	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
+		return ExitUnreachable, ""
+	}
+	answer := (*connect.Error)(nil)
+	if !errors.As(err, &answer) {
+		if errors.Is(err, context.Canceled) {
+			return ExitError, "interrupted"
+		}
+		return ExitError, ""
+	}
+	if lost(err) {
+		return ExitUnreachable, "the agent went away during the call; see its log, and try again"
+	}
+	switch answer.Code() {
+	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
+		return ExitUsage, "nothing was changed; correct it and try again"
+	case connect.CodeNotFound:
+		return ExitNotFound, ""
+	case connect.CodeFailedPrecondition, connect.CodeAlreadyExists, connect.CodeAborted, connect.CodePermissionDenied,
+		connect.CodeUnauthenticated:
+		return ExitRefused, ""
+	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeResourceExhausted:
+		return ExitError, "this can pass: try again; pannier status shows what is down"
+	case connect.CodeUnimplemented:
+		return ExitError, "the agent or the driver cannot do this"
+	case connect.CodeCanceled:
+		return ExitError, "interrupted"
+	default:
+		return ExitError, "the agent's log and pannier events tell more"
+	}
+}
+
+// lost says that the connection broke under a call: the error is not the agent's answer.
+func lost(err error) bool {
+	answer := (*connect.Error)(nil)
+	if !errors.As(err, &answer) || connect.IsWireError(err) {
+		return false
+	}
+	switch answer.Code() {
+	case connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeUnimplemented:
+		return false
+	}
+	return true
+}
+
+// hint adds what to do next to an error with this exit code.
+func hint(err error, code int, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	if got, _ := classify(err); got != code {
+		return err
+	}
+	return &hintError{err, fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// printMounts is print with the formats that a container or a unit is started with.
+func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
+	format := dockerMount
+	switch a.format {
+	case formatDocker:
+	case formatSystemd:
+		format = systemdMount
+	default:
+		return a.print(m, table)
+	}
+	var out strings.Builder
+	for _, mount := range m.GetWorkload().GetMounts() {
+		lines, err := format(mount)
+		if err != nil {
+			return fmt.Errorf("volume %q: %w", mount.GetRequest(), err)
+		}
+		out.WriteString(lines)
+	}
+	_, err := fmt.Fprint(a.out, out.String())
+	return err
+}
+
+func (a *app) showMounts(w *hostv1.Workload) error {
+	t := newTable("VOLUME", "DESTINATION", "HOST PATH", "ACCESS", "KIND")
+	for _, m := range w.GetMounts() {
+		access, kind := "read-write", "folder"
+		if m.GetReadOnly() {
+			access = "read-only"
+		}
+		if m.GetBlock() {
+			kind = "device"
+		}
+		t.row(m.GetVolume(), m.GetDestination(), m.GetHostPath(), access, kind)
+	}
+	return a.show(t)
+}
+
+// dockerMount writes a flag of docker run, one line, which a shell splits as it is.
+func dockerMount(m *hostv1.Mount) (string, error) {
+	if m.GetBlock() {
+		access := "rwm"
+		if m.GetReadOnly() {
+			access = "r"
+		}
+		if err := plainPaths(m, ":"); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("--device=%s:%s:%s\n", m.GetHostPath(), m.GetDestination(), access), nil
+	}
+	if err := plainPaths(m, ",\""); err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("--mount type=bind,source=%s,target=%s", m.GetHostPath(), m.GetDestination())
+	if p := m.GetPropagation(); p != "" && p != "rprivate" {
+		text += ",bind-propagation=" + p
+	}
+	if m.GetReadOnly() {
+		text += ",readonly"
+	}
+	return text + "\n", nil
+}
+
+// systemdMount writes lines of a unit's [Service] section (systemd.exec(5)).
+func systemdMount(m *hostv1.Mount) (string, error) {
+	if err := plainPaths(m, ":\\\"'"); err != nil {
+		return "", err
+	}
+	key := "BindPaths"
+	if m.GetReadOnly() {
+		key = "BindReadOnlyPaths"
+	}
+	escape := strings.NewReplacer("%", "%%")
+	text := fmt.Sprintf("%s=%s:%s\n", key, escape.Replace(m.GetHostPath()), escape.Replace(m.GetDestination()))
+	if !m.GetBlock() {
+		return text, nil
+	}
+	// DeviceAllow takes names under /dev only (systemd.resource-control(5)).
+	info, err := os.Stat(m.GetHostPath())
+	if err != nil {
+		return "", fmt.Errorf("find its device: %w", err)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || stat.Mode&syscall.S_IFMT != syscall.S_IFBLK {
+		return "", fmt.Errorf("%s is not a block device", m.GetHostPath())
+	}
+	access := "rwm"
+	if m.GetReadOnly() {
+		access = "r"
+	}
+	return text + fmt.Sprintf("DeviceAllow=/dev/block/%d:%d %s\n", unix.Major(stat.Rdev), unix.Minor(stat.Rdev), access), nil
+}
+
+// plainPaths refuses paths that a shell or the format would take apart.
+func plainPaths(m *hostv1.Mount, forbidden string) error {
+	for _, path := range []string{m.GetHostPath(), m.GetDestination()} {
+		if strings.ContainsAny(path, " \t\n$`*?[];&|<>(){}!~#"+forbidden) {
+			return fmt.Errorf("the path %q has characters that this format cannot carry; use -o json", path)
+		}
+	}
+	return nil
+}

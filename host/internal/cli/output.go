@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// The output formats; a command may allow more than table and json.
+const (
+	formatTable   = "table"
+	formatJSON    = "json"
+	formatDocker  = "docker"
+	formatSystemd = "systemd"
+)
+
+// extraFormats annotates a command that has formats of its own.
+const extraFormats = "formats"
+
+func (a *app) checkFormat(cmd *cobra.Command) error {
+	allowed := []string{formatTable, formatJSON}
+	allowed = append(allowed, strings.Fields(cmd.Annotations[extraFormats])...)
+	for _, format := range allowed {
+		if a.format == format {
+			return nil
+		}
+	}
+	return fmt.Errorf("output format %q is not one of %s", a.format, strings.Join(allowed, ", "))
+}
+
+// print writes a message as JSON, or calls table for people.
+func (a *app) print(m proto.Message, table func() error) error {
+	if a.format == formatJSON {
+		return a.printJSON(m, "  ")
+	}
+	return table()
+}
+
+// printJSON writes a message as JSON with the names of the API; an empty indent
+// keeps it in one line. The whitespace is made anew: protojson's own changes from
+// build to build.
+func (a *app) printJSON(m proto.Message, indent string) error {
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("write %s as JSON: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	var out bytes.Buffer
+	if indent == "" {
+		err = json.Compact(&out, text)
+	} else {
+		err = json.Indent(&out, text, "", indent)
+	}
+	if err != nil {
+		return err
+	}
+	out.WriteByte('\n')
+	_, err = out.WriteTo(a.out)
+	return err
+}
+
+// table aligns rows for people. A cell may carry a colour.
+type table struct {
+	rows  [][]cell
+	width []int
+}
+
+type cell struct {
+	text  string
+	color color
+}
+
+// color is an SGR code; empty: none.
+type color string
+
+const (
+	red    color = "31"
+	green  color = "32"
+	yellow color = "33"
+	bold   color = "1"
+)
+
+func newTable(header ...string) *table {
+	t := &table{}
+	if len(header) > 0 {
+		row := make([]cell, len(header))
+		for i, text := range header {
+			row[i] = cell{text, bold}
+		}
+		t.add(row...)
+	}
+	return t
+}
+
+// row adds cells without colour.
+func (t *table) row(cells ...any) {
+	row := make([]cell, len(cells))
+	for i, c := range cells {
+		switch c := c.(type) {
+		case cell:
+			row[i] = c
+		default:
+			row[i] = cell{text: fmt.Sprint(c)}
+		}
+	}
+	t.add(row...)
+}
+
+func (t *table) add(row ...cell) {
+	for i := range row {
+		row[i].text = printable(row[i].text)
+		if row[i].text == "" {
+			row[i].text = "-"
+		}
+		if i == len(t.width) {
+			t.width = append(t.width, 0)
+		}
+		t.width[i] = max(t.width[i], utf8.RuneCountInString(row[i].text))
+	}
+	t.rows = append(t.rows, row)
+}
+
+// write puts the table on w, two spaces between columns and none at the end of a line.
+func (t *table) write(w io.Writer, colored bool) error {
+	var out strings.Builder
+	for _, row := range t.rows {
+		for i, c := range row {
+			text := c.text
+			if colored && c.color != "" {
+				text = "\x1b[" + string(c.color) + "m" + text + "\x1b[0m"
+			}
+			out.WriteString(text)
+			if i < len(row)-1 {
+				out.WriteString(strings.Repeat(" ", t.width[i]-utf8.RuneCountInString(c.text)+2))
+			}
+		}
+		out.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+// show writes a table to standard output.
+func (a *app) show(t *table) error { return t.write(a.out, a.colored(a.out)) }
+
+// printable takes control characters out of a text that came from elsewhere: they
+// could move the cursor or set the title of a terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t':
+			return ' '
+		case unicode.IsControl(r) || r == utf8.RuneError || unicode.Is(unicode.Bidi_Control, r):
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// size writes bytes in powers of two; 0 is unknown.
+func size(bytes int64) string {
+	if bytes <= 0 {
+		return ""
+	}
+	return humanize.IBytes(uint64(bytes))
+}
+
+// age writes how long ago a time was, in its largest unit.
+func age(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return ""
+	}
+	return span(time.Since(at.AsTime()))
+}
+
+func span(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}
+
+// healthy is a cell for a yes-or-no of health.
+func healthy(ok bool) cell {
+	if ok {
+		return cell{"healthy", green}
+	}
+	return cell{"unhealthy", red}
+}
+
+// count writes a number with its noun.
+func count(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

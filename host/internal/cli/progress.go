@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// redraw is how often the durations of running steps are drawn anew.
+const redraw = 100 * time.Millisecond
+
+// progress shows a workload's steps as they go: redrawn in place on a terminal, a
+// line for each that has ended elsewhere. Close it before anything else writes.
+type progress struct {
+	w             io.Writer
+	live, colored bool
+
+	mu sync.Mutex
+	// steps that are still drawn; those that have ended are dropped from the front.
+	steps []*stepLine
+	// drawn lines of the terminal above the cursor are this progress's.
+	drawn  int
+	stop   chan struct{}
+	ticker sync.WaitGroup
+}
+
+type stepLine struct {
+	step  *hostv1.Step
+	since time.Time
+}
+
+// undoNames are what the undoing of a step is called.
+var undoNames = map[string]string{
+	"claim": "release", "attach": "detach", "stage": "unstage", "publish": "unpublish",
+}
+
+func (a *app) progress() *progress {
+	p := &progress{w: a.err, live: isTerminal(a.err) && os.Getenv("TERM") != "dumb", colored: a.colored(a.err), stop: make(chan struct{})}
+	if p.live {
+		p.ticker.Go(func() {
+			tick := time.NewTicker(redraw)
+			defer tick.Stop()
+			for {
+				select {
+				case <-tick.C:
+					p.mu.Lock()
+					p.draw()
+					p.mu.Unlock()
+				case <-p.stop:
+					return
+				}
+			}
+		})
+	}
+	return p
+}
+
+// close leaves what is drawn where it is. It may be called more than once.
+func (p *progress) close() {
+	p.mu.Lock()
+	select {
+	case <-p.stop:
+	default:
+		close(p.stop)
+	}
+	p.mu.Unlock()
+	p.ticker.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.live {
+		p.draw()
+	}
+	p.steps, p.drawn = nil, 0
+}
+
+// step takes one step's news.
+func (p *progress) step(s *hostv1.Step) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	line := p.find(s)
+	before := line.step
+	line.step = s
+	if p.live {
+		p.draw()
+		return
+	}
+	// Plain lines: one when it ends, and one for each new reason to wait.
+	if s.GetState() == "running" || before != nil && before.GetState() == s.GetState() && before.GetError() == s.GetError() {
+		return
+	}
+	fmt.Fprintln(p.w, line.text(false))
+}
+
+// find gives the line of a step, a new one where it runs for the first time.
+func (p *progress) find(s *hostv1.Step) *stepLine {
+	for _, line := range p.steps {
+		if o := line.step; o.GetName() == s.GetName() && o.GetVolume() == s.GetVolume() && o.GetUndo() == s.GetUndo() {
+			return line
+		}
+	}
+	line := &stepLine{since: time.Now()}
+	p.steps = append(p.steps, line)
+	return line
+}
+
+// note writes a line above the steps.
+func (p *progress) note(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	fmt.Fprintln(p.w, printable(fmt.Sprintf(format, args...)))
+	if p.live {
+		p.draw()
+	}
+}
+
+func (p *progress) erase() {
+	if p.drawn > 0 {
+		fmt.Fprintf(p.w, "\x1b[%dA\x1b[J", p.drawn)
+		p.drawn = 0
+	}
+}
+
+// draw writes the steps over the ones drawn before. Those at the top that have
+// ended are written a last time and let go.
+func (p *progress) draw() {
+	width, height := 80, 24
+	if f, ok := p.w.(*os.File); ok {
+		if w, h, err := term.GetSize(int(f.Fd())); err == nil && w > 0 && h > 1 {
+			width, height = w, h
+		}
+	}
+	var out strings.Builder
+	if p.drawn > 0 {
+		fmt.Fprintf(&out, "\x1b[%dA\x1b[J", p.drawn)
+	}
+	for len(p.steps) > 0 && p.steps[0].ended() {
+		out.WriteString(p.steps[0].text(p.colored) + "\n")
+		p.steps = p.steps[1:]
+	}
+	shown := p.steps[max(0, len(p.steps)-(height-1)):]
+	for _, line := range shown {
+		// A line that wraps would make the count of drawn lines wrong.
+		out.WriteString(cut(line.text(false), width-1) + "\n")
+	}
+	p.drawn = len(shown)
+	_, _ = io.WriteString(p.w, out.String()) // A terminal that is gone is no one's loss.
+}
+
+func (l *stepLine) ended() bool {
+	state := l.step.GetState()
+	return state == "done" || state == "failed"
+}
+
+// text is "publish data ... done 1.2ms".
+func (l *stepLine) text(colored bool) string {
+	s := l.step
+	name := s.GetName()
+	if s.GetUndo() {
+		if name = undoNames[name]; name == "" {
+			name = "undo " + s.GetName()
+		}
+	}
+	if s.GetVolume() != "" {
+		name += " " + s.GetVolume()
+	}
+	state := s.GetState()
+	took := time.Since(l.since)
+	if l.ended() {
+		took = s.GetTook().AsDuration()
+	}
+	if colored {
+		switch state {
+		case "done":
+			state = "\x1b[" + string(green) + "m" + state + "\x1b[0m"
+		case "failed":
+			state = "\x1b[" + string(red) + "m" + state + "\x1b[0m"
+		}
+	}
+	text := fmt.Sprintf("%s ... %s %s", printable(name), state, short(took))
+	if s.GetAttempt() > 1 {
+		text += fmt.Sprintf(" (try %d)", s.GetAttempt())
+	}
+	if s.GetError() != "" {
+		text += ": " + printable(s.GetError())
+	}
+	return text
+}
+
+// short writes a duration with three digits or so.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond).String()
+	default:
+		return d.Round(100 * time.Millisecond).String()
+	}
+}
+
+func cut(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	return string([]rune(text)[:max(0, width)])
+}

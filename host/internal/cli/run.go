@@ -1,0 +1,321 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+// leftoverGrace is how long processes that the program left have to end by themselves.
+const leftoverGrace = 10 * time.Second
+
+// echoTime is how long after the program's end a signal is taken to have been for it.
+const echoTime = 500 * time.Millisecond
+
+func (a *app) workloadRun() *cobra.Command {
+	return &cobra.Command{
+		Use: "run SPEC [-- COMMAND ARGS...]", Short: "Run a program with its volumes in the foreground",
+		Long: `Bring a workload's volumes up, run its program in a mount namespace of its own
+with each volume at its destination, and release them when it ends. The exit code
+is the program's. What the program leaves running is ended with it. Needs root.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			dash := cmd.ArgsLenAtDash()
+			if dash < 0 {
+				dash = len(args)
+			}
+			err := exactly("SPEC")(cmd, args[:dash])
+			if err != nil && dash > 1 {
+				err = &hintError{err, "the command goes behind --: pannier workload run SPEC -- COMMAND ARGS..."}
+			}
+			return err
+		},
+		ValidArgsFunction: completeSpec,
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			r, err := a.newRun(args[0], args[1:])
+			if err != nil {
+				return err
+			}
+			return r.run(context.WithoutCancel(ctx))
+		}),
+	}
+}
+
+// run is one workload in the foreground.
+type run struct {
+	*app
+	client *api.Client
+	spec   *hostv1.WorkloadSpec
+	user   *launch.User
+	// signals of this process; a phase that is not reading them is not waiting either.
+	signals chan os.Signal
+	// by is the signal that ended the last interruptible phase; 0: none.
+	by syscall.Signal
+	// deaf until then to signals that end a phase: they were for the program.
+	deaf time.Time
+}
+
+// newRun reads and checks everything that needs no agent.
+func (a *app) newRun(path string, command []string) (*run, error) {
+	spec, err := a.readWorkload(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(command) > 0 {
+		if spec.Exec == nil {
+			spec.Exec = &hostv1.Exec{}
+		}
+		spec.Exec.Command, spec.Exec.Args = command[0], command[1:]
+	}
+	if spec.GetExec().GetCommand() == "" {
+		return nil, &usageError{err: fmt.Errorf("%s has no exec block, and no command stands behind --", path), command: "pannier workload run"}
+	}
+	r := &run{app: a, spec: spec}
+	if name := spec.GetExec().GetUser(); name != "" {
+		if r.user, err = launch.LookupUser(name); err != nil {
+			return nil, config.Problems{{File: path, Text: "exec: user: " + err.Error()}}
+		}
+	}
+	if os.Geteuid() != 0 {
+		return nil, &hintError{&codeError{errors.New("workload run needs root, to bind the volumes in a mount namespace"), launch.CodeNotRun},
+			"run it with sudo; exec.user in the spec says who runs the program"}
+	}
+	r.client, err = a.api()
+	return r, err
+}
+
+// run goes through the phases: start, program, release. ctx is never cancelled: each
+// phase minds the signals itself.
+func (r *run) run(ctx context.Context) error {
+	r.signals = make(chan os.Signal, 32)
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP} {
+		// What nohup or a shell's & has switched off stays off.
+		if !signal.Ignored(s) {
+			signal.Notify(r.signals, s)
+		}
+	}
+	defer signal.Stop(r.signals)
+
+	w, err := r.start(ctx)
+	if err == nil {
+		var code int
+		code, err = r.program(ctx, w)
+		if err == nil {
+			r.release(ctx)
+			return silentExit(code)
+		}
+	}
+	// A start that failed is unwound by the agent; one that was left here is not.
+	by := r.by
+	if w != nil || by != 0 {
+		r.release(ctx)
+	}
+	if by != 0 {
+		return silentExit(128 + int(by))
+	}
+	failure := (*launch.Error)(nil)
+	if errors.As(err, &failure) {
+		return &codeError{err, failure.Code}
+	}
+	return &codeError{hintStart(err), launch.CodeNotRun}
+}
+
+// interruptible runs a phase that a signal to end cancels; r.by is then that signal.
+func (r *run) interruptible(ctx context.Context, phase func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.by = 0
+	done := make(chan error, 1)
+	go func() { done <- phase(ctx) }()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case s := <-r.signals:
+			switch s {
+			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
+				if time.Now().Before(r.deaf) {
+					continue
+				}
+				// A signal is always a syscall.Signal on Linux.
+				r.by, _ = s.(syscall.Signal)
+				cancel()
+			case syscall.SIGTSTP:
+				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+			}
+		}
+	}
+}
+
+func (r *run) start(ctx context.Context) (w *hostv1.Workload, err error) {
+	p := r.progress()
+	defer p.close()
+	err = r.interruptible(ctx, func(ctx context.Context) error {
+		w, err = r.app.start(ctx, r.client, p, &hostv1.StartWorkloadRequest{Spec: r.spec, ReleaseWithCaller: true})
+		return err
+	})
+	return w, err
+}
+
+// program runs it and gives its exit code. An error means that it did not run.
+func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
+	child, err := launch.Start(r.plan(w))
+	if err != nil {
+		return 0, err
+	}
+	err = r.interruptible(ctx, func(ctx context.Context) error {
+		p := r.progress()
+		defer p.close()
+		return r.patiently(ctx, p, true, func() (bool, error) {
+			_, err := r.client.Workloads.RunningWorkload(ctx, connect.NewRequest(&hostv1.RunningWorkloadRequest{
+				Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(child.PID()),
+			}))
+			return false, err
+		})
+	})
+	if err != nil || r.by != 0 {
+		child.Abort()
+		return 0, errors.Join(err, r.interrupted())
+	}
+	if err := child.Go(); err != nil {
+		return 0, err
+	}
+	r.forward(child)
+	return child.Wait()
+}
+
+func (r *run) interrupted() error {
+	if r.by == 0 {
+		return nil
+	}
+	return fmt.Errorf("interrupted by %v", r.by)
+}
+
+// forward passes signals on until the program has ended. It is in this process's
+// group, so what the terminal sends it has got already.
+func (r *run) forward(child *launch.Process) {
+	for {
+		select {
+		case <-child.Done():
+			return
+		case s := <-r.signals:
+			fromTerminal := s == syscall.SIGINT || s == syscall.SIGQUIT || s == syscall.SIGTSTP || s == syscall.SIGWINCH
+			if !fromTerminal || !inForeground() {
+				if err := child.Signal(s); err != nil {
+					r.note("warning: %v", err)
+				}
+			}
+			if s == syscall.SIGTSTP {
+				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+			}
+		}
+	}
+}
+
+// inForeground says whether the controlling terminal's keys send their signals to
+// this process's group.
+func inForeground() bool {
+	tty, err := os.Open("/dev/tty")
+	if err != nil {
+		return false
+	}
+	defer tty.Close()
+	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// release ends what the program left and gives the volumes back. It tells what goes
+// wrong: the exit code is the program's.
+func (r *run) release(ctx context.Context) {
+	// A signal that ended the program, sent to the whole group, may only arrive now.
+	r.deaf = time.Now().Add(echoTime)
+	err := r.interruptible(ctx, func(ctx context.Context) error {
+		told, err := launch.EndLeftovers(ctx, leftoverGrace)
+		if told > 0 {
+			r.note("ended %s that the program had left running", countProcesses(told))
+		}
+		return err
+	})
+	if err != nil {
+		r.note("warning: processes of the program may still run: %v", err)
+	}
+	p := r.progress()
+	defer p.close()
+	err = r.interruptible(ctx, func(ctx context.Context) error {
+		_, err := r.stop(ctx, r.client, p, r.spec.GetNamespace(), r.spec.GetId())
+		return err
+	})
+	status := "pannier workload status " + r.spec.GetId()
+	switch {
+	case err == nil, connect.CodeOf(err) == connect.CodeNotFound:
+	case r.by != 0:
+		p.note("left before the end: the agent goes on releasing by itself; follow it with: %s", status)
+	case away(err, true):
+		p.note("warning: %s; the agent releases the volumes by itself as soon as it is back", message(err))
+	default:
+		p.note("error: release workload %q: %s; the agent tries again by itself; see: %s", r.spec.GetId(), message(err), status)
+	}
+}
+
+func countProcesses(n int) string {
+	if n == 1 {
+		return "1 process"
+	}
+	return fmt.Sprintf("%d processes", n)
+}
+
+// plan says what the program is to find.
+func (r *run) plan(w *hostv1.Workload) launch.Plan {
+	exec := r.spec.GetExec()
+	plan := launch.Plan{Command: exec.GetCommand(), Args: exec.GetArgs(), User: r.user}
+	env := map[string]string{}
+	for _, kv := range os.Environ() {
+		if key, value, ok := strings.Cut(kv, "="); ok {
+			env[key] = value
+		}
+	}
+	if r.user != nil && r.user.Name != "" {
+		env["USER"], env["LOGNAME"], env["HOME"] = r.user.Name, r.user.Name, r.user.Home
+	}
+	maps.Copy(env, exec.GetEnv())
+	env["PANNIER_WORKLOAD"] = r.spec.GetId()
+	for _, m := range w.GetMounts() {
+		plan.Mounts = append(plan.Mounts, launch.Mount{
+			Source: m.GetHostPath(), Destination: m.GetDestination(), ReadOnly: m.GetReadOnly(), Block: m.GetBlock(),
+		})
+		env[volumeVariable(m.GetRequest())] = m.GetDestination()
+	}
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		plan.Env = append(plan.Env, key+"="+env[key])
+	}
+	return plan
+}
+
+// volumeVariable is the name of the variable that tells where a volume is.
+func volumeVariable(request string) string {
+	return "PANNIER_VOLUME_" + strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z':
+			return r - 'a' + 'A'
+		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+			return r
+		}
+		return '_'
+	}, request)
+}

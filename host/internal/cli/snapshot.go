@@ -1,0 +1,144 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func (a *app) snapshotCommand() *cobra.Command {
+	return a.noun("snapshot", "Snapshots of volumes", a.snapshotCreate(), a.snapshotDelete(), a.snapshotList())
+}
+
+func (a *app) snapshotCreate() *cobra.Command {
+	var name string
+	var secretFlags, parameterFlags []string
+	cmd := &cobra.Command{
+		Use: "create VOLUME", Short: "Take a snapshot of a volume",
+		Args: exactly("VOLUME"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			parameters, err := pairs("parameter", parameterFlags)
+			if err != nil {
+				return err
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: name,
+				Parameters: parameters, Secrets: secrets,
+			}))
+			if err != nil {
+				return hintVolume(err)
+			}
+			return a.print(resp.Msg, func() error {
+				s := resp.Msg.GetSnapshot()
+				state := "ready"
+				if !s.GetReady() {
+					state = "not ready yet"
+				}
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s of volume %q: %s", s.GetSnapshotId(), args[0], state)))
+				return err
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&name, "name", "", "the snapshot's `NAME`; repeating it gives the same snapshot")
+	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil, "a parameter for the driver as `KEY=VALUE`; may be given more than once")
+	secretsFlag(cmd, &secretFlags)
+	require(cmd, "name")
+	return cmd
+}
+
+func (a *app) snapshotDelete() *cobra.Command {
+	var driver string
+	var secretFlags []string
+	cmd := &cobra.Command{
+		Use: "delete SNAPSHOT -driver ID", Short: "Delete a snapshot at its driver",
+		Args: exactly("SNAPSHOT"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{
+				PluginId: driver, SnapshotId: args[0], Secrets: secrets,
+			}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", driver)
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s is deleted", args[0])))
+				return err
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&driver, "driver", "", "the driver's `ID`")
+	secretsFlag(cmd, &secretFlags)
+	require(cmd, "driver")
+	return cmd
+}
+
+func (a *app) snapshotList() *cobra.Command {
+	var driver string
+	var secretFlags []string
+	cmd := &cobra.Command{
+		Use: "list -driver ID", Short: "List a driver's snapshots",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			all := &hostv1.ListSnapshotsResponse{}
+			for token := ""; ; {
+				resp, err := client.Volumes.ListSnapshots(ctx, connect.NewRequest(&hostv1.ListSnapshotsRequest{
+					PluginId: driver, PerPage: externalPage, PageToken: token, Secrets: secrets,
+				}))
+				if err != nil {
+					return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				}
+				all.Snapshots = append(all.Snapshots, resp.Msg.GetSnapshots()...)
+				next := resp.Msg.GetNextToken()
+				if next == "" || next == token {
+					break
+				}
+				token = next
+			}
+			return a.print(all, func() error { return a.showSnapshots(all.GetSnapshots()) })
+		}),
+	}
+	cmd.Flags().StringVar(&driver, "driver", "", "the driver's `ID`")
+	secretsFlag(cmd, &secretFlags)
+	require(cmd, "driver")
+	return cmd
+}
+
+func (a *app) showSnapshots(snapshots []*hostv1.Snapshot) error {
+	t := newTable("SNAPSHOT", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE")
+	for _, s := range snapshots {
+		ready := cell{"yes", green}
+		if !s.GetReady() {
+			ready = cell{"no", yellow}
+		}
+		t.row(s.GetSnapshotId(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready, age(s.GetCreatedAt()))
+	}
+	return a.show(t)
+}

@@ -1,0 +1,303 @@
+package cli
+
+import (
+	"context"
+	_ "embed" // for the spec that init writes
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+func (a *app) volumeCommand() *cobra.Command {
+	return a.noun("volume", "CSI volumes",
+		a.volumeInit(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(),
+		a.volumeExpand(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(), a.volumeDelete())
+}
+
+//go:embed volume_init.hcl
+var volumeInit string
+
+func (a *app) volumeInit() *cobra.Command {
+	return &cobra.Command{
+		Use: "init [FILE]", Short: "Write a volume spec to begin with (volume.hcl; - is standard output)",
+		Args: between(0, "FILE"),
+		RunE: a.do(func(_ context.Context, args []string) error {
+			path := "volume.hcl"
+			if len(args) > 0 {
+				path = args[0]
+			}
+			if path == "-" {
+				_, err := fmt.Fprint(a.out, volumeInit)
+				return err
+			}
+			f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+			if errors.Is(err, fs.ErrExist) {
+				return &hintError{&codeError{fmt.Errorf("%s is there already", path), ExitRefused}, "name another file: pannier volume init FILE"}
+			}
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteString(volumeInit)
+			if err = errors.Join(err, f.Close()); err != nil {
+				return fmt.Errorf("write %s: %w", path, err)
+			}
+			a.note("wrote %s; edit it, then: pannier volume create %s", path, path)
+			return nil
+		}),
+	}
+}
+
+func (a *app) volumeCreate() *cobra.Command {
+	return &cobra.Command{
+		Use: "create FILE", Short: "Make a volume at its driver and register it",
+		Long: "Make a volume at its driver and register it. FILE is a volume spec; - is standard\ninput. Repeating it gives the same volume.",
+		Args: exactly("FILE"), ValidArgsFunction: completeSpec,
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			spec, err := a.readVolume(args[0])
+			if err != nil {
+				return err
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: spec}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+			}
+			a.warn(resp.Msg.GetWarnings())
+			return a.print(resp.Msg, func() error { return a.madeVolume("is created", resp.Msg.GetVolume()) })
+		}),
+	}
+}
+
+func (a *app) volumeRegister() *cobra.Command {
+	return &cobra.Command{
+		Use: "register FILE", Short: "Register a volume that exists at its driver, or change its definition",
+		Args: exactly("FILE"), ValidArgsFunction: completeSpec,
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			spec, err := a.readVolume(args[0])
+			if err != nil {
+				return err
+			}
+			if spec.GetExternalId() == "" {
+				return config.Problems{{File: args[0], Text: "external_id: is required to register a volume; " +
+					"pannier volume create makes one, pannier volume list -external -driver " + spec.GetPluginId() + " lists the driver's"}}
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+			}
+			a.warn(resp.Msg.GetWarnings())
+			return a.print(resp.Msg, func() error { return a.madeVolume("is registered", resp.Msg.GetVolume()) })
+		}),
+	}
+}
+
+// readVolume reads a spec and settles its namespace.
+func (a *app) readVolume(path string) (*hostv1.VolumeSpec, error) {
+	spec, err := config.ReadVolume(path)
+	if err != nil {
+		return nil, err
+	}
+	if spec.GetNamespace() == "" {
+		spec.Namespace = a.namespaceOr(claim.DefaultNamespace)
+	}
+	return spec, nil
+}
+
+func (a *app) warn(warnings []string) {
+	for _, w := range warnings {
+		a.note("warning: %s", w)
+	}
+}
+
+func (a *app) madeVolume(what string, v *hostv1.Volume) error {
+	text := fmt.Sprintf("volume %q %s: external id %s", v.GetSpec().GetId(), what, v.GetSpec().GetExternalId())
+	if v.GetCapacity() > 0 {
+		text += ", " + size(v.GetCapacity())
+	}
+	_, err := fmt.Fprintln(a.out, printable(text))
+	return err
+}
+
+func (a *app) volumeExpand() *cobra.Command {
+	var lowest, highest string
+	cmd := &cobra.Command{
+		Use: "expand ID [SIZE]", Short: "Grow a volume, mounted or not",
+		Long: "Grow a volume, mounted or not. SIZE, such as 10GiB, is the least that it is to have;\nit is the same as -capacity-min.",
+		Args: between(1, "ID", "SIZE"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			if len(args) == 2 {
+				if lowest != "" {
+					return &usageError{err: errors.New("SIZE and -capacity-min say the same; give one of them")}
+				}
+				lowest = args[1]
+			}
+			req := &hostv1.ExpandVolumeRequest{Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0]}
+			var err error
+			if req.CapacityMin, err = capacity("the size", lowest); err != nil {
+				return err
+			}
+			if req.CapacityMax, err = capacity("-capacity-max", highest); err != nil {
+				return err
+			}
+			if req.CapacityMin == 0 && req.CapacityMax == 0 {
+				return &usageError{err: errors.New("a size is missing")}
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.ExpandVolume(ctx, connect.NewRequest(req))
+			if err != nil {
+				return hintVolume(err)
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintf(a.out, "volume %q has %s\n", args[0], size(resp.Msg.GetVolume().GetCapacity()))
+				return err
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&lowest, "capacity-min", "", "the least `size` it is to have")
+	cmd.Flags().StringVar(&highest, "capacity-max", "", "the most `size` it may have")
+	return cmd
+}
+
+func capacity(name, text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := config.ParseSize(text)
+	if err != nil {
+		return 0, &usageError{err: fmt.Errorf("%s: %w", name, err)}
+	}
+	return n, nil
+}
+
+// hintVolume says where to find the volumes when one is not there, and the
+// claims when one is held.
+func hintVolume(err error) error {
+	err = hint(err, ExitNotFound, "pannier volume status lists the volumes")
+	return hint(err, ExitRefused, "pannier volume status ID shows who holds it")
+}
+
+func (a *app) volumeDetach() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "detach ID NODE", Short: "Release every claim of a volume on a node",
+		Args: exactly("ID", "NODE"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.DetachVolume(ctx, connect.NewRequest(&hostv1.DetachVolumeRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
+			}))
+			if err != nil {
+				return hintVolume(err)
+			}
+			if err := a.print(resp.Msg, func() error { return a.showDetached(args[0], args[1], resp.Msg.GetClaims()) }); err != nil {
+				return err
+			}
+			for _, c := range resp.Msg.GetClaims() {
+				if !c.GetReleased() {
+					return &hintError{errors.New("not every claim is released"),
+						"what is left is tried again by itself; -force frees the claims of a node that is down for certain"}
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
+	return cmd
+}
+
+func (a *app) showDetached(volume, node string, claims []*hostv1.DetachedClaim) error {
+	if len(claims) == 0 {
+		a.note("volume %q has no claim on node %q: nothing to release", volume, node)
+		return nil
+	}
+	t := newTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
+	for _, c := range claims {
+		released := cell{"yes", green}
+		if !c.GetReleased() {
+			released = cell{"no", red}
+		}
+		t.row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
+	}
+	return a.show(t)
+}
+
+func (a *app) volumeDeregister() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "deregister ID", Short: "Forget a volume and leave it at its driver",
+		Args: exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.DeregisterVolume(ctx, connect.NewRequest(&hostv1.DeregisterVolumeRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Force: force,
+			}))
+			if err != nil {
+				return hintVolume(err)
+			}
+			for _, c := range resp.Msg.GetLeftBehind() {
+				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still stand",
+					c.GetMode(), c.GetWorkload(), c.GetNode(), c.GetState())
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintf(a.out, "volume %q is deregistered; it still exists at its driver\n", args[0])
+				return err
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "even while claims stand; says what is left behind")
+	return cmd
+}
+
+func (a *app) volumeDelete() *cobra.Command {
+	var secretFlags []string
+	cmd := &cobra.Command{
+		Use: "delete ID", Short: "Delete a volume at its driver, with its data, and forget it",
+		Args: exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.DeleteVolume(ctx, connect.NewRequest(&hostv1.DeleteVolumeRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Secrets: secrets,
+			}))
+			if err != nil {
+				return hintVolume(err)
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintf(a.out, "volume %q is deleted\n", args[0])
+				return err
+			})
+		}),
+	}
+	secretsFlag(cmd, &secretFlags)
+	return cmd
+}
