@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -217,10 +218,22 @@ func plant(t testing.TB, l *ledger, raw map[string]string) {
 func TestClosed(t *testing.T) {
 	l := filled(t)
 	changed := l.Watch(t.Context(), TopicVolume(ref("v0")))
-	for range 2 {
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
+	closed := make(chan error, 1)
+	err := l.View(func(tx *ReadTx) error {
+		go func() { closed <- l.Close() }()
+		for l.View(func(*ReadTx) error { return nil }) == nil {
+			runtime.Gosched()
 		}
+		select {
+		case <-closed:
+			t.Error("closed under a reader")
+		case <-time.After(20 * time.Millisecond): // long enough to see it fail
+		}
+		_, err := tx.Volume(ref("v0"))
+		return err
+	})
+	if err := errors.Join(err, <-closed, l.Close()); err != nil {
+		t.Fatal(err)
 	}
 	<-changed
 	if err := l.View(func(*ReadTx) error { return nil }); !errors.Is(err, ErrClosed) {
