@@ -12,6 +12,9 @@ import (
 // a plugin's own release have versions of their own.
 const Version = 1
 
+// PluginName is the one plugin of a process in go-plugin's sense.
+const PluginName = "pannier"
+
 // Handshake tells a plugin that a pannier host started it, and a host that what
 // it started is a pannier plugin. It protects nobody, it only makes for
 // understandable errors: TLS is what protects.
@@ -32,7 +35,7 @@ const (
 // Plugins is what both sides give to go-plugin: one plugin, whose register adds
 // all of a process's services. A host passes nil.
 func Plugins(register func(*grpc.Server) error) map[int]goplugin.PluginSet {
-	return map[int]goplugin.PluginSet{Version: {"pannier": &services{register: register}}}
+	return map[int]goplugin.PluginSet{Version: {PluginName: &services{register: register}}}
 }
 
 // services is gRPC only: go-plugin's older protocol, net/rpc, is refused.

@@ -1,0 +1,92 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// ErrAmbiguous: several plugins are of the kind that is asked for, and nothing
+// says which one to take.
+var ErrAmbiguous = errors.New("several plugins of this kind")
+
+// ErrWrongKind: the plugin is of another kind, or of another version of it.
+var ErrWrongKind = errors.New("the plugin is of another kind")
+
+// defaultStorage is the storage plugin that is taken when there are several.
+const defaultStorage = "csi-bridge"
+
+// Supervisor is what the catalog needs of supervisor.Supervisor.
+type Supervisor interface {
+	Acquire(ctx context.Context, name string) (supervisor.Lease, error)
+	Await(ctx context.Context, done func([]supervisor.Status) bool) error
+}
+
+// Catalog gives typed clients of plugins.
+type Catalog struct {
+	plugins Supervisor
+}
+
+// New makes a catalog of a supervisor's plugins.
+func New(plugins Supervisor) *Catalog { return &Catalog{plugins: plugins} }
+
+// Storage borrows the storage plugin until release is called: csi-bridge, or the
+// only plugin of that kind. While it is not up, it waits until ctx ends; the error
+// is then supervisor.ErrUnavailable, with the code Unavailable.
+//
+// A call without a deadline gets one (CallTimeout).
+func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release func(), err error) {
+	name, err := c.pick(ctx, storage.Kind, defaultStorage)
+	if err != nil {
+		return nil, nil, fmt.Errorf("storage: %w", err)
+	}
+	lease, err := c.plugins.Acquire(ctx, name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("storage: %w", err)
+	}
+	if lease.Kind != storage.Kind {
+		lease.Release()
+		return nil, nil, fmt.Errorf("storage: plugin %q: %w: it is %s, and %s is needed", name, ErrWrongKind, lease.Kind, storage.Kind)
+	}
+	prefix := "storage(" + name + ")"
+	return storage.NewClient(&conn{ClientConnInterface: lease.Conn, prefix: prefix}), lease.Release, nil
+}
+
+// pick names the plugin of a kind: the preferred one where it exists, else the
+// only one. What kind a plugin has is known once it has come up, so pick may have
+// to wait for that.
+func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string, err error) {
+	var all []supervisor.Status
+	var found []string
+	waitErr := c.plugins.Await(ctx, func(now []supervisor.Status) bool {
+		all, found = now, nil
+		unknown := 0
+		for _, s := range now {
+			switch s.Kind {
+			case kind:
+				found = append(found, s.Name)
+			case "":
+				unknown++
+			}
+			if s.Name == preferred {
+				found = []string{preferred}
+				return true
+			}
+		}
+		return len(found) > 0 || unknown == 0
+	})
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return "", fmt.Errorf("%w: %s; name one of them %q", ErrAmbiguous, strings.Join(found, ", "), preferred)
+	case waitErr != nil:
+		return "", fmt.Errorf("%w: no plugin of kind %s has come up: %w", supervisor.ErrUnavailable, kind, waitErr)
+	default:
+		return "", fmt.Errorf("%w: none of the %d plugins is of kind %s", supervisor.ErrUnknown, len(all), kind)
+	}
+}

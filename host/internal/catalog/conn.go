@@ -1,0 +1,87 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// CallTimeout bounds a call whose caller gave no deadline: the two minutes that a
+// driver has, with its retries, and some for the way. Streams have no bound.
+const CallTimeout = 150 * time.Second
+
+// conn is a plugin's connection that says in every error whose it is.
+type conn struct {
+	grpc.ClientConnInterface
+	prefix string // kind(name)
+}
+
+// Invoke is a unary call.
+func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, CallTimeout)
+		defer cancel()
+	}
+	return c.wrap(c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...))
+}
+
+// NewStream is a streaming call.
+func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
+	if err != nil {
+		return nil, c.wrap(err)
+	}
+	return &stream{ClientStream: s, conn: c}, nil
+}
+
+type stream struct {
+	grpc.ClientStream
+	conn *conn
+}
+
+func (s *stream) RecvMsg(m any) error { return s.conn.wrap(s.ClientStream.RecvMsg(m)) }
+
+func (s *stream) SendMsg(m any) error { return s.conn.wrap(s.ClientStream.SendMsg(m)) }
+
+func (c *conn) wrap(err error) error {
+	if err == nil || errors.Is(err, io.EOF) {
+		return err
+	}
+	return &callError{prefix: c.prefix, err: err}
+}
+
+// callError is an error of a call to a plugin.
+type callError struct {
+	prefix string
+	err    error
+}
+
+func (e *callError) Error() string { return e.prefix + ": " + status.Convert(e.err).Message() }
+
+func (e *callError) Unwrap() error { return e.err }
+
+// GRPCStatus keeps the code and the details, for status.FromError.
+func (e *callError) GRPCStatus() *status.Status {
+	p := status.Convert(e.err).Proto()
+	p.Message = e.Error()
+	return status.FromProto(p)
+}
+
+// Is makes the end of a caller's context, which gRPC turns into a status, known
+// by its own name again.
+func (e *callError) Is(target error) bool {
+	switch target {
+	case context.Canceled:
+		return status.Code(e.err) == codes.Canceled
+	case context.DeadlineExceeded:
+		return status.Code(e.err) == codes.DeadlineExceeded
+	default:
+		return false
+	}
+}

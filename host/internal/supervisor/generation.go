@@ -1,0 +1,176 @@
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+)
+
+// generation is one running process of a plugin and the connection to it. Who
+// holds a lease on it may call it; it is stopped when it is retired and the last
+// lease is returned, or when a deadline has passed.
+type generation struct {
+	number    uint64
+	kind      string
+	version   string
+	sha       string
+	startedAt time.Time
+	pid       int
+
+	run    *pluginRunner
+	client *goplugin.Client
+	proto  goplugin.ClientProtocol
+	conn   *grpc.ClientConn
+	api    pluginv1.PluginServiceClient
+	health *attendance
+
+	mu      sync.Mutex
+	leases  int
+	retired bool
+	drained chan struct{} // closed when it is retired and no lease is left
+}
+
+// acquire takes a lease. It fails on a retired generation.
+func (g *generation) acquire() (release func(), ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.retired {
+		return nil, false
+	}
+	g.leases++
+	return sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.leases--
+		g.checkDrained()
+	}), true
+}
+
+// retire gives out no more leases.
+func (g *generation) retire() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.retired {
+		g.retired = true
+		g.checkDrained()
+	}
+}
+
+func (g *generation) checkDrained() {
+	if g.retired && g.leases == 0 {
+		close(g.drained)
+	}
+}
+
+func (g *generation) leased() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.leases
+}
+
+// drain waits until a retired generation has no leases, or ctx ends.
+func (g *generation) drain(ctx context.Context) error {
+	select {
+	case <-g.drained:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%d calls still hold generation %d: %w", g.leased(), g.number, context.Cause(ctx))
+	}
+}
+
+// stop asks the process to finish its calls and to end, ends it and its group
+// when ctx does, and cleans up.
+func (g *generation) stop(ctx context.Context) error {
+	g.health.close()
+	if _, err := g.api.Stop(ctx, &pluginv1.StopRequest{}); err == nil {
+		select {
+		case <-g.run.proc.Done():
+		case <-ctx.Done():
+		}
+	}
+	err := g.run.stop(ctx)
+	g.close()
+	return err
+}
+
+// detach leaves the process running for the next host.
+func (g *generation) detach() {
+	g.health.close()
+	g.run.detach()
+	// First the connection: proto.Close would ask the plugin to end, and cannot
+	// without one. The rest of it ends go-plugin's goroutines.
+	g.conn.Close()
+	_ = g.proto.Close()
+}
+
+// close ends what go-plugin runs for a process that is gone.
+func (g *generation) close() {
+	g.health.close()
+	g.run.detach()
+	g.client.Kill()
+}
+
+// attendance is the stream that keeps a plugin alive and tells its health.
+type attendance struct {
+	cancel context.CancelFunc
+	health chan health // the newest; closed when the stream has ended
+	ended  sync.WaitGroup
+	err    error // why it ended; valid once health is closed
+}
+
+type health struct {
+	healthy bool
+	message string
+}
+
+// attend opens the stream. It ends with close, not with ctx.
+func attend(ctx context.Context, api pluginv1.PluginServiceClient, orphanTimeout time.Duration) (*attendance, error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stream, err := api.Attend(ctx, &pluginv1.AttendRequest{OrphanTimeoutMs: orphanTimeout.Milliseconds()})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	a := &attendance{cancel: cancel, health: make(chan health)}
+	a.ended.Go(func() {
+		defer close(a.health)
+		for {
+			res, err := stream.Recv()
+			if err != nil {
+				a.err = err
+				return
+			}
+			select {
+			case a.health <- health{res.GetHealthy(), res.GetMessage()}:
+			case <-ctx.Done():
+				a.err = ctx.Err()
+				return
+			}
+		}
+	})
+	return a, nil
+}
+
+func (a *attendance) close() {
+	a.cancel()
+	a.ended.Wait()
+}
+
+// next is the health that the plugin tells next.
+func (a *attendance) next(ctx context.Context) (health, error) {
+	select {
+	case h, ok := <-a.health:
+		if !ok {
+			return health{}, a.err
+		}
+		return h, nil
+	case <-ctx.Done():
+		return health{}, ctx.Err()
+	}
+}

@@ -1,0 +1,329 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/go-hclog"
+)
+
+// instance runs one plugin: it has one goroutine, which alone starts, watches
+// and ends the plugin's processes and writes its record. Others read the present
+// generation and the status.
+type instance struct {
+	sup     *Supervisor
+	name    string
+	file    string // in the plugin directory
+	spec    Plugin
+	log     hclog.Logger
+	logPath string
+	rec     record
+	loaded  bool // rec is what an earlier host wrote, or newer
+
+	current atomic.Pointer[generation] // nil while none is up
+
+	mu      sync.Mutex
+	status  Status
+	changed chan struct{} // closed and replaced when status or current changes
+}
+
+func newInstance(s *Supervisor, name, file string, spec Plugin) *instance {
+	if file == "" {
+		file = filepath.Join(s.cfg.PluginDir, name) // may still be put there
+	}
+	return &instance{
+		sup: s, name: name, file: file, spec: spec,
+		log:     s.log.Named(name),
+		logPath: filepath.Join(s.dir, "logs", name+".log"),
+		status:  Status{Name: name, State: Starting},
+		changed: make(chan struct{}),
+	}
+}
+
+// run keeps the plugin up until ctx ends, and then lets go of it.
+func (i *instance) run(ctx context.Context) {
+	pause := &backoff.ExponentialBackOff{
+		InitialInterval:     i.sup.cfg.Restart.Min,
+		RandomizationFactor: backoff.DefaultRandomizationFactor,
+		Multiplier:          2,
+		MaxInterval:         i.sup.cfg.Restart.Max,
+	}
+	pause.Reset()
+	for ctx.Err() == nil {
+		gen, how, err := i.bring(ctx)
+		if err != nil {
+			i.failed(ctx, err, pause)
+			continue
+		}
+		up := time.Now()
+		i.publish(gen, how)
+		why := i.watch(ctx, gen)
+		if ctx.Err() != nil {
+			i.letGo(gen)
+			return
+		}
+		if time.Since(up) >= i.sup.cfg.Restart.Stable {
+			pause.Reset()
+		}
+		i.lost(ctx, gen, why, pause)
+	}
+	i.set(EventStopped, "", func(s *Status) { s.State = Stopped })
+}
+
+// bring gets a process of the plugin up: the one that an earlier host left, or a
+// new one.
+func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, err error) {
+	if !i.loaded {
+		// Without the record it is unknown what runs: then nothing may be started.
+		if i.rec, err = loadRecord(i.sup.dir, i.name); err != nil {
+			return nil, "", permanent{err}
+		}
+		i.loaded = true
+		if gen, err = i.reattach(ctx); gen != nil || err != nil {
+			return gen, EventReattached, err
+		}
+	}
+	// What is recorded is gone for sure before another one is started.
+	if err := i.clear(i.sup.cfg.StopTimeout); err != nil {
+		return nil, "", err
+	}
+	gen, err = i.launch(ctx)
+	return gen, EventStarted, err
+}
+
+// publish lets callers have a generation.
+func (i *instance) publish(gen *generation, how EventType) {
+	i.current.Store(gen)
+	i.set(how, fmt.Sprintf("plugin %s %s is up", i.name, gen.version), func(s *Status) {
+		if s.State != Unhealthy { // connect has told the first health
+			s.State = Running
+		}
+		s.Kind, s.Version, s.SHA256 = gen.kind, gen.version, gen.sha
+		s.PID, s.Generation, s.StartedAt = gen.pid, gen.number, gen.startedAt
+		s.NextTry = time.Time{}
+	})
+	if err := i.sup.collect(); err != nil {
+		i.log.Warn("old copies of plugins are left", "error", err)
+	}
+}
+
+// How a plugin that runs is judged.
+const (
+	// silence after which a plugin that has not told its health counts as hung; it
+	// promises to tell it every 30 s.
+	silence = 75 * time.Second
+	// unhealthyFor is how long a plugin may be unwell before a restart is tried.
+	unhealthyFor = 2 * time.Minute
+)
+
+// watch returns when the generation must be replaced, with the reason, or when
+// ctx ends.
+func (i *instance) watch(ctx context.Context, gen *generation) error {
+	quiet := time.NewTimer(silence)
+	defer quiet.Stop()
+	unwell := time.NewTimer(unhealthyFor)
+	defer unwell.Stop()
+	if i.snapshot().State != Unhealthy {
+		unwell.Stop()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-gen.run.proc.Done():
+			return fmt.Errorf("the process ended: %s", gen.run.proc.Exit())
+		case h, ok := <-gen.health.health:
+			if !ok {
+				return i.streamLost(ctx, gen)
+			}
+			quiet.Reset(silence)
+			was := i.snapshot().State
+			i.health(h)
+			if h.healthy {
+				unwell.Stop()
+			} else if was != Unhealthy {
+				unwell.Reset(unhealthyFor)
+			}
+		case <-quiet.C:
+			return fmt.Errorf("it has not told its health for %v", silence)
+		case <-unwell.C:
+			return fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)
+		}
+	}
+}
+
+// streamLost tells why the health stream ended. Mostly the process died, which
+// is seen a moment later.
+func (i *instance) streamLost(ctx context.Context, gen *generation) error {
+	wait, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	select {
+	case <-gen.run.proc.Done():
+		return fmt.Errorf("the process ended: %s", gen.run.proc.Exit())
+	case <-wait.Done():
+		return callError("its health stream ended", gen.health.err)
+	}
+}
+
+// health takes note of what the plugin says of itself.
+func (i *instance) health(h health) {
+	was := i.snapshot().State
+	switch {
+	case h.healthy && was == Unhealthy:
+		i.set(EventHealthy, "", func(s *Status) { s.State, s.Message = Running, "" })
+	case !h.healthy && was != Unhealthy:
+		i.set(EventUnhealthy, h.message, func(s *Status) { s.State, s.Message = Unhealthy, h.message })
+	case !h.healthy:
+		i.set("", "", func(s *Status) { s.Message = h.message })
+	}
+}
+
+// lost takes a generation from the callers, ends what is left of it, and waits
+// for the time of the next start.
+func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *backoff.ExponentialBackOff) {
+	i.current.Store(nil)
+	gen.retire()
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.sup.cfg.StopTimeout)
+	defer cancel()
+	gen.health.close()
+	err := errors.Join(why, gen.run.stop(stop), i.clear(i.sup.cfg.StopTimeout))
+	// Callers still hold the dead connection: closed under them it would answer
+	// Canceled, as if they had given up themselves.
+	i.sup.draining.Go(func() {
+		drain, cancel := context.WithTimeout(i.sup.drainCtx, i.sup.cfg.StopTimeout)
+		defer cancel()
+		_ = gen.drain(drain)
+		gen.close()
+	})
+	i.wait(ctx, EventEnded, err, pause.NextBackOff())
+}
+
+// failed waits after a start that failed.
+func (i *instance) failed(ctx context.Context, err error, pause *backoff.ExponentialBackOff) {
+	if ctx.Err() != nil {
+		return // it was called off
+	}
+	i.wait(ctx, EventFailed, err, pause.NextBackOff())
+}
+
+// wait reports err and waits for the next try, longest where only an operator
+// can help.
+func (i *instance) wait(ctx context.Context, what EventType, err error, d time.Duration) {
+	state := BackingOff
+	if p := (permanent{}); errors.As(err, &p) {
+		state, d = Failed, i.sup.cfg.Restart.Max
+	}
+	next := time.Now().Add(d)
+	i.set(what, err.Error(), func(s *Status) {
+		s.State, s.LastError, s.NextTry, s.PID, s.Message = state, err.Error(), next, 0, ""
+		if what == EventEnded {
+			s.Restarts++
+		}
+	})
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		i.set("", "", func(s *Status) { s.State, s.NextTry = Starting, time.Time{} })
+	case <-ctx.Done():
+	}
+}
+
+// letGo leaves the plugin when the host closes: running, or stopped.
+func (i *instance) letGo(gen *generation) {
+	i.current.Store(nil)
+	gen.retire()
+	if !i.sup.cfg.StopPlugins && !i.sup.cfg.DieWithHost {
+		gen.detach()
+		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), i.sup.cfg.StopTimeout)
+	defer cancel()
+	_ = gen.drain(ctx) // the plugin is asked to end its calls in any case
+	err := errors.Join(gen.stop(ctx), i.clear(i.sup.cfg.StopTimeout))
+	i.set(EventStopped, errorText(err), func(s *Status) { s.State, s.PID, s.LastError = Stopped, 0, errorText(err) })
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// set changes the status, wakes who waits for a change, and tells of it when
+// what is not empty.
+func (i *instance) set(what EventType, message string, change func(*Status)) {
+	i.mu.Lock()
+	change(&i.status)
+	close(i.changed)
+	i.changed = make(chan struct{})
+	i.mu.Unlock()
+	i.sup.wake()
+	if what == "" {
+		return
+	}
+	now := i.snapshot()
+	i.report(what, message, now)
+	if i.sup.cfg.OnEvent != nil {
+		i.sup.cfg.OnEvent(Event{Time: time.Now(), Type: what, Message: message, Status: now})
+	}
+}
+
+// report writes an event into the host's log.
+func (i *instance) report(what EventType, message string, s Status) {
+	fields := []any{"event", string(what), "state", string(s.State)}
+	if s.PID != 0 {
+		fields = append(fields, "pid", s.PID, "generation", s.Generation)
+	}
+	if message != "" {
+		fields = append(fields, "message", message)
+	}
+	switch what {
+	case EventFailed, EventEnded:
+		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
+	case EventUnhealthy:
+		i.log.Warn("plugin", fields...)
+	default:
+		i.log.Info("plugin", fields...)
+	}
+}
+
+// snapshot is the status now.
+func (i *instance) snapshot() Status {
+	i.mu.Lock()
+	s := i.status
+	i.mu.Unlock()
+	if gen := i.current.Load(); gen != nil {
+		s.Leases = gen.leased()
+	}
+	return s
+}
+
+// acquire waits for a generation and takes a lease on it.
+func (i *instance) acquire(ctx context.Context) (*generation, func(), error) {
+	for {
+		i.mu.Lock()
+		changed := i.changed
+		i.mu.Unlock()
+		if gen := i.current.Load(); gen != nil {
+			if release, ok := gen.acquire(); ok {
+				return gen, release, nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-i.sup.closing:
+			return nil, nil, ErrClosed
+		case <-ctx.Done():
+			return nil, nil, &unavailable{status: i.snapshot(), cause: context.Cause(ctx)}
+		}
+	}
+}

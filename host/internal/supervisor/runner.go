@@ -1,0 +1,170 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-plugin/runner"
+
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// pluginRunner is go-plugin's view of a plugin's process: one that it starts, or
+// one that it is attached to again.
+type pluginRunner struct {
+	spec   process.Spec
+	runDir string // where the plugin's socket must be
+	// save persists how to find the process: before it is started, and after.
+	save func(process.Ref) error
+
+	proc    *process.Process
+	stdout  *os.File // reading end
+	reading sync.WaitGroup
+
+	first    *io.PipeReader // the handshake line, for go-plugin
+	firstIn  *io.PipeWriter
+	detached chan struct{}
+	once     sync.Once
+}
+
+var _ runner.Runner = (*pluginRunner)(nil)
+
+func newRunner() *pluginRunner {
+	r := &pluginRunner{detached: make(chan struct{})}
+	r.first, r.firstIn = io.Pipe()
+	return r
+}
+
+// Start starts the process. Nothing of it is left when it fails.
+func (r *pluginRunner) Start(context.Context) error {
+	if err := r.save(r.spec.Intent()); err != nil {
+		return err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make the handshake's pipe: %w", err)
+	}
+	r.spec.Stdout = writer
+	proc, err := process.Start(r.spec)
+	writer.Close()
+	if err != nil {
+		reader.Close()
+		return err
+	}
+	r.proc, r.stdout = proc, reader
+	r.readHandshake()
+	if err := r.save(proc.Ref()); err != nil {
+		return errors.Join(err, r.Kill(context.Background()))
+	}
+	return nil
+}
+
+// maxHandshake is the longest handshake line in bytes that makes sense.
+const maxHandshake = 4 << 10
+
+// readHandshake gives go-plugin the first line that the process prints, and
+// throws the rest away: a process must not block because it prints.
+func (r *pluginRunner) readHandshake() {
+	r.reading.Go(func() {
+		defer r.stdout.Close()
+		buf := bufio.NewReaderSize(r.stdout, maxHandshake)
+		text, err := buf.ReadSlice('\n')
+		if len(text) > 0 {
+			_, _ = r.firstIn.Write(text) // fails when go-plugin has given up
+		}
+		r.firstIn.Close()
+		if err == nil || errors.Is(err, bufio.ErrBufferFull) {
+			_, _ = io.Copy(io.Discard, buf)
+		}
+	})
+}
+
+// Stdout is the handshake line.
+func (r *pluginRunner) Stdout() io.ReadCloser { return r.first }
+
+// Stderr is empty: the process writes to a file, which the instance reads.
+func (r *pluginRunner) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
+
+// Diagnose has nothing to add: a failed start quotes the log anyway.
+func (r *pluginRunner) Diagnose(context.Context) string { return "" }
+
+// Name of the program.
+func (r *pluginRunner) Name() string { return r.spec.Path }
+
+// ID is the pid.
+func (r *pluginRunner) ID() string {
+	if r.proc == nil {
+		return ""
+	}
+	return strconv.Itoa(r.proc.PID())
+}
+
+// Wait returns when the process has ended, or when we let go of it.
+func (r *pluginRunner) Wait(context.Context) error {
+	select {
+	case <-r.proc.Done():
+	case <-r.detached:
+	}
+	return nil
+}
+
+// Kill ends the process and its group at once. go-plugin calls it when the
+// handshake fails; a process that is up is asked to stop first (generation.stop).
+func (r *pluginRunner) Kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	return r.stop(ctx)
+}
+
+// stop ends the process and its group, with SIGKILL when ctx ends.
+func (r *pluginRunner) stop(ctx context.Context) error {
+	var err error
+	if r.proc != nil {
+		err = r.proc.Stop(ctx)
+	}
+	r.detach()
+	return err
+}
+
+// abort makes go-plugin give up waiting for the process. Unlike the others it may
+// be called while go-plugin starts the process.
+func (r *pluginRunner) abort() {
+	r.once.Do(func() {
+		close(r.detached)
+		r.first.Close()
+	})
+}
+
+// detach lets go of the process, which may run on.
+func (r *pluginRunner) detach() {
+	r.abort()
+	if r.stdout != nil {
+		r.stdout.Close()
+	}
+	if r.proc != nil {
+		r.proc.Release()
+	}
+	r.reading.Wait()
+}
+
+// PluginToHost refuses an address that is not the socket we asked for.
+func (r *pluginRunner) PluginToHost(network, addr string) (string, string, error) {
+	if network != "unix" || filepath.Dir(addr) != r.runDir {
+		return "", "", fmt.Errorf("the plugin listens on %s %q, not on a socket in %s", network, addr, r.runDir)
+	}
+	return network, addr, nil
+}
+
+// HostToPlugin is for go-plugin's broker, which we do not use.
+func (r *pluginRunner) HostToPlugin(network, addr string) (string, string, error) {
+	return network, addr, nil
+}

@@ -1,0 +1,99 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The errors of Acquire and WaitReady.
+var (
+	// ErrUnknown: there is no such plugin, neither in the plugin directory nor in
+	// the configuration.
+	ErrUnknown = errors.New("no such plugin")
+	// ErrUnavailable: the plugin did not come up before the caller's context ended.
+	ErrUnavailable = errors.New("plugin is not available")
+	// ErrClosed: the supervisor is closed.
+	ErrClosed = errors.New("the plugin supervisor is closed")
+	// ErrLocked: another host works on the same data directory.
+	ErrLocked = errors.New("another host uses this data directory")
+)
+
+// State of a plugin.
+type State string
+
+// The states.
+const (
+	Starting   State = "starting"
+	Running    State = "running"
+	Unhealthy  State = "unhealthy"   // runs and takes calls, but says that it is unwell
+	BackingOff State = "backing-off" // ended or did not start; tried again at NextTry
+	Failed     State = "failed"      // as backing-off, but an operator must change something first
+	Stopped    State = "stopped"
+)
+
+// Status is a plugin at one moment.
+type Status struct {
+	Name       string
+	State      State
+	Kind       string // such as "storage.v1"; known once the plugin has come up
+	Version    string
+	SHA256     string
+	PID        int
+	Generation uint64
+	StartedAt  time.Time
+	Restarts   int // by this host, after an end that nobody asked for
+	Leases     int // callers that hold the present generation
+	Message    string
+	LastError  string    // why it last ended or did not start
+	NextTry    time.Time // when it is started again, in BackingOff and Failed
+}
+
+// EventType says what happened to a plugin.
+type EventType string
+
+// The types of events.
+const (
+	EventStarted    EventType = "started"
+	EventReattached EventType = "reattached"
+	EventStopped    EventType = "stopped"
+	EventEnded      EventType = "ended"        // the process or its health stream is gone
+	EventFailed     EventType = "start-failed" // it did not come up
+	EventHealthy    EventType = "healthy"
+	EventUnhealthy  EventType = "unhealthy"
+)
+
+// Event is something that happened to a plugin.
+type Event struct {
+	Time    time.Time
+	Type    EventType
+	Message string // for people, one line
+	Status  Status // after it
+}
+
+// unavailable is the error of a caller that waited in vain.
+type unavailable struct {
+	status Status
+	cause  error // the context's
+}
+
+func (e *unavailable) Error() string {
+	msg := fmt.Sprintf("plugin %q is not available: it is %s", e.status.Name, e.status.State)
+	if !e.status.NextTry.IsZero() {
+		msg += " and is tried again at " + e.status.NextTry.Format(time.TimeOnly)
+	}
+	if e.status.LastError != "" {
+		msg += ": " + e.status.LastError
+	}
+	return msg
+}
+
+func (e *unavailable) Unwrap() []error { return []error{ErrUnavailable, e.cause} }
+
+// GRPCStatus lets status.Code see Unavailable.
+func (e *unavailable) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}

@@ -1,0 +1,175 @@
+package supervisor
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// store holds verified copies of executables, at <sha256>/<name>. A plugin runs
+// from its copy: the plugin directory can be overwritten at any time, and what
+// was hashed is what runs.
+type store struct {
+	dir string
+
+	mu   sync.Mutex
+	pins map[string]int // copies that a start is about to use
+}
+
+// binary is a verified copy.
+type binary struct {
+	path string
+	sha  string // 64 hex digits
+}
+
+// add copies an executable and checks it against checksum where there is one. The
+// copy is kept at least until unpin is called.
+func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err error) {
+	temp, sha, err := s.copy(src)
+	if err != nil {
+		return binary{}, nil, err
+	}
+	defer os.Remove(temp) // gone where the rename was reached
+	if checksum != "" && sha != checksum {
+		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha, checksum)
+	}
+	unpin = s.pin(sha)
+	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
+	if err := s.place(temp, bin.path); err != nil {
+		unpin()
+		return binary{}, nil, fmt.Errorf("keep a copy of %s: %w", src, err)
+	}
+	return bin, unpin, nil
+}
+
+var errChecksum = errors.New("checksum mismatch")
+
+// copy copies src to a temporary file and hashes what it copied, so that a file
+// that is overwritten meanwhile cannot have the one's sum and the other's bytes.
+func (s *store) copy(src string) (temp, sha string, err error) {
+	// O_NOFOLLOW, O_NONBLOCK: only a regular file, checked on the open file.
+	in, err := os.OpenFile(src, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return "", "", fmt.Errorf("open the plugin: %w", err)
+	}
+	defer in.Close()
+	before, err := in.Stat()
+	if err != nil {
+		return "", "", fmt.Errorf("look at %s: %w", src, err)
+	}
+	if !before.Mode().IsRegular() {
+		return "", "", fmt.Errorf("%s is not a regular file", src)
+	}
+	if err := checkInfo(src, before); err != nil {
+		return "", "", err
+	}
+	out, err := os.CreateTemp(s.dir, ".copy-")
+	if err != nil {
+		return "", "", fmt.Errorf("copy the plugin: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, out.Close())
+		if err != nil {
+			os.Remove(out.Name())
+		}
+	}()
+	sum := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(out, sum), in); err != nil {
+		return "", "", fmt.Errorf("copy %s: %w", src, err)
+	}
+	after, err := in.Stat()
+	if err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) {
+		return "", "", fmt.Errorf("%s changed while it was read", src)
+	}
+	// Readable to all, as in the plugin directory: a plugin may run as another user.
+	if err := errors.Join(out.Chmod(0o555), out.Sync()); err != nil {
+		return "", "", fmt.Errorf("copy %s: %w", src, err)
+	}
+	return out.Name(), hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+func (s *store) place(temp, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	return errors.Join(syncDir(filepath.Dir(path)), syncDir(s.dir))
+}
+
+func (s *store) pin(sha string) (unpin func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pins[sha]++
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.pins[sha]--; s.pins[sha] == 0 {
+			delete(s.pins, sha)
+		}
+	})
+}
+
+// collect removes the copies that are neither pinned nor in keep.
+func (s *store) collect(keep map[string]bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return fmt.Errorf("collect old plugin copies: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if sha := e.Name(); hexSum.MatchString(sha) && !keep[sha] && s.pins[sha] == 0 {
+			errs = append(errs, os.RemoveAll(filepath.Join(s.dir, sha)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hashFile is what add would find, without a copy.
+func hashFile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// writeFile replaces a file so that a crash leaves the old or the new one whole.
+func writeFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".write-") // 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}

@@ -1,0 +1,338 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// Supervisor runs the plugins of one host. Make it with New, then Open and Close
+// it once.
+type Supervisor struct {
+	cfg       Config
+	log       hclog.Logger
+	dir       string // <DataDir>/plugins
+	runDir    string
+	lock      *os.File
+	authority *wire.Authority
+	store     *store
+	instances map[string]*instance // fixed in Open
+
+	cancel   context.CancelFunc // ends the instances
+	running  sync.WaitGroup     // the instances
+	tailing  sync.WaitGroup     // readers of their logs, which end after them
+	stopTail context.CancelFunc
+
+	draining    sync.WaitGroup // generations that are gone and still leased
+	drainCtx    context.Context
+	cancelDrain context.CancelFunc
+
+	closing chan struct{}
+	close   sync.Once
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced when the status of any plugin changes
+}
+
+// New makes a supervisor. It does nothing before Open.
+func New(cfg Config) *Supervisor {
+	cfg = cfg.withDefaults()
+	return &Supervisor{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"), closing: make(chan struct{}), changed: make(chan struct{})}
+}
+
+// Open takes the data directory, finds the plugins and begins to start them, each
+// on its own. It fails only when nothing could work; a plugin that does not come
+// up shows in Status.
+func (s *Supervisor) Open(ctx context.Context) (err error) {
+	if err := s.cfg.validate(); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			s.unlock()
+		}
+	}()
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	files, err := discover(s.cfg.PluginDir, func(file, reason string) {
+		s.log.Warn("a file of the plugin directory is not used", "file", file, "reason", reason)
+	})
+	if err != nil {
+		return err
+	}
+	recorded, err := recordedNames(s.dir)
+	if err != nil {
+		return err
+	}
+	if err := s.sweep(recorded); err != nil {
+		return err
+	}
+	specs := map[string]Plugin{}
+	for name := range files {
+		specs[name] = Plugin{Name: name}
+	}
+	for _, p := range s.cfg.Plugins {
+		specs[p.Name] = p
+	}
+	s.instances = map[string]*instance{}
+	for name, spec := range specs {
+		s.instances[name] = newInstance(s, name, files[name], spec)
+	}
+	s.start(recorded)
+	return nil
+}
+
+// prepare makes the directories and what else the instances share.
+func (s *Supervisor) prepare(ctx context.Context) error {
+	// 0711: a plugin that runs as another user must reach its copy and its socket.
+	for _, dir := range []string{s.dir, filepath.Join(s.dir, "logs")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("make the plugins' data directory: %w", err)
+		}
+	}
+	if err := s.takeLock(ctx); err != nil {
+		return err
+	}
+	var err error
+	if s.runDir, err = openRunDir(s.dir); err != nil {
+		return err
+	}
+	if s.authority, err = loadAuthority(filepath.Join(s.dir, "host.pem")); err != nil {
+		return err
+	}
+	s.store = &store{dir: s.dir, pins: map[string]int{}}
+	return nil
+}
+
+// takeLock keeps a second host away from the data directory.
+func (s *Supervisor) takeLock(ctx context.Context) error {
+	f, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock the plugins' data directory: %w", err)
+	}
+	// A host that was killed may have a child between fork and exec that still
+	// shares its lock: that is over in a moment.
+	for end := time.Now().Add(2 * time.Second); ; {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			s.lock = f
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
+			f.Close()
+			return fmt.Errorf("%w: %s", ErrLocked, s.cfg.DataDir)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (s *Supervisor) unlock() {
+	if s.lock != nil {
+		s.lock.Close()
+	}
+}
+
+// loadAuthority reads the host's identity, or makes it at the first start.
+func loadAuthority(path string) (*wire.Authority, error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		return wire.ParseAuthority(data)
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read the host's plugin certificate: %w", err)
+	}
+	a, err := wire.NewAuthority()
+	if err != nil {
+		return nil, err
+	}
+	if data, err = a.MarshalPEM(); err != nil {
+		return nil, err
+	}
+	if err := writeFile(path, data); err != nil {
+		return nil, fmt.Errorf("write the host's plugin certificate: %w", err)
+	}
+	return a, nil
+}
+
+// sweep removes what earlier hosts left in the middle of something.
+func (s *Supervisor) sweep(recorded []string) error {
+	keep := map[string]bool{}
+	for _, name := range recorded {
+		rec, err := loadRecord(s.dir, name)
+		if err != nil {
+			return nil // it shows in the plugin's status; what it names is unknown
+		}
+		keep[rec.RunDir] = true
+	}
+	temps, err := filepath.Glob(filepath.Join(s.dir, ".*-*")) // .copy-, .write-
+	for _, t := range temps {
+		err = errors.Join(err, os.Remove(t))
+	}
+	return errors.Join(err, sweepRunDir(s.runDir, keep))
+}
+
+// start begins the goroutines: one a plugin, one a plugin's log, and one that
+// ends what an earlier host ran and nobody wants any more.
+func (s *Supervisor) start(recorded []string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	tailCtx, stopTail := context.WithCancel(context.Background())
+	s.stopTail = stopTail
+	s.drainCtx, s.cancelDrain = context.WithCancel(context.Background())
+	for _, i := range s.instances {
+		s.running.Go(func() { i.run(ctx) })
+		s.tailing.Go(func() {
+			if err := process.Tail(tailCtx, i.logPath, i.log); err != nil {
+				i.log.Error("the plugin's output is not logged", "error", err)
+			}
+		})
+	}
+	for _, name := range recorded {
+		if s.instances[name] == nil {
+			s.running.Go(func() { s.retireRecord(name) })
+		}
+	}
+}
+
+// retireRecord ends a plugin that was removed while no host ran.
+func (s *Supervisor) retireRecord(name string) {
+	i := newInstance(s, name, "", Plugin{Name: name})
+	var err error
+	if i.rec, err = loadRecord(s.dir, name); err == nil {
+		if err = i.clear(s.cfg.StopTimeout); err == nil {
+			err = os.Remove(recordPath(s.dir, name))
+		}
+	}
+	if err != nil {
+		i.log.Error("a plugin that is no longer there could not be ended", "error", err)
+		return
+	}
+	i.log.Info("ended a plugin that is no longer in the plugin directory")
+}
+
+// collect removes copies that no plugin runs from or could be rolled back to.
+func (s *Supervisor) collect() error {
+	keep := map[string]bool{}
+	names, err := recordedNames(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		rec, err := loadRecord(s.dir, name)
+		if err != nil {
+			return err // what it keeps is unknown: remove nothing
+		}
+		keep[rec.SHA256], keep[rec.LastGood] = true, true
+	}
+	return s.store.collect(keep)
+}
+
+// Close lets go of the plugins, which run on or are stopped as the configuration
+// says, and waits for everything that Open began.
+func (s *Supervisor) Close() error {
+	s.close.Do(func() {
+		close(s.closing)
+		if s.cancel == nil {
+			return // not opened
+		}
+		s.cancel()
+		s.running.Wait()
+		s.cancelDrain()
+		s.draining.Wait()
+		s.stopTail()
+		s.tailing.Wait()
+		if s.runDir != filepath.Join(s.dir, "run") {
+			_ = os.Remove(s.runDir) // outside the data directory: gone when it is empty
+		}
+		s.unlock()
+	})
+	return nil
+}
+
+// Lease is a borrowed generation of a plugin.
+type Lease struct {
+	Conn    grpc.ClientConnInterface
+	Kind    string // such as "storage.v1"
+	Version string
+	Release func() // must be called; further calls do nothing
+}
+
+// Acquire borrows the running generation of a plugin, streams included, until
+// Release. While the plugin is not up it waits until ctx ends; the error then
+// tells the plugin's state and why it is not up (ErrUnavailable).
+func (s *Supervisor) Acquire(ctx context.Context, name string) (Lease, error) {
+	i := s.instances[name]
+	if i == nil {
+		return Lease{}, s.unknown(name)
+	}
+	gen, release, err := i.acquire(ctx)
+	if err != nil {
+		return Lease{}, err
+	}
+	return Lease{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Release: release}, nil
+}
+
+// WaitReady waits until a plugin is up. Errors are those of Acquire.
+func (s *Supervisor) WaitReady(ctx context.Context, name string) error {
+	lease, err := s.Acquire(ctx, name)
+	if err != nil {
+		return err
+	}
+	lease.Release()
+	return nil
+}
+
+func (s *Supervisor) unknown(name string) error {
+	return fmt.Errorf("%w: %q is neither in %s nor configured (there are: %q)",
+		ErrUnknown, name, s.cfg.PluginDir, slices.Sorted(maps.Keys(s.instances)))
+}
+
+// Await waits until the status of the plugins is as done wants it.
+func (s *Supervisor) Await(ctx context.Context, done func([]Status) bool) error {
+	for {
+		s.mu.Lock()
+		changed := s.changed
+		s.mu.Unlock()
+		if done(s.Status()) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-s.closing:
+			return ErrClosed
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// wake lets Await look again.
+func (s *Supervisor) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Status of all plugins, by name.
+func (s *Supervisor) Status() []Status {
+	all := make([]Status, 0, len(s.instances))
+	for _, name := range slices.Sorted(maps.Keys(s.instances)) {
+		all = append(all, s.instances[name].snapshot())
+	}
+	return all
+}
