@@ -73,8 +73,8 @@ type Driver struct {
 	Command []string
 	// User that runs it; empty: the agent's.
 	User string
-	// MountDir and StagePublishBaseDir are where a driver in a container sees the
-	// host's csi folder and its staging and publish paths.
+	// MountDir and StagePublishBaseDir are where a driver in a container sees its
+	// folder and its staging and publish paths; both empty: it sees the host's paths.
 	MountDir            string
 	StagePublishBaseDir string
 	// HealthTimeout bounds the wait for the driver's first healthy answer.
@@ -99,11 +99,9 @@ const (
 	DefaultSocket   = "/run/pannier/pannier.sock"
 	DefaultHTTPPort = 7420
 
-	defaultMountDir            = "/csi"
-	defaultStagePublishBaseDir = "/local/csi"
-	defaultHealthTimeout       = 30 * time.Second
-	systemPluginDir            = "/usr/lib/pannier/plugins"
-	systemCSILocal             = "/usr/lib/pannier/csi-local"
+	defaultHealthTimeout = 30 * time.Second
+	systemPluginDir      = "/usr/lib/pannier/plugins"
+	systemCSILocal       = "/usr/lib/pannier/csi-local"
 
 	// maxSocketPath is what fits into a unix socket's address (unix(7): 108
 	// bytes with the NUL).

@@ -113,9 +113,9 @@ csi_driver "two" {
 		t.Errorf("plugins: %s", a.Plugins)
 	}
 	drivers := []Driver{
-		{ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: time.Minute,
+		{ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", HealthTimeout: time.Minute,
 			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"}},
-		{ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: 30 * time.Second},
+		{ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second},
 	}
 	if !reflect.DeepEqual(a.Drivers, drivers) {
 		t.Errorf("drivers: %+v", a.Drivers)
@@ -158,7 +158,7 @@ func TestDev(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoint := "unix://" + data + "/csi/local/csi.sock"
-	want := []Driver{{ID: "local", Type: "monolith", Endpoint: endpoint, MountDir: "/csi", StagePublishBaseDir: "/local/csi", HealthTimeout: 30 * time.Second,
+	want := []Driver{{ID: "local", Type: "monolith", Endpoint: endpoint, HealthTimeout: 30 * time.Second,
 		Command: []string{local, "-endpoint", endpoint, "-node-id", "n", "-data-dir", data + "/volumes"}}}
 	if !reflect.DeepEqual(a.Drivers, want) || a.LeavePluginsOnStop || !a.Dev || a.Socket != data+"/pannier.sock" {
 		t.Errorf("%+v", a)

@@ -143,7 +143,7 @@ func (l *loader) driver(id string) *Driver {
 	if d == nil {
 		d = &Driver{
 			ID: id, Type: "monolith", Endpoint: DefaultEndpoint(l.agent.DataDir, id),
-			HealthTimeout: defaultHealthTimeout, MountDir: defaultMountDir, StagePublishBaseDir: defaultStagePublishBaseDir,
+			HealthTimeout: defaultHealthTimeout,
 		}
 		l.drivers[id] = d
 	}
