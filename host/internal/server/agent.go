@@ -1,0 +1,72 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/events"
+)
+
+// agentService serves pannier.host.v1.AgentService.
+type agentService struct{ *Server }
+
+// Status is the whole host in one answer.
+func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+	stats, reasons := s.cfg.Ledger.Stats(), s.cfg.Health()
+	resp := &hostv1.StatusResponse{
+		Name: s.cfg.Name, Version: s.cfg.Version, Datacenter: s.cfg.Datacenter,
+		Pid: int64(os.Getpid()), StartedAt: timestamp(s.cfg.StartedAt),
+		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
+		Leader: stats.Leader, RaftIndex: stats.AppliedIndex,
+		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
+		Plugins: s.shownPlugins(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
+	}
+	for state, n := range s.workloadCounts() {
+		resp.Workloads[state] = int64(n)
+	}
+	var err error
+	if resp.Drivers, err = s.shownDrivers(ctx); err != nil {
+		return nil, err
+	}
+	n, err := s.counts.read(ctx, s.cfg.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	claims, releasing := n.total()
+	resp.Volumes, resp.Claims, resp.Releasing = int64(n.volumes), int64(claims), int64(releasing)
+	return connect.NewResponse(resp), nil
+}
+
+// Events streams what happens on the host.
+func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest], stream *connect.ServerStream[hostv1.EventsResponse]) error {
+	recent := int(req.Msg.GetRecent())
+	if recent < 0 || recent > events.DefaultSize {
+		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
+	}
+	if !req.Msg.GetFollow() {
+		for _, e := range s.cfg.Events.Recent(recent) {
+			if err := stream.Send(shownEvent(e)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for e := range s.cfg.Events.Subscribe(ctx, recent) {
+		if err := stream.Send(shownEvent(e)); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func shownEvent(e events.Event) *hostv1.EventsResponse {
+	return &hostv1.EventsResponse{Event: &hostv1.Event{
+		Seq: e.Seq, Time: timestamp(e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
+	}}
+}

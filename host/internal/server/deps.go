@@ -1,0 +1,66 @@
+package server
+
+import (
+	"context"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Ledger is the cluster's replicated state (cluster.Node).
+type Ledger interface {
+	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
+	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
+	Stats() cluster.Stats
+}
+
+// Controllers call the drivers (controllers.Controllers).
+type Controllers interface {
+	Exclusive(ctx context.Context, ref claim.VolumeRef) (unlock func(), err error)
+	Validate(ctx context.Context, v claim.Volume) (warnings []string, err error)
+	Create(ctx context.Context, v claim.Volume) (claim.Volume, error)
+	Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error
+	List(ctx context.Context, driverID string, page storage.Page) (storage.ListResponse, error)
+	Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64, inUse bool) (storage.ExpandResponse, error)
+	ExpandNode(ctx context.Context, v claim.Volume, at controllers.Place, minBytes, maxBytes int64) error
+	Stats(ctx context.Context, v claim.Volume, at controllers.Place) (storage.Stats, error)
+	CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (storage.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, driverID, snapshotID string, secrets map[string]string) error
+	ListSnapshots(ctx context.Context, driverID string, req storage.ListSnapshotsRequest) (storage.ListSnapshotsResponse, error)
+}
+
+// Drivers are the CSI drivers of this node (drivers.Registry).
+type Drivers interface {
+	Get(id string) (drivers.Driver, error)
+	List() []drivers.Driver
+	Register(ctx context.Context, spec drivers.Spec) (drivers.Driver, error)
+	Deregister(ctx context.Context, id string, force bool) error
+}
+
+// Workloads are those of this node (workload.Manager).
+type Workloads interface {
+	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
+	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload, error)
+	Running(ref claim.WorkloadRef, pid int) error
+	Get(ref claim.WorkloadRef) (workload.Workload, error)
+	List() []workload.Workload
+	Placements(ref claim.VolumeRef) []workload.Placement
+}
+
+// Releaser brings claims to their end (watcher.Watcher).
+type Releaser interface {
+	// Detach drives every claim of a volume on a node through the release; by is who
+	// asks for it.
+	Detach(ctx context.Context, ref claim.VolumeRef, node string, force bool, by string) ([]watcher.Detached, error)
+	// Attempt tells how the release of a volume's claims stands; ok is false where
+	// none is on its way out.
+	Attempt(ref claim.VolumeRef) (a watcher.Attempt, ok bool)
+}

@@ -1,0 +1,201 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/supervisor"
+)
+
+// Config is what a Server works with.
+type Config struct {
+	// Socket is the path of the API's unix socket.
+	Socket string
+	// Group, a name or a number, may use the socket beside root and the agent's own
+	// user; empty: nobody may.
+	Group string
+	// HTTPAddress, host:port, serves health and metrics. Port 0: any free one;
+	// empty: nothing is served there.
+	HTTPAddress string
+	Logger      hclog.Logger
+	// Metrics takes the server's metrics, and is served at /v1/metrics.
+	Metrics *prometheus.Registry
+
+	// What Status tells of the agent.
+	Name, Version, Datacenter, DataDir string
+	StartedAt                          time.Time
+	// Health says what is wrong with the agent now; nothing: it is ready. It is
+	// called often and must not block.
+	Health func() (reasons []string)
+	// Leftovers are mounts and directories that no record explains.
+	Leftovers func() []string
+	// Plugins tells of the plugin processes.
+	Plugins func() []supervisor.Status
+
+	Ledger      Ledger
+	Controllers Controllers
+	Drivers     Drivers
+	Workloads   Workloads
+	Releaser    Releaser
+	Events      *events.Bus
+	// Sealer seals volumes' secrets before they enter the ledger.
+	Sealer *secrets.Sealer
+}
+
+const (
+	// maxRequest bounds a request, in bytes. The ledger takes less.
+	maxRequest = 4 << 20
+	// closeGrace is how long calls under way may take to end when the server is
+	// closed; then they are cancelled, and have cancelGrace.
+	closeGrace  = 3 * time.Second
+	cancelGrace = 2 * time.Second
+)
+
+// errStopping is why calls are cut off when the server is closed.
+var errStopping = errors.New("the agent is stopping: call again when it is back")
+
+// Server serves the API. Open starts it, Close ends it.
+type Server struct {
+	cfg    Config
+	log    hclog.Logger
+	access access
+	calls  *callMetrics
+	counts counts
+
+	// closing ends with Close, at once; running when calls under way are cancelled.
+	closing, running context.Context
+	stopNew, stopAll context.CancelCauseFunc
+
+	api, public *http.Server
+	httpAddress string
+	serving     sync.WaitGroup
+	collectors  []prometheus.Collector
+	closeOnce   sync.Once
+	closeErr    error
+}
+
+// New makes a server; Open serves.
+func New(cfg Config) *Server {
+	s := &Server{cfg: cfg, log: cfg.Logger}
+	s.closing, s.stopNew = context.WithCancelCause(context.Background())
+	s.running, s.stopAll = context.WithCancelCause(context.Background())
+	return s
+}
+
+// Open listens and begins to serve. It fails where another agent answers on the
+// socket, the group does not exist, or an address cannot be had.
+func (s *Server) Open(ctx context.Context) error {
+	var err error
+	if s.access, err = newAccess(s.cfg.Group); err != nil {
+		return err
+	}
+	if err := s.register(); err != nil {
+		return err
+	}
+	var listen net.ListenConfig
+	socket, err := listenUnix(ctx, s.cfg.Socket, s.access.group)
+	if err != nil {
+		return err
+	}
+	s.api = s.httpServer(s.apiHandler())
+	s.api.ConnContext = connContext
+	s.serve(s.api, socket)
+	if s.cfg.HTTPAddress == "" {
+		return nil
+	}
+	tcp, err := listen.Listen(ctx, "tcp", s.cfg.HTTPAddress)
+	if err != nil {
+		return errors.Join(fmt.Errorf("listen for health and metrics: %w", err), s.Close())
+	}
+	s.httpAddress = tcp.Addr().String()
+	s.public = s.httpServer(s.publicHandler())
+	s.serve(s.public, tcp)
+	return nil
+}
+
+// HTTPAddress is where health and metrics are served; empty: nowhere on TCP.
+func (s *Server) HTTPAddress() string { return s.httpAddress }
+
+func (s *Server) httpServer(h http.Handler) *http.Server {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true) // gRPC
+	return &http.Server{
+		Handler: h, Protocols: protocols,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		BaseContext: func(net.Listener) context.Context { return s.running },
+		ErrorLog:    s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+	}
+}
+
+func (s *Server) serve(server *http.Server, l net.Listener) {
+	s.serving.Go(func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("the API is not served any more", "address", l.Addr(), "error", err)
+		}
+	})
+}
+
+// apiHandler is what the unix socket serves.
+func (s *Server) apiHandler() http.Handler {
+	mux := http.NewServeMux()
+	options := connect.WithHandlerOptions(
+		connect.WithInterceptors(interceptor{s}),
+		connect.WithReadMaxBytes(maxRequest),
+		connect.WithRecover(s.recovered),
+	)
+	mux.Handle(hostv1connect.NewVolumeServiceHandler(volumeService{s}, options))
+	mux.Handle(hostv1connect.NewWorkloadServiceHandler(workloadService{s}, options))
+	mux.Handle(hostv1connect.NewDriverServiceHandler(driverService{s}, options))
+	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
+	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
+	s.handlePublic(mux)
+	return mux
+}
+
+// publicHandler is what anybody may read.
+func (s *Server) publicHandler() http.Handler {
+	mux := http.NewServeMux()
+	s.handlePublic(mux)
+	return mux
+}
+
+// Close ends the server: no new calls, streams end at once, calls under way have
+// a moment to end and are then cancelled. It is bounded and may be called again.
+func (s *Server) Close() error {
+	s.closeOnce.Do(func() {
+		s.stopNew(errStopping)
+		grace := time.AfterFunc(closeGrace, func() { s.stopAll(errStopping) })
+		defer grace.Stop()
+		ctx, cancel := context.WithTimeout(context.Background(), closeGrace+cancelGrace)
+		defer cancel()
+		var errs []error
+		for _, server := range []*http.Server{s.api, s.public} {
+			if server == nil {
+				continue
+			}
+			err := server.Shutdown(ctx)
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = server.Close() // what does not end by itself is cut off
+			}
+			errs = append(errs, err)
+		}
+		s.stopAll(errStopping)
+		s.serving.Wait()
+		s.unregister()
+		s.closeErr = errors.Join(errs...)
+	})
+	return s.closeErr
+}
