@@ -128,7 +128,8 @@ func (l *life) steps() []step {
 		}},
 		{"expand", func(ctx context.Context) error {
 			_, err := l.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-				VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * l.size}})
+				VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * l.size},
+			})
 			return err
 		}},
 	}
@@ -182,7 +183,8 @@ func (l *life) publishAt(id *string, target string) func(context.Context) error 
 func (l *life) unpublishAt(id *string, target string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := l.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-			VolumeId: *id, TargetPath: filepath.Join(l.dir, "pub", target)})
+			VolumeId: *id, TargetPath: filepath.Join(l.dir, "pub", target),
+		})
 		return err
 	}
 }
@@ -190,7 +192,8 @@ func (l *life) unpublishAt(id *string, target string) func(context.Context) erro
 func (l *life) unstageAt(id *string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := l.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{
-			VolumeId: *id, StagingTargetPath: filepath.Join(l.dir, "stage", *id)})
+			VolumeId: *id, StagingTargetPath: filepath.Join(l.dir, "stage", *id),
+		})
 		return err
 	}
 }

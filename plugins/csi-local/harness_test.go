@@ -195,7 +195,8 @@ func (r *rig) unpublish(id, path string) {
 func (r *rig) unstage(id string) {
 	r.t.Helper()
 	_, err := r.NodeUnstageVolume(r.ctx, &csi.NodeUnstageVolumeRequest{
-		VolumeId: id, StagingTargetPath: filepath.Join(r.dir, "stage", id)})
+		VolumeId: id, StagingTargetPath: filepath.Join(r.dir, "stage", id),
+	})
 	must(r.t, err)
 }
 

@@ -160,7 +160,8 @@ func TestExpand(t *testing.T) {
 			t.Errorf("the file system has %d bytes in a volume of %d", total, 3*size)
 		}
 		_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{
-			VolumeId: id, VolumePath: stage, CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * size}})
+			VolumeId: id, VolumePath: stage, CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * size},
+		})
 		expectCode(t, err, codes.OutOfRange, "ControllerExpandVolume")
 		r.unstage(id)
 		if fsType == "ext4" {
@@ -182,7 +183,8 @@ func TestOddSizes(t *testing.T) {
 		for i := range 3 {
 			stage := r.stage(id, c)
 			_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
-				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 4096*int64(7+i)}})
+				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 4096*int64(7+i)},
+			})
 			must(t, err)
 			if filesystem.GrowsMounted(fsType) {
 				_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: stage})
@@ -191,77 +193,6 @@ func TestOddSizes(t *testing.T) {
 			r.unstage(id)
 		}
 	})
-}
-
-func TestBlockVolume(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	c := block(multiWriter)
-	id := r.create("v", 8*mib, c)
-	stage := r.stage(id, c)
-	a, b := r.publish(id, "a", c, false), r.publish(id, "b", c, true)
-	data := pattern(2, mib)
-	writeDevice(t, a, data)
-	if got := readDevice(t, b, len(data)); got != string(data) {
-		t.Error("the read-only target reads other data")
-	}
-	expectReadOnly(t, b)
-	expectCode(t, r.tryPublish(id, a, c, true), codes.AlreadyExists, "read-only")
-	expectCode(t, r.tryStage(id, r.path("stage", "other"), mount(writer, "")), codes.FailedPrecondition, "block device", stage)
-
-	_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
-		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 * mib}})
-	must(t, err)
-	_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: a})
-	must(t, err)
-	for _, path := range []string{a, b, stage} {
-		stats, err := r.NodeGetVolumeStats(r.ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
-		must(t, err)
-		if total := stats.GetUsage()[0].GetTotal(); total != 16*mib {
-			t.Errorf("%s has %d bytes", path, total)
-		}
-	}
-	// A snapshot of a device that is written to would be torn on a disk
-	// without reflinks; of one that is only staged it is not.
-	_, err = r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
-	if err != nil {
-		expectCode(t, err, codes.FailedPrecondition, "published as a block device")
-	}
-	r.unpublish(id, a)
-	r.unpublish(id, b)
-	_, err = r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
-	must(t, err)
-	if n := len(loopsBelow(r.data)); n != 1 {
-		t.Errorf("%d loop devices for a staged volume", n)
-	}
-	r.unstage(id)
-	r.checkNothingLeft()
-
-	// What a workload wrote is never formatted over.
-	expectCode(t, r.tryStage(id, r.path("stage", id), mount(writer, "")), codes.FailedPrecondition, "not overwritten")
-	r.checkNothingLeft()
-	r.stage(id, c)
-	a = r.publish(id, "a", c, false)
-	if got := readDevice(t, a, len(data)); got != string(data) {
-		t.Error("the data changed")
-	}
-	r.unpublish(id, a)
-	r.unstage(id)
-	r.delete(id)
-	r.checkNothingLeft()
-}
-
-func TestReaderOnlyBlockVolume(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	id := r.create("v", 8*mib, block(writer))
-	r.stage(id, block(reader))
-	expectCode(t, r.tryPublish(id, filepath.Join(r.path("pub"), "a"), block(writer), false), codes.FailedPrecondition, "not staged")
-	a := r.publish(id, "a", block(reader), false)
-	expectReadOnly(t, a)
-	r.unpublish(id, a)
-	r.unstage(id)
-	r.checkNothingLeft()
 }
 
 func TestMountGroup(t *testing.T) {
@@ -305,6 +236,9 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, r.tryStage(id, stage, mount(writer, "", "remount")), codes.InvalidArgument, "number 1")
 	expectCode(t, r.tryStage(id, "relative", c), codes.InvalidArgument, "absolute")
 	expectCode(t, r.tryStage(id, filepath.Join(r.dir, "none"), c), codes.InvalidArgument, "does not exist")
+	expectCode(t, r.tryPublish(id, stage, c, false), codes.InvalidArgument, "both")
+	expectCode(t, r.tryPublish(id, r.log.path, c, false), codes.InvalidArgument, "not a directory")
+	expectCode(t, r.tryPublish(id, target, mount(singleWriter, "xfs"), false), codes.FailedPrecondition, "holds ext4")
 
 	must(t, r.tryPublish(id, target, c, false))
 	expectCode(t, r.tryPublish(id, target, c, true), codes.AlreadyExists, "read-write")
@@ -386,36 +320,4 @@ func TestHealth(t *testing.T) {
 	r.unstage(id)
 	r.delete(id)
 	r.checkNothingLeft()
-}
-
-func writeDevice(t testing.TB, path string, data []byte) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
-	_, err = f.Write(data)
-	must(t, errors.Join(err, f.Sync(), f.Close()))
-}
-
-func readDevice(t testing.TB, path string, n int) string {
-	t.Helper()
-	f, err := os.Open(path)
-	must(t, err)
-	defer f.Close()
-	buf := make([]byte, n)
-	_, err = f.ReadAt(buf, 0)
-	must(t, err)
-	return string(buf)
-}
-
-// expectReadOnly tries to write to a device.
-func expectReadOnly(t testing.TB, path string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return
-	}
-	_, err = f.Write(make([]byte, 4096))
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		t.Errorf("%s can be written", path)
-	}
 }

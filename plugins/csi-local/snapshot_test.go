@@ -30,12 +30,14 @@ func (r *rig) snapshot(name, volume string) string {
 
 func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
+	}}
 }
 
 func fromVolume(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id},
+	}}
 }
 
 func TestSnapshotCloneRestore(t *testing.T) {

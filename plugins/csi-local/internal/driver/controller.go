@@ -97,6 +97,24 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.Validate
 // GetCapacity tells the free space of the host's disk, or none for what the
 // driver cannot make.
 func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	minimum, ok := minimumFor(req)
+	if !ok {
+		return &csi.GetCapacityResponse{}, nil
+	}
+	k, err := d.disk()
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: k.available,
+		MaximumVolumeSize: wrapperspb.Int64(k.available),
+		MinimumVolumeSize: wrapperspb.Int64(minimum),
+	}, nil
+}
+
+// minimumFor is the smallest volume with these parameters and capabilities;
+// not ok: there is none.
+func minimumFor(req *csi.GetCapacityRequest) (minimum int64, ok bool) {
 	fsType, err := parseParameters(req.GetParameters())
 	if caps := req.GetVolumeCapabilities(); err == nil && len(caps) > 0 {
 		var asked string
@@ -108,18 +126,7 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 			fsType = cmp.Or(fsType, filesystem.Default)
 		}
 	}
-	if err != nil {
-		return &csi.GetCapacityResponse{}, nil // CSI: only capacity for what was asked counts
-	}
-	k, err := d.disk()
-	if err != nil {
-		return nil, err
-	}
-	return &csi.GetCapacityResponse{
-		AvailableCapacity: k.available,
-		MaximumVolumeSize: wrapperspb.Int64(k.available),
-		MinimumVolumeSize: wrapperspb.Int64(filesystem.MinSize(fsType)),
-	}, nil
+	return filesystem.MinSize(fsType), err == nil
 }
 
 // ControllerExpandVolume makes the image larger, whether or not the volume is

@@ -225,10 +225,12 @@ func csiVolume(v store.Volume) *csi.Volume {
 	switch {
 	case v.Source.SnapshotID != "":
 		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.Source.SnapshotID}}}
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.Source.SnapshotID},
+		}}
 	case v.Source.VolumeID != "":
 		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.Source.VolumeID}}}
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.Source.VolumeID},
+		}}
 	}
 	return out
 }

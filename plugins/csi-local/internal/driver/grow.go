@@ -31,7 +31,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if err != nil {
 		return nil, err
 	}
-	fs, _, err := d.locate(v.ID, req.GetVolumePath())
+	at, err := d.locate(v.ID, req.GetVolumePath())
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 			return nil, failed(err)
 		}
 	}
-	if fs != nil {
+	if at.fs != nil {
 		if err := d.growMounted(ctx, u, v.Capacity); err != nil {
 			return nil, err
 		}

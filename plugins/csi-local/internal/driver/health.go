@@ -83,12 +83,12 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
-	fs, n, err := d.locate(v.ID, req.GetVolumePath())
+	at, err := d.locate(v.ID, req.GetVolumePath())
 	if err != nil {
 		return nil, err
 	}
-	if fs == nil {
-		size, err := n.device.Size()
+	if at.node != nil {
+		size, err := at.node.device.Size()
 		if err != nil {
 			return nil, failed(err)
 		}
@@ -97,8 +97,8 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 		}}, nil
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(fs.Mountpoint, &st); err != nil {
-		return nil, failed(fmt.Errorf("stats of %s: %w", fs.Mountpoint, err))
+	if err := unix.Statfs(at.fs.Mountpoint, &st); err != nil {
+		return nil, failed(fmt.Errorf("stats of %s: %w", at.fs.Mountpoint, err))
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
 		{
@@ -116,29 +116,28 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 	}}, nil
 }
 
-// locate finds the volume at a path where it is staged or published: the mount
-// of its file system or, when that is nil, its device node. Where there is none
-// of the two, the status is NotFound.
-func (d *Driver) locate(id, volumePath string) (*mountinfo.Info, node, error) {
+// locate finds the volume, its file system or a device, at a path where it is
+// staged or published. Where there is none of the two, the status is NotFound.
+func (d *Driver) locate(id, volumePath string) (place, error) {
 	none := status.Errorf(codes.NotFound, "volume %q is neither staged nor published at %q", id, volumePath)
 	if !filepath.IsAbs(volumePath) {
-		return nil, node{}, none
+		return place{}, none
 	}
 	path, err := filesystem.Resolve(volumePath)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, node{}, none
+		return place{}, none
 	}
 	if err != nil {
-		return nil, node{}, failed(err)
+		return place{}, failed(err)
 	}
 	u, err := d.usage(id)
 	if err != nil {
-		return nil, node{}, failed(err)
+		return place{}, failed(err)
 	}
 	for _, p := range []string{path, stagedNode(path)} {
-		if fs, n, isNode, _ := u.at(p); fs != nil || isNode {
-			return fs, n, nil
+		if at := u.at(p); at.fs != nil || at.node != nil {
+			return at, nil
 		}
 	}
-	return nil, node{}, none
+	return place{}, none
 }

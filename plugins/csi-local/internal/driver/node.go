@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -55,7 +56,7 @@ func stagePath(path string) (string, error) {
 }
 
 // foreign says that something else is mounted where the volume was expected.
-func foreign(what, id, description string) error {
+func foreign(what, id string, m *mountinfo.Info) error {
 	return status.Errorf(codes.FailedPrecondition,
-		"%s: volume %q is not what is mounted there, but %s: unmount that first, or use another path", what, id, description)
+		"%s: not volume %q is mounted there, but %s: unmount that first, or use another path", what, id, filesystem.Describe(m))
 }

@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -73,6 +72,9 @@ func (p *publication) resolve(req *csi.NodePublishVolumeRequest) error {
 	if p.target, err = filesystem.Resolve(req.GetTargetPath()); err != nil {
 		return status.Errorf(codes.InvalidArgument, "target_path: %v: the caller makes its parent", err)
 	}
+	if p.target == p.staging {
+		return status.Errorf(codes.InvalidArgument, "target_path and staging_target_path are both %q", p.target)
+	}
 	return nil
 }
 
@@ -95,25 +97,27 @@ func (p *publication) checkAlone(u usage) error {
 
 // publishFileSystem binds the staged mount to the target directory.
 func publishFileSystem(u usage, p publication) error {
-	staged, _, _, _ := u.at(p.staging)
-	if staged == nil {
+	staged := u.at(p.staging).fs
+	switch {
+	case staged == nil:
 		return p.notStaged()
+	case p.fsType != "" && p.fsType != staged.FSType:
+		return status.Errorf(codes.FailedPrecondition, "volume %q holds %s and the capability asks for %s", p.ID, staged.FSType, p.fsType)
+	case !p.readOnly && filesystem.IsReadOnly(staged):
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q is staged read-only at %q: publish it read-only, or stage it in a mode with a writer", p.ID, p.staging)
 	}
 	opts := p.options
 	if p.readOnly {
 		opts = opts.WithReadOnly()
-	} else if filesystem.IsReadOnly(staged) {
-		return status.Errorf(codes.FailedPrecondition,
-			"volume %q is staged read-only at %q: publish it read-only, or stage it in a mode with a writer", p.ID, p.staging)
 	}
-	fs, _, isNode, other := u.at(p.target)
-	switch {
-	case isNode:
+	switch at := u.at(p.target); {
+	case at.other != nil:
+		return foreign("target_path", p.ID, at.other)
+	case at.node != nil:
 		return p.conflict(errors.New("as a block device"))
-	case other != nil:
-		return foreign("target_path", p.ID, filesystem.Describe(other))
-	case fs != nil:
-		if err := matches(fs, p.access, opts); err != nil {
+	case at.fs != nil:
+		if err := opts.Match(at.fs); err != nil {
 			return p.conflict(err)
 		}
 		return nil
@@ -121,11 +125,20 @@ func publishFileSystem(u usage, p publication) error {
 	if err := p.checkAlone(u); err != nil {
 		return err
 	}
-	if err := os.Mkdir(p.target, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("make the target: %w", err)
+	if err := makeDir(p.target); err != nil {
+		return err
 	}
-	if err := filesystem.Bind(p.staging, p.target, opts); err != nil {
-		return errors.Join(err, removeTarget(p.target))
+	return filesystem.Bind(p.staging, p.target, opts)
+}
+
+// makeDir makes the target directory, or takes one that is there.
+func makeDir(path string) error {
+	err := os.Mkdir(path, 0o750)
+	if !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if info, err := os.Lstat(path); err != nil || !info.IsDir() {
+		return status.Errorf(codes.InvalidArgument, "target_path %q exists and is not a directory: choose another target", path)
 	}
 	return nil
 }
@@ -138,8 +151,8 @@ func (p *publication) conflict(why error) error {
 // publishBlock binds a device node to the target file. Read-only is a device of
 // its own: a read-only bind of a device node would not stop writes to it.
 func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error {
-	_, staged, isStaged, _ := u.at(stagedNode(p.staging))
-	if !isStaged || (staged.device.ReadOnly && !p.readOnly) {
+	staged := u.at(stagedNode(p.staging)).node
+	if staged == nil || (staged.device.ReadOnly && !p.readOnly) {
 		return p.notStaged()
 	}
 	return d.bindNode(ctx, u, p.ID, p.readOnly, p.target, p.checkAlone)

@@ -38,11 +38,11 @@ func (d *Driver) unmountAll(id, what, path string) error {
 		if err != nil {
 			return err
 		}
-		fs, _, isNode, other := u.at(path)
-		switch {
-		case other != nil:
-			return foreign(what, id, filesystem.Describe(other))
-		case fs == nil && !isNode:
+		at := u.at(path)
+		if at.other != nil {
+			return foreign(what, id, at.other)
+		}
+		if at == (place{}) {
 			return nil
 		}
 		if err := filesystem.Unmount(path); err != nil {

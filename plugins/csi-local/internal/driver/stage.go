@@ -66,12 +66,11 @@ func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, p
 		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a block device (%s): unstage it first", v.ID, u)
 	}
 	opts := a.stageOptions()
-	fs, _, _, other := u.at(path)
-	switch {
-	case other != nil:
-		return foreign("staging_target_path", v.ID, filesystem.Describe(other))
-	case fs != nil:
-		if err := matches(fs, a, opts); err != nil {
+	switch at := u.at(path); {
+	case at.other != nil:
+		return foreign("staging_target_path", v.ID, at.other)
+	case at.fs != nil:
+		if err := matches(at.fs, a, opts); err != nil {
 			return status.Errorf(codes.AlreadyExists, "volume %q is staged at %s already, but %v: unstage it first", v.ID, path, err)
 		}
 	default:
@@ -177,7 +176,7 @@ func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a 
 	if err != nil {
 		return err
 	}
-	m, _, _, _ := u.at(path)
+	m := u.at(path).fs
 	if m == nil {
 		return status.Errorf(codes.Internal, "volume %q was mounted at %s and is not there any more", v.ID, path)
 	}
@@ -200,11 +199,11 @@ func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a 
 // and binds the device below the staging path. A bound node does not hold its
 // device open, so this one cannot clear itself.
 func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path string, a access) error {
-	switch _, _, _, other := u.at(path); {
+	switch at := u.at(path); {
 	case len(u.mounts) > 0:
 		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a file system (%s): unstage it first", v.ID, u)
-	case other != nil:
-		return foreign("staging_target_path", v.ID, filesystem.Describe(other))
+	case at.other != nil:
+		return foreign("staging_target_path", v.ID, at.other)
 	case u.hidden():
 		return status.Errorf(codes.Aborted, "volume %q is still in use as a file system (%s): repeat when it is not", v.ID, u)
 	}

@@ -51,23 +51,28 @@ func (d *Driver) usage(id string) (usage, error) {
 	return u, nil
 }
 
-// at tells what is at a resolved path: the volume's file system, one of its
-// device nodes, or something else that is mounted there. All are nil or false
-// where nothing is mounted.
-func (u usage) at(path string) (fs *mountinfo.Info, n node, isNode bool, other *mountinfo.Info) {
+// place is what is mounted at a path: at most one of its fields is set.
+type place struct {
+	fs    *mountinfo.Info // the volume's file system
+	node  *node           // one of its devices
+	other *mountinfo.Info // something that is not the volume's
+}
+
+// at tells what is at a resolved path.
+func (u usage) at(path string) place {
 	top := u.table.At(path)
 	if top == nil {
-		return nil, node{}, false, nil
+		return place{}
 	}
 	if slices.Contains(u.mounts, top) {
-		return top, node{}, false, nil
+		return place{fs: top}
 	}
-	for _, n := range u.nodes {
-		if n.Info == top {
-			return nil, n, true, nil
+	for i := range u.nodes {
+		if u.nodes[i].Info == top {
+			return place{node: &u.nodes[i]}
 		}
 	}
-	return nil, node{}, false, top
+	return place{other: top}
 }
 
 // visible is a mount of the volume's file system with nothing mounted over it,
@@ -79,16 +84,6 @@ func (u usage) visible() *mountinfo.Info {
 		}
 	}
 	return nil
-}
-
-// find returns the device with the given mode.
-func (u usage) find(readOnly bool) (loop.Device, bool) {
-	for _, dev := range u.devices {
-		if dev.ReadOnly == readOnly {
-			return dev, true
-		}
-	}
-	return loop.Device{}, false
 }
 
 // hidden reports whether a device is used by something that cannot be reached

@@ -67,7 +67,7 @@ func (p Programs) Grow(ctx context.Context, m *mountinfo.Info, size int64) error
 func (p Programs) GrowUnmounted(ctx context.Context, image string) error {
 	err := p.run(ctx, "e2fsck", "-f", "-p", image)
 	var exit *exec.ExitError
-	if err != nil && !(errors.As(err, &exit) && exit.ExitCode() == 1) { // 1: errors corrected
+	if corrected := errors.As(err, &exit) && exit.ExitCode() == 1; err != nil && !corrected {
 		return err
 	}
 	return p.run(ctx, "resize2fs", image)

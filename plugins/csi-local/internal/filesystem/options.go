@@ -23,9 +23,9 @@ type Options struct {
 }
 
 type flag struct {
-	set, clr  uintptr
-	aset, acl uint64
-	shown     bool
+	set, clr  uintptr // for mount(2)
+	aset, acl uint64  // for mount_setattr(2)
+	shown     bool    // the mount table has it for each mount
 }
 
 var known = map[string]flag{
@@ -88,7 +88,7 @@ func (o *Options) add(name string) {
 		o.data = append(o.data, name)
 	default:
 		o.flags = o.flags&^f.clr | f.set
-		o.set, o.clr = o.set&^uint64(f.acl)|f.aset, o.clr|f.acl
+		o.set, o.clr = o.set&^f.acl|f.aset, o.clr|f.acl
 		if f.shown && !slices.Contains(o.visible, name) {
 			o.visible = append(o.visible, name)
 		}

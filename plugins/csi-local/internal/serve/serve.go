@@ -103,7 +103,7 @@ func Answers(ctx context.Context, path string) error {
 		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
 			return nil // nobody is behind it
 		case err == nil:
-			conn.Close()
+			_ = conn.Close() // it was only a question
 		case !errors.Is(err, syscall.EAGAIN): // its queue is full
 			return fmt.Errorf("ask who serves %s: %w", path, err)
 		}
