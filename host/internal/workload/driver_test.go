@@ -1,0 +1,230 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// driver is a storage plugin and its CSI drivers, as far as a node's calls go. It
+// keeps nothing in memory: what is mounted is its state. A file-system volume is
+// the directory of its name below base; that of a block volume is a link to the
+// device. The driver's id tells what it can do: see fingerprint.
+type driver struct {
+	storage.Client
+	*hooks
+	base  string
+	wrong func(format string, args ...any) // an invariant was broken
+	// restages: staging what is staged already is expected, as after a restart.
+	restages bool
+}
+
+// The drivers of these tests.
+const (
+	full   = "full"   // attaches and stages
+	staged = "staged" // stages
+	plain  = "plain"  // publishes only
+)
+
+func fingerprint(id string) storage.Fingerprint {
+	return storage.Fingerprint{
+		Healthy:    true,
+		Controller: &storage.ControllerCapabilities{AttachDetach: id == full},
+		Node:       &storage.NodeCapabilities{NodeID: "node-of-" + id, StageUnstage: id != plain},
+	}
+}
+
+func volumeName(v storage.Volume) string { return strings.TrimPrefix(v.ExternalID, "external-") }
+
+func (d *driver) check(ok bool, format string, args ...any) {
+	if !ok {
+		d.wrong(format, args...)
+	}
+}
+
+// checkAsked: the calls that make something carry all that they need.
+func (d *driver) checkAsked(ref storage.Driver, v storage.Volume, publishContext map[string]string) {
+	d.check(v.Secrets["user"] == "admin", "%s: no secrets", v.Name)
+	d.check(v.Context["of"] == v.ExternalID, "%s: the volume context is %v", v.Name, v.Context)
+	d.check((publishContext["device"] == v.ExternalID) == (ref.ID == full), "%s: the publish context is %v", v.Name, publishContext)
+}
+
+func (d *driver) Stage(ctx context.Context, ref storage.Driver, req storage.StageRequest) error {
+	return d.call(ctx, "stage", volumeName(req.Volume), func() error {
+		d.check(ref.ID != plain, "a driver that cannot stage was asked to")
+		d.checkAsked(ref, req.Volume, req.PublishContext)
+		if req.Volume.Capability.AttachmentMode == storage.BlockDevice {
+			return nil // nothing is to be mounted
+		}
+		if at(req.StagingPath) != nil {
+			d.check(d.restages, "%s is staged twice at %s", req.Volume.Name, req.StagingPath)
+			return nil
+		}
+		return d.bind(filepath.Join(d.base, req.Volume.ExternalID), req.StagingPath, false)
+	})
+}
+
+func (d *driver) Unstage(ctx context.Context, ref storage.Driver, v storage.Volume, path string) error {
+	return d.call(ctx, "unstage", volumeName(v), func() error {
+		d.check(ref.ID != plain, "a driver that cannot stage was asked to unstage")
+		if was := at(path); was != nil {
+			there, err := mounts.Below(filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(path)))))
+			for _, m := range there {
+				published := m.Root == was.Root && strings.Contains(m.Path, "/per-workload/") && strings.Contains(m.Path, "/"+filepath.Base(path)+"/")
+				d.check(err == nil && !published, "%s is unstaged while it is published at %s", v.Name, m.Path)
+			}
+		}
+		return unmount(path)
+	})
+}
+
+func (d *driver) Publish(ctx context.Context, ref storage.Driver, req storage.PublishRequest) error {
+	return d.call(ctx, "publish", volumeName(req.Volume), func() error {
+		d.checkAsked(ref, req.Volume, req.PublishContext)
+		if _, err := os.Stat(filepath.Dir(req.TargetPath)); err != nil {
+			return status.Errorf(codes.Internal, "the parent of the target: %v", err)
+		}
+		if at(req.TargetPath) != nil {
+			return nil
+		}
+		source := filepath.Join(d.base, req.Volume.ExternalID)
+		if req.Volume.Capability.AttachmentMode == storage.BlockDevice {
+			device, err := filepath.EvalSymlinks(source)
+			if err != nil {
+				return status.Error(codes.NotFound, err.Error())
+			}
+			if err := os.WriteFile(req.TargetPath, nil, 0o600); err != nil {
+				return err
+			}
+			return d.bind(device, req.TargetPath, false)
+		}
+		if ref.ID != plain {
+			d.check(at(req.StagingPath) != nil, "%s is published before it is staged", req.Volume.Name)
+			source = req.StagingPath
+		} else {
+			d.check(req.StagingPath == "", "a driver that cannot stage was told a staging path")
+		}
+		if err := os.Mkdir(req.TargetPath, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return d.bind(source, req.TargetPath, req.ReadOnly)
+	})
+}
+
+func (d *driver) Unpublish(ctx context.Context, _ storage.Driver, v storage.Volume, path string) error {
+	return d.call(ctx, "unpublish", volumeName(v), func() error {
+		if err := unmount(path); err != nil {
+			return err
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return status.Error(codes.Internal, err.Error())
+		}
+		return nil
+	})
+}
+
+func (d *driver) bind(source, target string, readOnly bool) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return status.Errorf(codes.Internal, "bind %s on %s: %v", source, target, err)
+	}
+	if readOnly {
+		return unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	}
+	return nil
+}
+
+func at(path string) *mounts.Mount {
+	m, err := mounts.At(path)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+func unmount(path string) error {
+	for at(path) != nil {
+		if err := unix.Unmount(path, 0); err != nil {
+			return status.Errorf(codes.Internal, "unmount %s: %v", path, err)
+		}
+	}
+	return nil
+}
+
+// controller is the controller's side of the drivers, wherever that runs.
+type controller struct{ *driver }
+
+func (c controller) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
+	err = c.call(ctx, "attach", v.ID, func() error {
+		c.check(v.PluginID == full, "%s is attached, and its driver needs no attachment", v.ID)
+		c.check(node == here && capability.AccessMode != "" && capability.AttachmentMode != "", "attach %s: %+v on %q", v.ID, capability, node)
+		publishContext = map[string]string{"device": v.ExternalID}
+		return nil
+	})
+	return publishContext, err
+}
+
+// registry is the drivers of this node.
+type registry struct {
+	mu      sync.Mutex
+	known   []drivers.Driver
+	changed chan struct{}
+}
+
+func newRegistry() *registry {
+	r := &registry{changed: make(chan struct{})}
+	for _, id := range []string{full, staged, plain} {
+		r.known = append(r.known, drivers.Driver{
+			Spec: drivers.Spec{ID: id}, Fingerprint: fingerprint(id), Healthy: true,
+		})
+	}
+	return r
+}
+
+func (r *registry) Get(id string) (drivers.Driver, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := slices.IndexFunc(r.known, func(d drivers.Driver) bool { return d.ID == id })
+	if n < 0 {
+		return drivers.Driver{}, drivers.ErrNotFound
+	}
+	return r.known[n], nil
+}
+
+func (r *registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// set changes a driver and tells it.
+func (r *registry) set(id string, change func(d *drivers.Driver)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n := range r.known {
+		if r.known[n].ID == id {
+			change(&r.known[n])
+		}
+	}
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *registry) healthy(id string, is bool) {
+	r.set(id, func(d *drivers.Driver) {
+		d.Healthy, d.Message = is, map[bool]string{false: "the test took it away"}[is]
+	})
+}

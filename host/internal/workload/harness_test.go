@@ -1,0 +1,299 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+func TestMain(m *testing.M) {
+	if arg := os.Getenv(envChild); arg != "" {
+		beChild(arg)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// here is the name of this node.
+const here = "here"
+
+// host is a Manager with all that it needs, in one directory: a second one on the
+// same directory is the next process of the host.
+type host struct {
+	*hooks
+	*Manager
+	dir     string
+	ledger  *ledger
+	driver  *driver
+	drivers *registry
+	bus     *events.Bus
+}
+
+// openHost opens what a host needs, without its manager's Open.
+func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
+	layout := mounts.Layout{Dir: filepath.Join(dir, "csi")}
+	l, err := openLedger(filepath.Join(dir, "ledger.json"), layout, h, wrong)
+	if err != nil {
+		return nil, err
+	}
+	j, err := journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger())
+	if err != nil {
+		return nil, err
+	}
+	out := &host{
+		hooks: h, dir: dir, ledger: l, drivers: newRegistry(), bus: events.New(0),
+		driver: &driver{hooks: h, base: filepath.Join(dir, "volumes"), wrong: wrong},
+	}
+	out.Manager = New(here, layout, j, hclog.NewNullLogger(), Deps{
+		Ledger: l, Controller: controller{out.driver}, Drivers: out.drivers, Events: out.bus,
+		Storage: func(context.Context) (storage.Client, func(), error) { return out.driver, func() {}, nil },
+		Secrets: func(claim.Volume) (map[string]string, error) { return map[string]string{"user": "admin"}, nil },
+	})
+	out.limits = limits{
+		driver: patience, ledger: patience, stopGrace: patience, killGrace: patience,
+		undoMin: time.Millisecond, undoMax: 5 * time.Millisecond,
+	}
+	return out, nil
+}
+
+// newHost is a host that runs, in a directory of its own.
+func newHost(t *testing.T) *host {
+	t.Helper()
+	h := prepareHost(t, newDir(t))
+	h.open(t)
+	return h
+}
+
+func newDir(t *testing.T) string {
+	t.Helper()
+	testbin.RequireRoot(t, "mounts of workloads")
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	must(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
+	t.Cleanup(func() { // runs last, before the directory is removed
+		there, err := mounts.Below(dir)
+		if err != nil {
+			t.Error(err)
+		}
+		for n := len(there) - 1; n >= 0; n-- {
+			_ = unix.Unmount(there[n].Path, unix.MNT_DETACH)
+		}
+	})
+	return dir
+}
+
+func prepareHost(t *testing.T, dir string) *host {
+	t.Helper()
+	h, err := openHost(dir, &hooks{}, t.Errorf)
+	must(t, err)
+	t.Cleanup(func() { h.shut(t) })
+	return h
+}
+
+// open is Manager.Open where nothing must be left over.
+func (h *host) open(t *testing.T) {
+	t.Helper()
+	left, err := h.Open(t.Context())
+	if err != nil || len(left) > 0 {
+		t.Fatalf("open: %v, left over: %q", err, left)
+	}
+}
+
+// shut ends the host as its process would; it may be called again.
+func (h *host) shut(t *testing.T) {
+	t.Helper()
+	if err := errors.Join(h.Close(), h.journal.Close()); err != nil {
+		t.Errorf("close the host: %v", err)
+	}
+}
+
+// next is the host's next process, not opened yet.
+func (h *host) next(t *testing.T) *host {
+	t.Helper()
+	h.shut(t)
+	n := prepareHost(t, h.dir)
+	n.driver.restages = true
+	return n
+}
+
+// restart is the host's next process.
+func (h *host) restart(t *testing.T) *host {
+	t.Helper()
+	n := h.next(t)
+	n.open(t)
+	return n
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func volumeRef(id string) claim.VolumeRef {
+	return claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id}
+}
+
+func ref(id string) claim.WorkloadRef {
+	return claim.WorkloadRef{Namespace: claim.DefaultNamespace, ID: id}
+}
+
+// volume registers a volume that many workloads of this node may write to.
+func (h *host) volume(t testing.TB, driver, id string, caps ...claim.Capability) {
+	t.Helper()
+	if len(caps) == 0 {
+		caps = []claim.Capability{{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem}}
+	}
+	external := "external-" + id
+	must(t, h.ledger.add(claim.Volume{
+		VolumeRef: volumeRef(id), PluginID: driver, ExternalID: external, Capabilities: caps,
+		Context: map[string]string{"of": external},
+	}))
+	if caps[0].AttachmentMode == claim.FileSystem {
+		must(t, os.MkdirAll(filepath.Join(h.driver.base, external), 0o700))
+	}
+}
+
+// blockVolume registers a volume that is a loop device.
+func (h *host) blockVolume(t *testing.T, driver, id string) {
+	t.Helper()
+	h.volume(t, driver, id, claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.BlockDevice})
+	image := filepath.Join(h.dir, id+".image")
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 1<<20))
+	out, err := exec.Command("losetup", "--find", "--show", image).Output()
+	must(t, err)
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", device).Run() })
+	must(t, os.Symlink(device, filepath.Join(h.driver.base, "external-"+id)))
+}
+
+// spec asks for volumes by their ids.
+func spec(id string, volumes ...string) Spec {
+	s := Spec{WorkloadRef: ref(id)}
+	for _, v := range volumes {
+		s.Volumes = append(s.Volumes, VolumeRequest{Name: v, Source: v, Destination: "/" + v})
+	}
+	return s
+}
+
+func (h *host) start(t *testing.T, s Spec) Workload {
+	t.Helper()
+	w, err := h.Start(t.Context(), s, Options{})
+	if err != nil || w.State != Running {
+		t.Fatalf("start %s: %s, %v", s.ID, w.State, err)
+	}
+	return w
+}
+
+func (h *host) stop(t *testing.T, id string) Workload {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	w, err := h.Stop(ctx, ref(id), "the test stops it", nil)
+	if err != nil || !w.State.Ended() {
+		t.Fatalf("stop %s: %s, %v, waiting for: %s", id, w.State, err, w.Waiting)
+	}
+	return w
+}
+
+// eventually waits until the workload is as is says, and returns it.
+func (h *host) eventually(t *testing.T, id, what string, is func(w Workload) bool) Workload {
+	t.Helper()
+	late := time.After(patience)
+	for {
+		i, err := h.find(ref(id))
+		must(t, err)
+		_, _, _, _, changed := i.since(0)
+		w := i.snapshot()
+		if is(w) {
+			return w
+		}
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("%s is not %s but %s: %s; waits for: %s", id, what, w.State, w.Message, w.Waiting)
+		}
+	}
+}
+
+func (h *host) ended(t *testing.T, id string) Workload {
+	t.Helper()
+	return h.eventually(t, id, "released", func(w Workload) bool { return w.State.Ended() })
+}
+
+func (h *host) running(t *testing.T, id string) Workload {
+	t.Helper()
+	return h.eventually(t, id, "running", func(w Workload) bool { return w.State == Running })
+}
+
+// waits until the release of the workload has failed at least once.
+func (h *host) waiting(t *testing.T, id string) Workload {
+	t.Helper()
+	return h.eventually(t, id, "waiting", func(w Workload) bool { return w.State == Stopping && w.Waiting != "" })
+}
+
+// clean checks that nothing is left: no mount, no directory, no record, no claim.
+func (h *host) clean(t *testing.T) {
+	t.Helper()
+	if there, err := mounts.Below(h.Layout.Dir); err != nil || len(there) > 0 {
+		t.Errorf("still mounted: %v (%v)", there, err)
+	}
+	must(t, h.journal.View(func(tx *journal.Tx) error {
+		left := func(what string) { t.Errorf("the journal still has %s", what) }
+		return errors.Join(
+			records.Each(tx, func(k string, _ *record) error { left("workload " + k); return nil }),
+			attachments.Each(tx, func(k string, _ *users) error { left("attachment " + k); return nil }),
+			stagings.Each(tx, func(k string, _ *users) error { left("staging " + k); return nil }),
+		)
+	}))
+	if claims := h.ledger.claims(); len(claims) > 0 {
+		t.Errorf("the ledger still has %+v", claims)
+	}
+	depth := func(path string) int { return strings.Count(path, "/") - strings.Count(h.Layout.Dir, "/") }
+	err := filepath.WalkDir(h.Layout.Dir, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil && depth(path) > 2 { // <driver>/staging may stay
+			t.Errorf("left behind: %s", path)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if len(h.locks.held) > 0 {
+		t.Errorf("locks are held: %v", h.locks.held)
+	}
+}
+
+// usage is that of spec on a volume of volume.
+func usage() mounts.Usage {
+	return mounts.Usage{AttachmentMode: claim.FileSystem, AccessMode: claim.SingleNodeMultiWriter}
+}
+
+var multiBlock = claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.BlockDevice}
+
+var claimRefused = &claim.Refusal{Reason: claim.ErrHeld, Volume: volumeRef("a"), Detail: "is not given"}
+
+// remade makes the directory that a driver has removed.
+func remade(t *testing.T, path string) string {
+	t.Helper()
+	must(t, os.MkdirAll(path, 0o700))
+	return path
+}

@@ -1,0 +1,274 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/mounts"
+)
+
+// ledger is the replicated state in a file: it outlives a host that is killed. It
+// decides by the real rules and looks at the mount table when a node says that
+// nothing is mounted any more.
+type ledger struct {
+	*hooks
+	file   string
+	layout mounts.Layout
+	wrong  func(format string, args ...any) // an invariant was broken
+
+	mu      sync.Mutex
+	state   ledgerState
+	keep    bool // claims are freed when the test says so, not at once
+	index   uint64
+	changed chan struct{}
+}
+
+type ledgerState struct {
+	Volumes   []claim.Volume
+	Workloads []claim.Workload
+	Claims    []claim.Claim
+}
+
+func openLedger(file string, layout mounts.Layout, h *hooks, wrong func(string, ...any)) (*ledger, error) {
+	l := &ledger{hooks: h, file: file, layout: layout, wrong: wrong, changed: make(chan struct{})}
+	raw, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return l, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l, json.Unmarshal(raw, &l.state)
+}
+
+// changes runs do and makes what it did last. l.mu is held meanwhile.
+func (l *ledger) change(do func(s *ledgerState) error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := do(&l.state); err != nil {
+		return err
+	}
+	l.index++
+	for n := range l.state.Volumes {
+		v := &l.state.Volumes[n]
+		if !slices.ContainsFunc(l.state.Claims, func(c claim.Claim) bool { return c.Volume == v.VolumeRef }) {
+			v.AccessMode, v.AttachmentMode = "", ""
+		}
+	}
+	close(l.changed)
+	l.changed = make(chan struct{})
+	raw, err := json.Marshal(l.state)
+	if err == nil {
+		err = os.WriteFile(l.file+".new", raw, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(l.file+".new", l.file)
+	}
+	return err
+}
+
+func (l *ledger) add(v claim.Volume) error {
+	return l.change(func(s *ledgerState) error {
+		s.Volumes = slices.DeleteFunc(s.Volumes, func(o claim.Volume) bool { return o.VolumeRef == v.VolumeRef })
+		s.Volumes = append(s.Volumes, v)
+		return v.Validate()
+	})
+}
+
+func (s *ledgerState) volume(ref claim.VolumeRef) (*claim.Volume, error) {
+	n := slices.IndexFunc(s.Volumes, func(v claim.Volume) bool { return v.VolumeRef == ref })
+	if n < 0 {
+		return nil, fmt.Errorf("%w: %q", claim.ErrVolumeNotFound, ref)
+	}
+	return &s.Volumes[n], nil
+}
+
+func (s *ledgerState) of(ref claim.WorkloadRef) (own []claim.Claim) {
+	for _, c := range s.Claims {
+		if c.Workload == ref {
+			own = append(own, c)
+		}
+	}
+	return own
+}
+
+func (l *ledger) claims() []claim.Claim {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.state.Claims)
+}
+
+func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v, err := l.state.volume(ref)
+	if err != nil {
+		return claim.Volume{}, err
+	}
+	return *v, nil
+}
+
+func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim) (got []claim.Claim, infos []claim.Volume, err error) {
+	err = l.call(ctx, "claim", ref.ID, func() error {
+		return l.change(func(s *ledgerState) (err error) {
+			got, infos, err = s.start(ref, node, want)
+			return err
+		})
+	})
+	return got, infos, err
+}
+
+// start is what the cluster's state does for StartWorkload.
+func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim) (got []claim.Claim, infos []claim.Volume, err error) {
+	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
+	running := n >= 0 && s.Workloads[n].Status == claim.Running
+	if running && s.Workloads[n].Node != node {
+		return nil, nil, claim.ErrConflict
+	}
+	var fresh []claim.Claim
+	for _, w := range want {
+		v, err := s.volume(w.Volume)
+		if err != nil {
+			return nil, nil, err
+		}
+		var held []claim.Claim
+		for _, c := range s.Claims {
+			if c.Volume == w.Volume {
+				held = append(held, c)
+			}
+		}
+		granted, created, err := claim.Take(*v, held, w, time.Now())
+		if err != nil {
+			return nil, nil, err
+		}
+		if created {
+			fresh = append(fresh, granted)
+		}
+		got, infos = append(got, granted), append(infos, *v)
+	}
+	if running && (len(fresh) > 0 || len(s.of(ref)) != len(want)) {
+		return nil, nil, fmt.Errorf("workload %q runs already with other claims: %w", ref, claim.ErrConflict)
+	}
+	s.Claims = append(s.Claims, fresh...)
+	for _, c := range fresh {
+		v, _ := s.volume(c.Volume)
+		v.AccessMode, v.AttachmentMode = c.AccessMode, c.AttachmentMode
+	}
+	if n < 0 {
+		s.Workloads = append(s.Workloads, claim.Workload{Ref: ref})
+		n = len(s.Workloads) - 1
+	}
+	s.Workloads[n].Node, s.Workloads[n].Status = node, claim.Running
+	return got, infos, nil
+}
+
+func (l *ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef) error {
+	return l.call(ctx, "end", ref.ID, func() error {
+		return l.change(func(s *ledgerState) error {
+			for n := range s.Workloads {
+				if s.Workloads[n].Ref == ref {
+					s.Workloads[n].Status = claim.Ended
+				}
+			}
+			for n := range s.Claims {
+				if s.Claims[n].Workload == ref && s.Claims[n].State == claim.Taken {
+					s.Claims[n].State = claim.Unpublishing
+				}
+			}
+			return nil
+		})
+	})
+}
+
+func (l *ledger) NodeDetached(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error {
+	return l.call(ctx, "detached", ref.ID, func() error {
+		err := l.change(func(s *ledgerState) error {
+			for n := range s.Claims {
+				c := &s.Claims[n]
+				if c.Workload == ref && slices.Contains(volumes, c.Volume) && c.State.Before(claim.NodeDetached) {
+					l.checkDetached(s, c)
+					c.State = claim.NodeDetached
+				}
+			}
+			return nil
+		})
+		if err == nil && !l.keep {
+			err = l.free(ref)
+		}
+		return err
+	})
+}
+
+// checkDetached: a claim is let go of only when nothing of its volume is mounted
+// for the workload, and no staging mount is left behind by its last user.
+func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
+	v, err := s.volume(c.Volume)
+	if err != nil {
+		l.wrong("detached %s: %v", c.Volume, err)
+		return
+	}
+	if c.State != claim.Unpublishing {
+		l.wrong("the claim of %q on %q was detached while it was %s", c.Workload, c.Volume, c.State)
+	}
+	folders := []string{l.layout.WorkloadVolume(v.PluginID, c.Workload, c.Volume)}
+	if !slices.ContainsFunc(s.Claims, func(o claim.Claim) bool { return o.Volume == c.Volume && o.Workload != c.Workload }) {
+		folders = append(folders, l.layout.StagingOf(v.PluginID, c.Volume))
+	}
+	for _, dir := range folders {
+		if there, err := mounts.Below(dir); err != nil || len(there) > 0 {
+			l.wrong("the claim of %q on %q is let go of while %v is mounted (%v)", c.Workload, c.Volume, there, err)
+		}
+	}
+}
+
+// free is the leader's side of a release: the claims of the workload that are
+// detached are gone.
+func (l *ledger) free(ref claim.WorkloadRef) error {
+	return l.change(func(s *ledgerState) error {
+		s.Claims = slices.DeleteFunc(s.Claims, func(c claim.Claim) bool { return c.Workload == ref && c.State == claim.NodeDetached })
+		return nil
+	})
+}
+
+func (l *ledger) AwaitFreed(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error {
+	return l.call(ctx, "freed", ref.ID, func() error {
+		for {
+			l.mu.Lock()
+			changed := l.changed
+			left := slices.ContainsFunc(l.state.of(ref), func(c claim.Claim) bool { return slices.Contains(volumes, c.Volume) })
+			l.mu.Unlock()
+			if !left {
+				return nil
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	})
+}
+
+func (l *ledger) OnNode(_ context.Context, node string) (refs []claim.WorkloadRef, on []claim.Claim, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.state.Workloads {
+		if w.Node == node && w.Status == claim.Running {
+			refs = append(refs, w.Ref)
+		}
+	}
+	for _, c := range l.state.Claims {
+		if c.Node == node {
+			on = append(on, c)
+		}
+	}
+	return refs, on, nil
+}

@@ -1,0 +1,333 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/journal"
+)
+
+// Every step, in every way of going wrong: what has an intent is undone, in the
+// reverse order, and the claims go last.
+func TestAStepGoesWrong(t *testing.T) {
+	ways := map[string]struct {
+		when string
+		stop bool // it hangs, and the start is given up
+	}{
+		"fails":           {when: "before"},
+		"is uncertain":    {when: "after"},
+		"hangs":           {when: "before", stop: true},
+		"hangs when done": {when: "after", stop: true},
+	}
+	// What is undone for volume b, whose step goes wrong, in this order.
+	undone := map[string][]string{
+		"claim":   nil,
+		"attach":  nil,
+		"stage":   {"unstage b"},
+		"publish": {"unpublish b", "unstage b"},
+	}
+	for stepName, undoing := range undone {
+		for way, c := range ways {
+			t.Run(stepName+" "+way, func(t *testing.T) {
+				h := newHost(t)
+				h.volume(t, full, "a")
+				h.volume(t, staged, "b")
+				label, held := stepName+":"+c.when, newGate()
+				switch stepName {
+				case "attach":
+					h.volume(t, full, "b")
+					label += " b"
+				case "stage", "publish":
+					label += " b"
+				}
+				if c.stop {
+					h.on(label, 1, held.hold)
+					go func() {
+						held.await(t)
+						_, _ = h.Stop(context.Background(), ref("w"), "enough", nil)
+					}()
+				} else {
+					h.on(label, 1, fail(codes.DeadlineExceeded))
+				}
+				w, err := h.Start(t.Context(), spec("w", "a", "b"), Options{})
+				if !errors.Is(err, ErrFailed) || w.State != Failed {
+					t.Fatalf("%s, %v", w.State, err)
+				}
+				want := "the test wants it so"
+				if c.stop {
+					want = "the start was given up: enough"
+				}
+				if !strings.Contains(err.Error(), want) || !strings.Contains(w.Message, want) || !strings.Contains(err.Error(), "was undone") {
+					t.Errorf("the error %q and the message %q do not say %q", err, w.Message, want)
+				}
+				got := h.happened()
+				inOrder(t, got, append(append([]string{"end w"}, undoing...), "detached w", "freed w")...)
+				h.clean(t)
+				h.start(t, spec("w", "a", "b")) // and again
+				h.stop(t, "w")
+				h.clean(t)
+			})
+		}
+	}
+}
+
+// inOrder checks that what is wanted happened, each after the one before.
+func inOrder(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	rest := got
+	for _, w := range want {
+		n := slices.Index(rest, w)
+		if n < 0 {
+			t.Errorf("%q did not happen in its place: %v, want in this order %v", w, got, want)
+			return
+		}
+		rest = rest[n+1:]
+	}
+}
+
+// A refusal of the ledger leaves nothing to undo; whatever else goes wrong with
+// the claim does.
+func TestARefusedClaimIsNotUndone(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.on("claim:before", 1, func(context.Context) error { return claimRefused })
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); !errors.Is(err, claimRefused) {
+		t.Fatal(err)
+	}
+	if got := h.happened(); len(got) > 0 {
+		t.Errorf("calls were made: %v", got)
+	}
+	h.clean(t)
+}
+
+func TestUndoIsRepeatedUntilItWorks(t *testing.T) {
+	for _, kind := range []string{"end", "unpublish", "unstage", "detached", "freed"} {
+		for _, when := range []string{"before", "after"} {
+			t.Run(kind+" "+when, func(t *testing.T) {
+				h := newHost(t)
+				h.volume(t, full, "a")
+				h.volume(t, full, "b")
+				h.start(t, spec("w", "a", "b"))
+				for n := 1; n <= 2; n++ {
+					h.on(kind+":"+when, n, fail(codes.Unavailable))
+				}
+				if w := h.stop(t, "w"); w.State != Stopped || w.Waiting != "" {
+					t.Errorf("%+v", w)
+				}
+				h.clean(t)
+			})
+		}
+	}
+}
+
+// While the driver of one volume is away, the others are released. The one is as
+// soon as the driver is back: the pause between two attempts is an hour here.
+func TestADriverIsAwayAtAStop(t *testing.T) {
+	h := newHost(t)
+	h.limits.undoMin, h.limits.undoMax = time.Hour, time.Hour
+	h.volume(t, full, "a")
+	h.volume(t, staged, "b")
+	h.start(t, spec("w", "a", "b"))
+	h.drivers.healthy(staged, false)
+
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := h.Stop(ctx, ref("w"), "the test stops it", nil)
+		left <- err
+	}()
+	w := h.waiting(t, "w")
+	if !strings.Contains(w.Waiting, "the test took it away") || !strings.Contains(w.Waiting, `volume "b"`) {
+		t.Errorf("it waits for %q", w.Waiting)
+	}
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("a stop that is left says %v", err)
+	}
+	if claims := h.ledger.claims(); len(claims) != 1 || claims[0].Volume.ID != "b" {
+		t.Errorf("claims: %+v", claims)
+	}
+	if len(w.Mounts) != 1 || w.Mounts[0].Request != "b" || at(w.Mounts[0].HostPath) == nil {
+		t.Errorf("mounts: %+v", w.Mounts)
+	}
+	h.drivers.healthy(staged, true)
+	h.ended(t, "w")
+	h.clean(t)
+}
+
+// A start that fails and cannot be undone at once returns all the same, and says
+// what happened and what goes on.
+func TestAStartThatCannotBeUndoneAtOnce(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.on("publish:before", 1, func(ctx context.Context) error {
+		h.drivers.healthy(full, false)
+		return fail(codes.Unavailable)(ctx)
+	})
+	w, err := h.Start(t.Context(), spec("w", "a"), Options{})
+	if !errors.Is(err, ErrFailed) || w.State != Stopping {
+		t.Fatalf("%s, %v", w.State, err)
+	}
+	for _, want := range []string{`publish volume "a"`, "the test wants it so", "undoing it goes on", "the test took it away"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+	h.drivers.healthy(full, true)
+	if w := h.ended(t, "w"); w.State != Failed {
+		t.Errorf("it is %s", w.State)
+	}
+	h.clean(t)
+}
+
+// Without the ledger nothing is let go of, but nothing stays mounted either.
+func TestTheLedgerIsAwayAtAStop(t *testing.T) {
+	for name, away := range map[string]func(ctx context.Context) error{
+		"fails": fail(codes.Unavailable),
+		"hangs": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.limits.ledger = 10 * time.Millisecond
+			h.volume(t, full, "a")
+			h.start(t, spec("w", "a"))
+			h.on("end:before", 1, away)
+			held := newGate()
+			h.on("end:before", 2, held.hold)
+			go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+			held.await(t)
+			inOrder(t, h.happened(), "unpublish a", "unstage a")
+			if h.count("detached w") > 0 || len(h.ledger.claims()) != 1 {
+				t.Error("the claim was let go of, and the ledger does not know that the workload ended")
+			}
+			close(held.open)
+			h.ended(t, "w")
+			h.clean(t)
+		})
+	}
+}
+
+// What a driver says is not enough.
+func TestTheDriverSaysDoneAndIsNot(t *testing.T) {
+	t.Run("nothing is mounted", func(t *testing.T) {
+		h := newHost(t)
+		h.volume(t, plain, "a")
+		h.on("publish:after", 1, func(context.Context) error {
+			return unmount(h.Layout.Target(plain, ref("w"), volumeRef("a"), usage(), "a"))
+		})
+		if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "nothing is mounted at") {
+			t.Errorf("got %v", err)
+		}
+		h.clean(t)
+	})
+	t.Run("not read-only", func(t *testing.T) {
+		h := newHost(t)
+		h.volume(t, plain, "a")
+		s := spec("w", "a")
+		s.Volumes[0].ReadOnly = true
+		u := usage()
+		u.ReadOnly = true
+		h.on("publish:after", 1, func(context.Context) error {
+			return h.driver.bind(h.driver.base, h.Layout.Target(plain, ref("w"), volumeRef("a"), u, "a"), false)
+		})
+		if _, err := h.Start(t.Context(), s, Options{}); err == nil || !strings.Contains(err.Error(), "not read-only") {
+			t.Errorf("got %v", err)
+		}
+		h.clean(t)
+	})
+	t.Run("still mounted", func(t *testing.T) {
+		h := newHost(t)
+		h.volume(t, full, "a")
+		target := h.start(t, spec("w", "a")).Mounts[0].HostPath
+		h.on("unpublish:after", 1, func(context.Context) error { return h.driver.bind(h.driver.base, remade(t, target), false) })
+		h.stop(t, "w")
+		h.clean(t)
+	})
+	t.Run("files are left", func(t *testing.T) {
+		h := newHost(t)
+		h.volume(t, plain, "a")
+		target := h.start(t, spec("w", "a")).Mounts[0].HostPath
+		h.on("unpublish:after", 1, func(context.Context) error {
+			return os.WriteFile(filepath.Join(remade(t, target), "file"), []byte("x"), 0o600)
+		})
+		h.stop(t, "w")
+		if err := os.Remove(filepath.Join(target, "file")); err != nil {
+			t.Errorf("what was beside the volume is gone: %v", err)
+		}
+		if len(h.ledger.claims()) > 0 {
+			t.Error("the claim is kept for a file that is not in the volume")
+		}
+	})
+}
+
+// A later user does not take an unstaging that failed half-way for a stage.
+func TestAFailedUnstageIsNoStage(t *testing.T) {
+	h := newHost(t)
+	h.limits.undoMin, h.limits.undoMax = time.Hour, time.Hour
+	h.blockVolume(t, full, "disk") // nothing is mounted that would tell
+	h.volume(t, full, "disk", multiBlock)
+	h.start(t, spec("first", "disk"))
+	h.on("unstage:after", 1, fail(codes.Internal))
+	go func() { _, _ = h.Stop(context.Background(), ref("first"), "the test stops it", nil) }()
+	h.waiting(t, "first")
+	h.start(t, spec("second", "disk"))
+	if n := h.count("stage disk"); n != 2 {
+		t.Errorf("staged %d times: the second workload runs on what was unstaged", n)
+	}
+	h.drivers.set(full, func(*drivers.Driver) {})
+	h.ended(t, "first")
+	if n := h.count("unstage disk"); n != 1 {
+		t.Errorf("unstaged %d times below the second workload", n)
+	}
+	h.stop(t, "second")
+	h.clean(t)
+}
+
+// Where the journal cannot be written, no Do is called and nothing runs.
+func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
+	h := newHost(t)
+	r := &run{h.Manager, newInstance(record{Spec: spec("w"), State: Starting, Steps: map[string]progress{}})}
+	must(t, h.journal.Close())
+	called := false
+	do := func(*run, context.Context, *volume) error { called = true; return nil }
+	if err := r.do(t.Context(), step{name: "it", do: do}, nil); !errors.Is(err, journal.ErrClosed) || called {
+		t.Errorf("got %v, called: %t", err, called)
+	}
+	if err := r.set(Running, nil); !errors.Is(err, journal.ErrClosed) || r.state() != Starting {
+		t.Errorf("got %v, it is %s", err, r.state())
+	}
+	if _, err := h.Start(t.Context(), spec("w"), Options{}); !errors.Is(err, journal.ErrClosed) {
+		t.Errorf("a start: %v", err)
+	}
+	if got := h.happened(); len(got) > 0 {
+		t.Errorf("calls were made: %v", got)
+	}
+}
+
+// A journal that fails in the middle leaves an intent, from which the next
+// process of the host goes on.
+func TestTheJournalFailsInTheMiddle(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.on("publish:before", 1, func(context.Context) error { return h.journal.Close() })
+	w, err := h.Start(t.Context(), spec("w", "a"), Options{})
+	if !errors.Is(err, journal.ErrClosed) || !errors.Is(err, ErrFailed) || w.State != Stopping {
+		t.Fatalf("%s, %v", w.State, err)
+	}
+	if h.count("detached w") > 0 {
+		t.Error("the claim was let go of")
+	}
+	h = h.restart(t)
+	h.running(t, "w")
+	h.stop(t, "w")
+	h.clean(t)
+}
