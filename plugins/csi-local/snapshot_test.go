@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
 	"github.com/pannier/pannier/test/testbin"
 )
 
@@ -156,6 +157,7 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	r.needSlowCopies()
 	c := mount(writer, "ext4")
 	id := r.create("v", 512*mib, c)
 	stage := r.stage(id, c)
@@ -188,6 +190,22 @@ func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 	}
 	r.unstage(id)
 	r.checkNothingLeft()
+}
+
+// needSlowCopies skips a test that needs time in the middle of a snapshot.
+func (r *rig) needSlowCopies() {
+	r.t.Helper()
+	src, err := os.Create(filepath.Join(r.data, "tmp", "src"))
+	must(r.t, err)
+	defer src.Close()
+	dst, err := os.Create(filepath.Join(r.data, "tmp", "dst"))
+	must(r.t, err)
+	defer dst.Close()
+	defer os.Remove(src.Name())
+	defer os.Remove(dst.Name())
+	if sparse.Clone(dst, src) == nil {
+		r.t.Skip("the temporary directory's disk shares blocks; not covered: the end of the driver in the middle of a copy")
+	}
 }
 
 // isFrozen tries to write to the file system, in a process that can be left

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -96,33 +95,4 @@ func TestIdentityAndPermissions(t *testing.T) {
 	must(t, os.Remove(filepath.Join(r.data, "tmp")))
 	_, err = r.Probe(r.ctx, &csi.ProbeRequest{})
 	expectCode(t, err, codes.FailedPrecondition, r.data)
-}
-
-// TestStopLeavesMounts stops the driver as a supervisor does. Its volumes stay
-// where they are, and the next driver knows them.
-func TestStopLeavesMounts(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	c := mount(writer, "")
-	id := r.create("v", 32*mib, c)
-	r.stage(id, c)
-	target := r.publish(id, "a", c, false)
-	writeFile(t, filepath.Join(target, "f"), []byte("hello"))
-	must(t, r.cmd.Process.Signal(syscall.SIGTERM))
-	must(t, r.cmd.Wait())
-	if _, err := os.Stat(r.sock); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket is still there: %v", err)
-	}
-	if readFile(t, filepath.Join(target, "f")) != "hello" {
-		t.Error("the volume is gone")
-	}
-	r.start()
-	r.stage(id, c)
-	r.publish(id, "a", c, false)
-	if n := len(mountsBelow(t, r.dir)); n != 2 {
-		t.Errorf("%d mounts, want 2", n)
-	}
-	r.unpublish(id, target)
-	r.unstage(id)
-	r.checkNothingLeft()
 }

@@ -38,7 +38,7 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 
 // DeleteVolume removes a volume that nobody uses. Its snapshots and clones are
 // copies of their own and stay.
-func (d *Driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
@@ -48,7 +48,7 @@ func (d *Driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 		return nil, err
 	}
 	defer end()
-	u, err := d.usage(id)
+	u, err := d.settled(ctx, id)
 	if err != nil {
 		return nil, failed(err)
 	}

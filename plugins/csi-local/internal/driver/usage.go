@@ -1,10 +1,12 @@
 package driver
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -49,6 +51,28 @@ func (d *Driver) usage(id string) (usage, error) {
 		}
 	}
 	return u, nil
+}
+
+// settleWait is how long a volume may be held by what cannot be seen.
+const settleWait = 2 * time.Second
+
+// settled is usage, after it has given hidden users a moment to go: a process
+// that was started while the volume was mounted may have got a copy of the
+// mount, until it has set its own namespace up.
+func (d *Driver) settled(ctx context.Context, id string) (usage, error) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(settleWait); ; {
+		u, err := d.usage(id)
+		if err != nil || !u.hidden() || time.Now().After(deadline) {
+			return u, err
+		}
+		select {
+		case <-ctx.Done():
+			return u, context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
 }
 
 // place is what is mounted at a path: at most one of its fields is set.
@@ -113,7 +137,8 @@ func (u usage) String() string {
 	if paths := u.elsewhere(); len(paths) > 0 {
 		return fmt.Sprintf("attached to %s, at %s", strings.Join(devices, ", "), strings.Join(paths, ", "))
 	}
-	return fmt.Sprintf("attached to %s", strings.Join(devices, ", "))
+	return fmt.Sprintf("attached to %s, by what cannot be seen from here, such as a process with its own mount namespace",
+		strings.Join(devices, ", "))
 }
 
 // stagedNode is where a staged block volume's device is bound, below its
