@@ -313,8 +313,8 @@ func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
 	}
 }
 
-// A journal that fails in the middle leaves an intent, from which the next
-// process of the host goes on.
+// A journal that fails in the middle leaves an intent. The next process of the
+// host goes on from it, and finds that the claims are on their way out already.
 func TestTheJournalFailsInTheMiddle(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -327,7 +327,8 @@ func TestTheJournalFailsInTheMiddle(t *testing.T) {
 		t.Error("the claim was let go of")
 	}
 	h = h.restart(t)
-	h.running(t, "w")
-	h.stop(t, "w")
+	if w := h.ended(t, "w"); w.State != Failed {
+		t.Errorf("it is %s", w.State)
+	}
 	h.clean(t)
 }
