@@ -78,7 +78,7 @@ type NodeCapabilities struct {
 }
 
 // MaxDrivers bounds the drivers of one node.
-const MaxDrivers = 256
+const MaxDrivers = 64
 
 // Validate checks a node as it describes itself. The error is a *FieldError.
 func (n *Node) Validate() error {

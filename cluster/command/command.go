@@ -12,7 +12,7 @@ const (
 	MaxClaims = 128
 	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers and
 	// DeregisterVolume's claims; DeleteWorkloads stops at as many.
-	MaxItems = 256
+	MaxItems = 128
 )
 
 // Command is one of this package's commands.

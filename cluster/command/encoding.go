@@ -14,7 +14,7 @@ const version = 1
 
 // MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
 // one transaction of the ledger.
-const MaxSize = 256 << 10
+const MaxSize = 192 << 10
 
 var (
 	// ErrUnknownCommand: the entry was written by a newer program. Whoever

@@ -40,7 +40,7 @@ type Config struct {
 // Timings and sizes of raft.
 const (
 	// Elections among several servers; raft's own defaults. A single voter does not wait
-	// for them (startNow).
+	// for them (startAlone).
 	heartbeat   = time.Second
 	leaderLease = 500 * time.Millisecond
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
@@ -107,7 +107,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, n.log, n.log, snapshots, transport); err != nil {
 		return n, err
 	}
-	return n, n.startNow(cfg.ID)
+	return n, n.startAlone(cfg.ID)
 }
 
 func config(cfg Config, snapshots raft.SnapshotStore, logger hclog.Logger) (*raft.Config, <-chan bool, error) {
@@ -120,7 +120,7 @@ func config(cfg Config, snapshots raft.SnapshotStore, logger hclog.Logger) (*raf
 	conf.LocalID = raft.ServerID(cfg.ID)
 	conf.Logger = quiet{logger}
 	conf.NotifyCh = leadership
-	// One more than what it will be set to: see startNow.
+	// One more than what it will be set to: see startAlone.
 	conf.HeartbeatTimeout = heartbeat + time.Millisecond
 	conf.ElectionTimeout = heartbeat + time.Millisecond
 	conf.LeaderLeaseTimeout = leaderLease
@@ -173,16 +173,21 @@ func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.Sna
 	return nil
 }
 
-// startNow lets the only voter be elected at once: it has nobody to hear from. Raft
-// starts an election on a follower when its heartbeat timeout is shortened, if
-// there was no contact within it. So the timeouts can be those that several servers need.
-func (n *Node) startNow(id string) error {
+// startAlone lets the only voter be elected at once: it has nobody to hear from.
+// Raft starts an election on a follower when its heartbeat timeout is shortened, if
+// there was no contact within it. So the timeouts can be those that several servers
+// need.
+func (n *Node) startAlone(id string) error {
 	f := n.GetConfiguration()
 	if err := f.Error(); err != nil {
 		return err
 	}
-	if servers := f.Configuration().Servers; len(servers) != 1 || servers[0].ID != raft.ServerID(id) {
+	servers := f.Configuration().Servers
+	if len(servers) != 1 {
 		return nil
+	}
+	if only := string(servers[0].ID); only != id {
+		return fmt.Errorf("it belongs to the server %q, and this one is %q: a server keeps its name", only, id)
 	}
 	conf := n.ReloadableConfig()
 	conf.HeartbeatTimeout, conf.ElectionTimeout = heartbeat, heartbeat

@@ -24,7 +24,7 @@ type Outcome struct {
 // into the next one. The biggest command (command.MaxSize, command.MaxItems) and
 // this together stay below what Badger takes: 15% of a memtable.
 const (
-	batchBytes  = 256 << 10
+	batchBytes  = 128 << 10
 	batchWrites = 2048
 )
 

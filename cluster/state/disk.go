@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // The ledger's directory has:
@@ -16,6 +17,7 @@ import (
 //	current   the N in use; without it 0
 //	open      the boot id of the kernel under which the ledger was opened;
 //	          not there after a clean close
+//	lock      locked (flock) by the process that has it open
 //
 // Badger does not sync its writes. They survive the end of the process, since
 // they are in the kernel's pages, but not that of the kernel; and then not
@@ -25,10 +27,24 @@ import (
 const (
 	currentFile = "current"
 	openFile    = "open"
+	lockFile    = "lock"
 )
 
 // bootIDPath is replaced by tests.
 var bootIDPath = "/proc/sys/kernel/random/boot_id"
+
+// lockDir keeps other processes out until the file is closed.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w (another process has the ledger open)", f.Name(), err)
+	}
+	return f, nil
+}
 
 // markOpen notes that the ledger is in use, on the disk before anything is
 // written, and removes one that the machine's last end may have damaged.
@@ -57,12 +73,7 @@ func markOpen(dir string) (lost bool, err error) {
 	return lost, writeFile(dir, openFile, boot)
 }
 
-func markClosed(dir string) error {
-	if err := os.Remove(filepath.Join(dir, openFile)); err != nil {
-		return fmt.Errorf("close the ledger: %w", err)
-	}
-	return nil
-}
+func markClosed(dir string) error { return os.Remove(filepath.Join(dir, openFile)) }
 
 func generationName(number int) string { return fmt.Sprintf("db-%d", number) }
 

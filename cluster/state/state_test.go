@@ -354,8 +354,10 @@ func TestBiggestCommands(t *testing.T) {
 	filler.Context = map[string]string{"big": string(bytes.Repeat([]byte("x"), batchBytes-2000))}
 	onTop := func(c command.Command) {
 		t.Helper()
-		if _, err := command.Encode(c); err != nil {
+		if entry, err := command.Encode(c); err != nil {
 			t.Fatal(err)
+		} else {
+			t.Logf("%T has %d bytes of %d", c, len(entry), command.MaxSize)
 		}
 		command.SetAt(c, now)
 		outcomes, err := l.Apply([]Entry{{l.index + 1, &command.RegisterVolume{Volume: filler}}, {l.index + 2, c}})
@@ -367,19 +369,18 @@ func TestBiggestCommands(t *testing.T) {
 
 	ns := long("namespace", 0)
 	advance := &command.AdvanceClaims{By: long("operator", 0)}
-	for w := range command.MaxItems / command.MaxClaims {
-		start := &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: ns, ID: long("w", w)}, Node: long("node", 0)}
-		for i := range command.MaxClaims {
-			v := volume("", claim.MultiNodeMultiWriter)
-			v.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("v", i)}
-			l.must(&command.RegisterVolume{Volume: v})
-			c := wanted("", claim.MultiNodeMultiWriter, claim.Write)
-			c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)
-			start.Claims = append(start.Claims, c)
-			advance.Items = append(advance.Items, command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.Unpublishing})
-		}
-		onTop(start)
+	start := &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: ns, ID: long("w", 0)}, Node: long("node", 0)}
+	for i := range command.MaxClaims {
+		v := volume("", claim.SingleNodeSingleWriter)
+		v.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("v", i)}
+		l.must(&command.RegisterVolume{Volume: v})
+		c := wanted("", claim.SingleNodeSingleWriter, claim.Write)
+		c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)
+		start.Claims = append(start.Claims, c)
+		advance.Items = append(advance.Items, command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.ReadyToFree})
 	}
+	onTop(start)
+	onTop(&command.EndWorkload{Ref: start.Ref})
 	onTop(advance)
 	for i := range advance.Items {
 		advance.Items[i].To = claim.Freed
@@ -389,7 +390,10 @@ func TestBiggestCommands(t *testing.T) {
 	node := claim.Node{Name: long("node", 0), Drivers: map[string]claim.NodeDriver{}}
 	for i := range claim.MaxDrivers {
 		id := long("driver", i)
-		node.Drivers[id] = claim.NodeDriver{ID: id, Type: claim.Monolith, Message: long("m", i), NodeID: long("n", i)}
+		node.Drivers[id] = claim.NodeDriver{
+			ID: id, Type: claim.Monolith, Provider: long("p", i), Version: long("v", i),
+			Message: string(bytes.Repeat([]byte("x"), command.MaxSize/claim.MaxDrivers-900)),
+		}
 	}
 	onTop(&command.PutNode{Node: node})
 	onTop(&command.DeleteNode{Name: node.Name})

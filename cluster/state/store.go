@@ -24,8 +24,9 @@ var (
 
 // Store is the ledger on this server's disk.
 type Store struct {
-	dir string
-	log hclog.Logger
+	dir  string
+	log  hclog.Logger
+	lock *os.File // of the directory; nil: closed
 
 	mu     sync.Mutex
 	gen    *generation // nil: closed
@@ -55,36 +56,43 @@ func Open(dir string, log hclog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the ledger: %w", err)
 	}
-	lost, err := markOpen(dir)
+	lock, err := lockDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open the ledger in %s: %w", dir, err)
+		return nil, fmt.Errorf("open the ledger: %w", err)
+	}
+	s := &Store{dir: dir, log: log, lock: lock}
+	if err := s.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the ledger in %s: %w", dir, err), s.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) open() error {
+	lost, err := markOpen(s.dir)
+	if err != nil {
+		return err
 	}
 	if lost {
-		log.Warn("the machine went down without closing the ledger: it is built again from the raft log", "dir", dir)
+		s.log.Warn("the machine went down without closing the ledger: it is built again from the raft log", "dir", s.dir)
 	}
-	s := &Store{dir: dir, log: log}
-	if s.number, err = currentGeneration(dir); err != nil {
-		return nil, fmt.Errorf("open the ledger in %s: %w", dir, err)
+	if s.number, err = currentGeneration(s.dir); err != nil {
+		return err
 	}
 	if s.gen, err = s.openGeneration(s.number); err != nil {
-		return nil, err
+		return err
 	}
-	err = s.View(func(tx *ReadTx) error {
+	return s.View(func(tx *ReadTx) error {
 		index, err := tx.Index()
 		s.applied.Store(index)
 		return err
 	})
-	if err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	return s, nil
 }
 
 func (s *Store) openGeneration(number int) (*generation, error) {
 	dir := filepath.Join(s.dir, generationName(number))
 	db, err := badger.Open(badgerOptions(dir, s.log))
 	if err != nil {
-		return nil, fmt.Errorf("open the ledger in %s: %w (it holds nothing that the raft log beside it does not: it may be removed while the host is down)", dir, err)
+		return nil, fmt.Errorf("open %s: %w (it holds nothing that the raft log beside it does not: it may be removed while the host is down)", dir, err)
 	}
 	return &generation{db: db, dir: dir}, nil
 }
@@ -95,10 +103,10 @@ func (s *Store) openGeneration(number int) (*generation, error) {
 func badgerOptions(dir string, log hclog.Logger) badger.Options {
 	return badger.DefaultOptions(dir).
 		WithLogger(badgerLogger{log}).
-		WithMemTableSize(8 << 20).
+		WithMemTableSize(4 << 20).
 		WithNumMemtables(2).
 		WithBaseTableSize(2 << 20).
-		WithValueThreshold(1 << 20).
+		WithValueThreshold(512 << 10).
 		WithValueLogFileSize(1 << 20).
 		WithCompression(options.None).
 		WithBlockCacheSize(0).
@@ -150,25 +158,32 @@ func (s *Store) Size() int64 {
 	return lsm + vlog
 }
 
-// Close waits for readers and closes the store.
+// Close waits for readers and closes the store. It may be called again.
 func (s *Store) Close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if s.lock == nil {
+		return nil
+	}
+	s.broken = ErrClosed
 	s.mu.Lock()
 	g := s.gen
 	s.gen = nil
 	s.mu.Unlock()
-	if g == nil {
-		return nil
+	var err error
+	if g != nil {
+		g.readers.Wait()
+		if err = g.db.Close(); err == nil {
+			err = markClosed(s.dir)
+		}
 	}
-	s.broken = ErrClosed
-	g.readers.Wait()
-	err := g.db.Close()
 	s.watchers.publishAll()
+	err = errors.Join(err, s.lock.Close())
+	s.lock = nil
 	if err != nil {
 		return fmt.Errorf("close the ledger: %w", err)
 	}
-	return markClosed(s.dir)
+	return nil
 }
 
 // acquire holds the current generation open until release.

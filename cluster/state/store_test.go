@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,6 +63,9 @@ func TestAnotherBoot(t *testing.T) {
 	dir := t.TempDir()
 	l := openIn(t, dir)
 	fill(l)
+	if _, err := Open(dir, nil); !errors.Is(err, syscall.EWOULDBLOCK) {
+		t.Errorf("opened while it is open: %v", err)
+	}
 	crashed := copyDir(t, dir) // as the processes' end leaves it
 	if got := openIn(t, crashed); got.AppliedIndex() != l.AppliedIndex() {
 		t.Errorf("after the process's end it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())

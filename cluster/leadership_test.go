@@ -1,0 +1,43 @@
+package cluster
+
+import (
+	"context"
+	"testing"
+)
+
+// TestLeadershipComesAndGoes leads, loses it and leads again, as a server among
+// several does.
+func TestLeadershipComesAndGoes(t *testing.T) {
+	n := &Node{}
+	n.running, n.stop = context.WithCancel(t.Context())
+	n.leadership.init()
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, ended, returned := make(chan bool), make(chan bool), make(chan bool)
+	go func() {
+		defer close(returned)
+		n.WhileLeader(ctx, func(ctx context.Context) {
+			begun <- true
+			<-ctx.Done()
+			ended <- true
+		})
+	}()
+	for range 3 {
+		if n.Leader() {
+			t.Fatal("leads before it was told")
+		}
+		n.leadership.set(true)
+		n.leadership.set(true) // raft may repeat itself
+		<-begun
+		if !n.Leader() {
+			t.Fatal("does not lead")
+		}
+		n.leadership.set(false)
+		<-ended
+	}
+	if err := n.WaitReady(t.Context()); err != nil {
+		t.Errorf("its ledger had caught up: %v", err)
+	}
+	cancel()
+	<-returned
+	n.stop()
+}

@@ -1,0 +1,107 @@
+package raftnode_test
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/cluster/raftnode"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// empty is an FSM that keeps nothing.
+type empty struct{}
+
+func (empty) Apply(*raft.Log) any                 { return nil }
+func (empty) ApplyBatch(logs []*raft.Log) []any   { return make([]any, len(logs)) }
+func (empty) Snapshot() (raft.FSMSnapshot, error) { return nil, io.EOF }
+func (empty) Restore(r io.ReadCloser) error       { return r.Close() }
+func noIndex(io.Reader) (uint64, error)           { return 0, nil }
+func config(dir, id string, n int) raftnode.Config {
+	return raftnode.Config{Dir: dir, ID: id, BootstrapExpect: n, FSM: empty{}, SnapshotIndex: noIndex}
+}
+
+func open(t *testing.T, cfg raftnode.Config) *raftnode.Node {
+	t.Helper()
+	n, err := raftnode.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func leads(t *testing.T, n *raftnode.Node) {
+	t.Helper()
+	select {
+	case leads := <-n.Leadership:
+		if !leads {
+			t.Fatal("leadership was lost")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("no leader")
+	}
+}
+
+// TestBootstrapsOnce restarts a server: with whatever it is told to expect, its
+// cluster stays the one that it has.
+func TestBootstrapsOnce(t *testing.T) {
+	dir := t.TempDir()
+	for i, expect := range []int{1, 1, 3} {
+		n := open(t, config(dir, "server-1", expect))
+		leads(t, n)
+		f := n.GetConfiguration()
+		if err := f.Error(); err != nil {
+			t.Fatal(err)
+		}
+		if len(f.Configuration().Servers) != 1 {
+			t.Errorf("start %d: the configuration is %+v", i, f.Configuration())
+		}
+		if term := n.CurrentTerm(); term != uint64(i+2) {
+			t.Errorf("start %d: term %d", i, term)
+		}
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestAloneStartsAtOnce holds the start to less than the heartbeat timeout that
+// several servers wait for.
+func TestAloneStartsAtOnce(t *testing.T) {
+	begin := time.Now()
+	leads(t, open(t, config(t.TempDir(), "server-1", 1)))
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("a server alone led after %s", took)
+	}
+}
+
+func TestExpectsOthers(t *testing.T) {
+	n := open(t, config(t.TempDir(), "server-1", 3))
+	f := n.GetConfiguration()
+	if err := f.Error(); err != nil || len(f.Configuration().Servers) != 0 {
+		t.Errorf("it bootstrapped alone: %+v, %v", f.Configuration(), err)
+	}
+}
+
+func TestAnotherName(t *testing.T) {
+	dir := t.TempDir()
+	n := open(t, config(dir, "server-1", 1))
+	leads(t, n)
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := raftnode.Open(config(dir, "server-2", 1))
+	if err == nil || !strings.Contains(err.Error(), `belongs to the server "server-1"`) {
+		t.Errorf("got %v", err)
+	}
+}
