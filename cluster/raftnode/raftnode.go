@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -83,10 +82,10 @@ func Open(cfg Config) (n *Node, err error) {
 			err = errors.Join(fmt.Errorf("open raft in %s: %w", cfg.Dir, err), n.Close())
 		}
 	}()
-	if n.log, err = wal.Open(walDir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quiet{logger.Named("wal")})); err != nil {
+	if n.log, err = wal.Open(walDir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quieter(logger.Named("wal"), cfg))); err != nil {
 		return n, fmt.Errorf("log: %w", err)
 	}
-	snapshots, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quiet{logger.Named("snapshots")})
+	snapshots, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quieter(logger.Named("snapshots"), cfg))
 	if err != nil {
 		return n, fmt.Errorf("snapshots: %w", err)
 	}
@@ -118,7 +117,7 @@ func config(cfg Config, snapshots raft.SnapshotStore, logger hclog.Logger) (*raf
 	leadership := make(chan bool, 8)
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(cfg.ID)
-	conf.Logger = quiet{logger}
+	conf.Logger = quieter(logger, cfg)
 	conf.NotifyCh = leadership
 	// One more than what it will be set to: see startAlone.
 	conf.HeartbeatTimeout = heartbeat + time.Millisecond
@@ -220,17 +219,4 @@ func (n *Node) Close() error {
 		return fmt.Errorf("close raft: %w", n.closeErr)
 	}
 	return nil
-}
-
-// quiet lowers raft's levels: its news are of use to a developer, and a single
-// voter's "heartbeat timeout reached" is no warning.
-type quiet struct{ hclog.Logger }
-
-func (q quiet) Info(msg string, args ...any)        { q.Debug(msg, args...) }
-func (q quiet) Warn(msg string, args ...any)        { q.Logger.Info(msg, args...) }
-func (q quiet) With(args ...any) hclog.Logger       { return quiet{q.Logger.With(args...)} }
-func (q quiet) Named(name string) hclog.Logger      { return quiet{q.Logger.Named(name)} }
-func (q quiet) ResetNamed(name string) hclog.Logger { return quiet{q.Logger.ResetNamed(name)} }
-func (q quiet) StandardLogger(o *hclog.StandardLoggerOptions) *log.Logger {
-	return q.Logger.StandardLogger(o)
 }
