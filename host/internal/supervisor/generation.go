@@ -68,6 +68,16 @@ func (g *generation) checkDrained() {
 	}
 }
 
+// ended tells whether the process is gone.
+func (g *generation) ended() bool {
+	select {
+	case <-g.run.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
 func (g *generation) leased() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -189,10 +189,15 @@ func (i *instance) health(h health) {
 func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *backoff.ExponentialBackOff) {
 	i.current.Store(nil)
 	gen.retire()
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.sup.cfg.StopTimeout)
+	i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
+	grace := i.sup.cfg.StopTimeout
+	if gen.ended() {
+		grace = failedStop // of what the process left
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	gen.health.close()
-	err := errors.Join(why, gen.run.stop(stop), i.clear(i.sup.cfg.StopTimeout))
+	err := errors.Join(why, gen.run.stop(stop), i.clear(grace))
 	// Callers still hold the dead connection: closed under them it would answer
 	// Canceled, as if they had given up themselves.
 	i.sup.draining.Go(func() {
@@ -313,7 +318,8 @@ func (i *instance) acquire(ctx context.Context) (*generation, func(), error) {
 		i.mu.Lock()
 		changed := i.changed
 		i.mu.Unlock()
-		if gen := i.current.Load(); gen != nil {
+		// A process that just died is still current for a moment.
+		if gen := i.current.Load(); gen != nil && !gen.ended() {
 			if release, ok := gen.acquire(); ok {
 				return gen, release, nil
 			}

@@ -8,7 +8,7 @@ import (
 )
 
 // maxWords bounds what is quoted of a plugin's log, in bytes.
-const maxWords = 1 << 10
+const maxWords = 8 << 10
 
 func fileSize(path string) int64 {
 	info, err := os.Stat(path)
@@ -18,7 +18,8 @@ func fileSize(path string) int64 {
 	return info.Size()
 }
 
-// lastLine is the last line of a log that was written after from, or "".
+// lastLine is the last line of a log that was written after from, or the one
+// before a panic's stack, or "".
 func lastLine(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -36,6 +37,11 @@ func lastLine(path string, from int64) string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	last := lines[len(lines)-1]
+	for _, l := range lines {
+		if strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") {
+			return l
+		}
+	}
 	var entry struct {
 		Message string `json:"@message"`
 		Error   string `json:"error"`

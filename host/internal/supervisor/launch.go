@@ -18,6 +18,7 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -63,16 +64,28 @@ func (i *instance) launch(ctx context.Context) (gen *generation, err error) {
 	}()
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
-	if !aborted() && err == nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
+	if !aborted() {
 		if gen != nil {
 			gen.health.close()
 		}
+		gen, err = nil, i.late(ctx, err)
+	}
+	if err != nil {
 		return nil, i.withLastWords(err, run, logged)
 	}
 	return gen, nil
+}
+
+// late is the error of a start that took too long or was called off; err is how
+// far it came.
+func (i *instance) late(ctx context.Context, err error) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return ctx.Err()
+	}
+	if err == nil {
+		return fmt.Errorf("it is not up after %v", i.sup.cfg.StartTimeout)
+	}
+	return fmt.Errorf("it is not up after %v: %w", i.sup.cfg.StartTimeout, err)
 }
 
 // failedStop is what a process has to end after a start that failed.
@@ -127,10 +140,18 @@ func (i *instance) clientConfig(token string) *goplugin.ClientConfig {
 		VersionedPlugins: wire.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		TLSConfig:        i.sup.authority.ClientTLS(serverName(token)),
+		// go-plugin's client cannot be interrupted while it connects.
+		GRPCDialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: min(connectTimeout, i.sup.cfg.StartTimeout/2),
+		})},
 		// What go-plugin would log, the instance reports.
 		Logger: hclog.NewNullLogger(),
 	}
 }
+
+// connectTimeout bounds connecting to a plugin's socket, TLS included.
+const connectTimeout = 3 * time.Second
 
 // serverName is the name in the certificate of one run of a plugin.
 func serverName(token string) string { return strings.ToLower(token) + ".plugin.pannier" }
@@ -170,7 +191,7 @@ func (i *instance) launchDigest() string {
 func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pluginRunner) (*generation, error) {
 	addr, err := client.Start()
 	if err != nil {
-		return nil, fmt.Errorf("handshake: %w", err)
+		return nil, fmt.Errorf("handshake: %s", strings.Join(strings.Fields(err.Error()), " ")) // go-plugin's have many lines
 	}
 	proto, err := client.Client()
 	if err != nil {
@@ -299,11 +320,14 @@ func (i *instance) tryReattach(ctx context.Context) (gen *generation, err error)
 	client := goplugin.NewClient(cfg)
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
-	if !aborted() && err == nil {
-		gen.health.close()
-		gen, err = nil, context.Cause(ctx)
+	if !aborted() {
+		if gen != nil {
+			gen.health.close()
+		}
+		gen, err = nil, i.late(ctx, err)
 	}
 	if err != nil {
+		run.detach() // or Kill waits for the process
 		client.Kill()
 		return nil, err
 	}

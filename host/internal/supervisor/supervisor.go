@@ -126,7 +126,7 @@ func (s *Supervisor) takeLock(ctx context.Context) error {
 	}
 	// A host that was killed may have a child between fork and exec that still
 	// shares its lock: that is over in a moment.
-	for end := time.Now().Add(2 * time.Second); ; {
+	for end := time.Now().Add(500 * time.Millisecond); ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			s.lock = f

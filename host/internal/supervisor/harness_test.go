@@ -1,0 +1,234 @@
+package supervisor_test
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a plugin directory and a data directory, whose processes are gone
+// when the test ends.
+type world struct {
+	t   *testing.T
+	cfg supervisor.Config
+	log *output
+
+	mu     sync.Mutex
+	events []supervisor.Event
+}
+
+// newWorld has a plugin "fixture" in its plugin directory.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sv") // short: sockets go below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, log: &output{}}
+	w.cfg = supervisor.Config{
+		PluginDir:    filepath.Join(dir, "plugins"),
+		DataDir:      filepath.Join(dir, "data"),
+		Logger:       hclog.New(&hclog.LoggerOptions{Output: w.log, Level: hclog.Debug}),
+		Restart:      supervisor.Restart{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond, Stable: time.Minute},
+		StartTimeout: 10 * time.Second,
+		StopTimeout:  5 * time.Second,
+		StopPlugins:  true,
+		OnEvent: func(e supervisor.Event) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.events = append(w.events, e)
+		},
+	}
+	if err := os.MkdirAll(w.cfg.PluginDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, pid := range w.pids() {
+			t.Errorf("process %d was left", pid)
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		os.RemoveAll(dir)
+		if t.Failed() {
+			t.Logf("log:\n%s", w.log)
+		}
+	})
+	w.install("fixture")
+	return w
+}
+
+// install puts the fixture into the plugin directory under a name, as an
+// operator would: the new file has the place of the old one at once.
+func (w *world) install(name string) {
+	w.t.Helper()
+	path := filepath.Join(w.cfg.PluginDir, name)
+	copyFile(w.t, testbin.BuildDir(w.t, "testdata/plugin"), path+".tmp")
+	if err := os.Rename(path+".tmp", path); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	if _, err := io.Copy(out, in); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// open starts a supervisor that is closed at the end of the test at the latest.
+func (w *world) open() *supervisor.Supervisor {
+	w.t.Helper()
+	s := supervisor.New(w.cfg)
+	if err := s.Open(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// pids are the processes that run from the copies in the data directory.
+func (w *world) pids() (pids []int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, d := range dirs {
+		exe, err := os.Readlink(d + "/exe")
+		if err == nil && strings.HasPrefix(exe, w.cfg.DataDir+"/") {
+			pid, _ := strconv.Atoi(filepath.Base(d))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func (w *world) count(what supervisor.EventType) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.events {
+		if e.Type == what {
+			n++
+		}
+	}
+	return n
+}
+
+// within is a context that ends with the test's patience.
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// call makes the fixture do something in a call, and gives its answer.
+func call(t *testing.T, s *supervisor.Supervisor, name, do string) (map[string]string, error) {
+	t.Helper()
+	ctx := within(t)
+	lease, err := s.Acquire(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer lease.Release()
+	req := storage.AttachRequest{Volume: storage.Volume{Name: do}}
+	return storage.NewClient(lease.Conn).Attach(ctx, storage.Driver{ID: "d"}, req)
+}
+
+func mustCall(t *testing.T, s *supervisor.Supervisor, name, do string) map[string]string {
+	t.Helper()
+	answer, err := call(t, s, name, do)
+	if err != nil {
+		t.Fatalf("call %s: %v", name, err)
+	}
+	return answer
+}
+
+func status(t *testing.T, s *supervisor.Supervisor, name string) supervisor.Status {
+	t.Helper()
+	for _, st := range s.Status() {
+		if st.Name == name {
+			return st
+		}
+	}
+	t.Fatalf("no plugin %q in %+v", name, s.Status())
+	return supervisor.Status{}
+}
+
+// await waits for the status of one plugin.
+func await(t *testing.T, s *supervisor.Supervisor, name string, ok func(supervisor.Status) bool) supervisor.Status {
+	t.Helper()
+	var last supervisor.Status
+	err := s.Await(within(t), func(all []supervisor.Status) bool {
+		for _, st := range all {
+			if st.Name == name {
+				last = st
+			}
+		}
+		return ok(last)
+	})
+	if err != nil {
+		t.Fatalf("plugin %q does not become what it should: %v; it is %+v", name, err, last)
+	}
+	return last
+}
+
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+func alive(pid int) bool {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	return rest != "" && rest[0] != 'Z'
+}
+
+// output is a log that can be read while it is written.
+type output struct {
+	mu  sync.Mutex
+	buf strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.buf.Len() > 1<<20 {
+		return len(p), nil // the tests that flood do not look at all of it
+	}
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}

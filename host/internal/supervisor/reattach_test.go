@@ -1,0 +1,405 @@
+package supervisor_test
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// hostProcess runs a real host, to be killed.
+type hostProcess struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	stdin io.Closer
+	out   *bufio.Reader
+}
+
+func (w *world) host() *hostProcess {
+	w.t.Helper()
+	arg, err := json.Marshal(struct {
+		supervisor.Config
+		Logger  any `json:",omitempty"` // these two hide the ones that are not data
+		OnEvent any `json:",omitempty"`
+	}{Config: w.cfg})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	h := &hostProcess{t: w.t, cmd: exec.Command(testbin.BuildDir(w.t, "testdata/host"), string(arg), "fixture")}
+	h.cmd.Stderr = w.log
+	out, err := h.cmd.StdoutPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if h.stdin, err = h.cmd.StdinPipe(); err != nil {
+		w.t.Fatal(err)
+	}
+	h.out = bufio.NewReader(out)
+	if err := h.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(h.kill)
+	return h
+}
+
+// up waits for the plugin and gives its pid.
+func (h *hostProcess) up() int {
+	h.t.Helper()
+	line, err := h.out.ReadString('\n')
+	if err != nil {
+		h.t.Fatalf("the host does not come up: %v", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return pid
+}
+
+// kill is kill -9.
+func (h *hostProcess) kill() {
+	h.cmd.Process.Kill()
+	h.cmd.Wait()
+}
+
+func TestPluginOutlivesAKilledHost(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	h := w.host()
+	pid := h.up()
+	h.kill()
+	if !alive(pid) {
+		t.Fatal("the plugin died with its host")
+	}
+	h = w.host() // a second kill, of a host that reattached
+	if again := h.up(); again != pid {
+		t.Fatalf("the second host has pid %d, the first had %d", again, pid)
+	}
+	h.kill()
+
+	w.cfg.StopPlugins = true
+	s := w.open()
+	answer := mustCall(t, s, "fixture", "log after the kill")
+	st := status(t, s, "fixture")
+	if answer["pid"] != strconv.Itoa(pid) || st.PID != pid || st.Generation != 1 || st.State != supervisor.Running {
+		t.Errorf("the third host has pid %s and %+v, want pid %d", answer["pid"], st, pid)
+	}
+	if n := len(w.pids()); n != 1 {
+		t.Errorf("%d processes", n)
+	}
+	if w.count(supervisor.EventReattached) != 1 {
+		t.Errorf("events: %+v", w.events)
+	}
+	waitFor(t, "its log line", func() bool { return strings.Contains(w.log.String(), "after the kill") })
+}
+
+// Close leaves the plugins running, and the same program can open them again.
+func TestCloseLeavesPluginsRunning(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	first := w.open()
+	before := mustCall(t, first, "fixture", "")
+	first.Close()
+	w.cfg.StopPlugins = true
+	second := w.open()
+	if after := mustCall(t, second, "fixture", ""); after["pid"] != before["pid"] {
+		t.Errorf("pid %s, then %s", before["pid"], after["pid"])
+	}
+	// It is not our child any more, but we still see it die and replace it.
+	if _, err := call(t, second, "fixture", "exit"); err == nil {
+		t.Fatal("it did not exit")
+	}
+	await(t, second, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
+	if after := mustCall(t, second, "fixture", ""); after["pid"] == before["pid"] {
+		t.Error("not replaced")
+	}
+}
+
+// At whatever instant a host is killed, the next one has exactly one process.
+func TestHostKilledAtAnyInstant(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	took := time.Now()
+	h := w.host()
+	h.up()
+	full := time.Since(took)
+	h.kill()
+	const rounds = 12
+	for i := range rounds {
+		if i%3 == 0 { // from nothing again: the plugin is replaced under way
+			w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"good", strconv.Itoa(i)}}}
+		}
+		h := w.host()
+		time.Sleep(full * time.Duration(i) / rounds) // not to wait for something: to be anywhere in the start
+		h.kill()
+		if n := len(w.pids()); n > 1 {
+			t.Fatalf("round %d: %d processes", i, n)
+		}
+	}
+	w.cfg.StopPlugins = true
+	s := w.open()
+	answer := mustCall(t, s, "fixture", "")
+	pids := w.pids()
+	if len(pids) != 1 || strconv.Itoa(pids[0]) != answer["pid"] {
+		t.Errorf("processes %v, the plugin says %s", pids, answer["pid"])
+	}
+}
+
+// What the next host would start differently is not reattached but replaced, and
+// so is what does not prove that it is ours.
+func TestReplacedInsteadOfReattached(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"other arguments":        func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"good", "new"}}} },
+		"another executable":     func(w *world) { appendByte(w.t, filepath.Join(w.cfg.PluginDir, "fixture")) },
+		"another authority":      func(w *world) { os.Remove(w.cfg.DataDir + "/plugins/host.pem") },
+		"a socket that is gone":  func(w *world) { removeAll(w.t, w.cfg.DataDir+"/plugins/run/*/plugin*") },
+		"a process that hangs":   func(w *world) { stopProcess(w.t, w.pids()[0]) },
+		"a process that is gone": func(w *world) { killProcess(w.t, w.pids()[0]) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.cfg.StopPlugins = false
+			w.cfg.StartTimeout = 2 * time.Second
+			w.cfg.StopTimeout = time.Second
+			h := w.host()
+			pid := h.up()
+			h.kill()
+			change(w)
+			w.cfg.StopPlugins = true
+			s := w.open()
+			answer := mustCall(t, s, "fixture", "")
+			if answer["pid"] == strconv.Itoa(pid) || alive(pid) {
+				t.Errorf("pid %d is still there; the plugin is %s now", pid, answer["pid"])
+			}
+			if pids := w.pids(); len(pids) != 1 {
+				t.Errorf("processes: %v", pids)
+			}
+		})
+	}
+}
+
+// A pid that a stranger has by now is left alone.
+func TestStrangerIsNotTouched(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	h := w.host()
+	pid := h.up()
+	h.kill()
+	killProcess(t, pid)
+	stranger := exec.Command("sleep", "1000")
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { stranger.Process.Kill(); stranger.Wait() }()
+	path := w.cfg.DataDir + "/plugins/fixture.json"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, now := `"pid": `+strconv.Itoa(pid), `"pid": `+strconv.Itoa(stranger.Process.Pid)
+	if !strings.Contains(string(data), old) {
+		t.Fatalf("no %s in %s", old, data)
+	}
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(data), old, now)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.StopPlugins = true
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	if !alive(stranger.Process.Pid) {
+		t.Error("a stranger was killed")
+	}
+}
+
+func TestRecordThatCannotBeReadStartsNothing(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	s.Close()
+	path := w.cfg.DataDir + "/plugins/fixture.json"
+	if err := os.WriteFile(path, []byte(`{"format": 99, "name": "fixture"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = w.open()
+	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Failed })
+	if !strings.Contains(st.LastError, "newer host") || len(w.pids()) != 0 {
+		t.Errorf("status %+v, processes %v", st, w.pids())
+	}
+	os.Remove(path)
+	mustCall(t, s, "fixture", "")
+}
+
+func TestRemovedPluginIsEnded(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	w.install("other")
+	h := w.host()
+	h.up()
+	waitFor(t, "both plugins", func() bool { return len(w.pids()) == 2 })
+	h.kill()
+	if err := os.Remove(filepath.Join(w.cfg.PluginDir, "other")); err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.StopPlugins = true
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	waitFor(t, "the end of the removed one", func() bool { return len(w.pids()) == 1 })
+	waitFor(t, "the end of its record", func() bool {
+		_, err := os.Stat(w.cfg.DataDir + "/plugins/other.json")
+		return os.IsNotExist(err)
+	})
+}
+
+func TestOrphanEndsItself(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	w.cfg.OrphanTimeout = 200 * time.Millisecond
+	s := w.open()
+	mustCall(t, s, "fixture", "sleep 400ms") // attended: it stays
+	s.Close()
+	waitFor(t, "the orphan's end", func() bool { return len(w.pids()) == 0 })
+}
+
+func TestDieWithHost(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.DieWithHost = true
+	h := w.host()
+	pid := h.up()
+	h.kill()
+	waitFor(t, "the plugin's end", func() bool { return !alive(pid) })
+}
+
+// Another host's certificate, or none, opens no connection to a plugin.
+func TestWrongCertificateIsRefused(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	socket := socketOf(t, w)
+	stranger, err := wire.NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cfg := range map[string]*tls.Config{
+		"another authority": stranger.ClientTLS("x"),
+		"no certificate":    {},
+	} {
+		cfg.InsecureSkipVerify = true // the plugin is to refuse, not we
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := tls.Client(conn, cfg)
+		c.SetDeadline(time.Now().Add(5 * time.Second))
+		err = c.Handshake()
+		if err == nil { // TLS 1.3: the refusal comes with the first read
+			_, err = c.Read(make([]byte, 1))
+		}
+		if err == nil || !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("%s: %v", name, err)
+		}
+		c.Close()
+	}
+}
+
+// The plugin directory is overwritten in place, bytes and all: what runs, and
+// what a restart of the process finds in memory, is the verified copy.
+func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	before := mustCall(t, s, "fixture", "")
+	path := filepath.Join(w.cfg.PluginDir, "fixture")
+	if err := os.WriteFile(path, []byte("not a program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {
+		t.Error("it was replaced")
+	}
+	exe, err := os.Readlink("/proc/" + before["pid"] + "/exe")
+	if want := w.cfg.DataDir + "/plugins/" + status(t, s, "fixture").SHA256 + "/fixture"; err != nil || exe != want {
+		t.Errorf("runs from %s, want %s", exe, want)
+	}
+}
+
+// Copies are kept for the one that runs and the last good one before it.
+func TestOldCopiesAreCollected(t *testing.T) {
+	w := newWorld(t)
+	var sums []string
+	for i := range 4 {
+		if i > 0 {
+			appendByte(t, filepath.Join(w.cfg.PluginDir, "fixture"))
+		}
+		s := w.open()
+		mustCall(t, s, "fixture", "")
+		sums = append(sums, status(t, s, "fixture").SHA256)
+		s.Close()
+	}
+	for i, sum := range sums {
+		_, err := os.Stat(filepath.Join(w.cfg.DataDir, "plugins", sum))
+		if kept := err == nil; kept != (i >= 2) {
+			t.Errorf("copy %d of 4 kept: %v", i, kept)
+		}
+	}
+}
+
+func stopProcess(t *testing.T, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func killProcess(t *testing.T, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the end of a killed process", func() bool { return !alive(pid) })
+}
+
+func appendByte(t *testing.T, path string) {
+	t.Helper()
+	copyFile(t, path, path+".tmp")
+	f, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Write([]byte{0})
+	f.Close()
+	if err := os.Rename(path+".tmp", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeAll(t *testing.T, pattern string) {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("nothing matches %s", pattern)
+	}
+	for _, f := range files {
+		os.Remove(f)
+	}
+}
+
+func socketOf(t *testing.T, w *world) string {
+	t.Helper()
+	files, err := filepath.Glob(w.cfg.DataDir + "/plugins/run/*/plugin*")
+	if err != nil || len(files) != 1 {
+		t.Fatalf("sockets: %v", files)
+	}
+	return files[0]
+}

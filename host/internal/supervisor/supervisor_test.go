@@ -1,0 +1,323 @@
+package supervisor_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+)
+
+func TestPluginComesUp(t *testing.T) {
+	t.Setenv("CONSUL_HTTP_TOKEN", "secret")
+	w := newWorld(t)
+	w.cfg.Plugins = []supervisor.Plugin{{
+		Name: "fixture", Args: []string{"good", "x y"}, Env: []string{"MINE=1"}, Config: []byte(`{"a":1}`), Version: "~> 1.2",
+	}}
+	s := w.open()
+	answer := mustCall(t, s, "fixture", "log hello")
+	if answer["config"] != `{"a":1}` || answer["args"] != "good x y" {
+		t.Errorf("config %s, arguments %s", answer["config"], answer["args"])
+	}
+	if env := answer["env"]; strings.Contains(env, "secret") || strings.Contains(env, "PRIVATE KEY") || !strings.Contains(env, "MINE=1") {
+		t.Errorf("environment: %s", env)
+	}
+	st := status(t, s, "fixture")
+	want := supervisor.Status{
+		Name: "fixture", State: supervisor.Running, Kind: "storage.v1", Version: "1.2.3",
+		SHA256: sumOf(t, filepath.Join(w.cfg.PluginDir, "fixture")), PID: st.PID, Generation: 1, StartedAt: st.StartedAt,
+	}
+	if st != want || strconv.Itoa(st.PID) != answer["pid"] || time.Since(st.StartedAt) > time.Minute {
+		t.Errorf("status %+v, want %+v", st, want)
+	}
+	waitFor(t, "the plugin's log line", func() bool {
+		return strings.Contains(w.log.String(), "[WARN]  fixture: said in a call: volume=hello")
+	})
+	if keys, _ := filepath.Glob(w.cfg.DataDir + "/plugins/run/*/tls.pem"); len(keys) != 0 {
+		t.Errorf("keys lie about: %v", keys)
+	}
+	if err := errors.Join(s.Close(), s.Close()); err != nil {
+		t.Error(err)
+	}
+	if w.count(supervisor.EventStarted) != 1 || w.count(supervisor.EventStopped) != 1 {
+		t.Errorf("events: %+v", w.events)
+	}
+	if _, err := s.Acquire(t.Context(), "fixture"); !errors.Is(err, supervisor.ErrClosed) {
+		t.Errorf("acquire after close: %v", err)
+	}
+}
+
+// A plugin that does not come up says why, leaves nothing behind, and holds up
+// nobody.
+func TestBrokenPlugins(t *testing.T) {
+	for _, tc := range []struct {
+		mode  string
+		spec  supervisor.Plugin
+		state supervisor.State
+		want  string
+	}{
+		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "the disk is on fire"},
+		{"hang", supervisor.Plugin{}, supervisor.BackingOff, "it is not up after 2s: handshake"},
+		{"garbage", supervisor.Plugin{}, supervisor.BackingOff, "hello, I am not a plugin"},
+		{"endless-line", supervisor.Plugin{}, supervisor.BackingOff, "Unrecognized remote plugin message"},
+		{"wrong-cookie", supervisor.Plugin{}, supervisor.BackingOff, "handshake"},
+		{"wrong-wire", supervisor.Plugin{}, supervisor.BackingOff, "incompatible API version"},
+		{"wrong-socket", supervisor.Plugin{}, supervisor.BackingOff, "not on a socket in"},
+		{"plain", supervisor.Plugin{}, supervisor.BackingOff, "info"},
+		{"bad-version", supervisor.Plugin{}, supervisor.Failed, `version is "one"`},
+		{"good", supervisor.Plugin{Version: ">= 2.0"}, supervisor.Failed, "the configuration wants >= 2.0"},
+		{"good", supervisor.Plugin{Config: []byte(`{"wrong":1}`)}, supervisor.Failed, `validate the configuration: key "wrong" is not known`},
+		{"good", supervisor.Plugin{Checksum: "sha256:" + strings.Repeat("0", 64)}, supervisor.Failed, "checksum mismatch"},
+		{"good", supervisor.Plugin{User: "no-such-user"}, supervisor.BackingOff, `look up user "no-such-user"`},
+	} {
+		t.Run(tc.mode+": "+tc.want, func(t *testing.T) {
+			w := newWorld(t)
+			w.install("broken")
+			tc.spec.Name, tc.spec.Args = "broken", []string{tc.mode}
+			w.cfg.Plugins = []supervisor.Plugin{tc.spec}
+			w.cfg.StartTimeout = 2 * time.Second
+			w.cfg.Restart.Min, w.cfg.Restart.Max = time.Minute, time.Minute
+			s := w.open()
+			mustCall(t, s, "fixture", "")
+			st := await(t, s, "broken", func(st supervisor.Status) bool { return st.State == tc.state })
+			if !strings.Contains(st.LastError, tc.want) || st.NextTry.IsZero() {
+				t.Errorf("status %+v, want an error with %q", st, tc.want)
+			}
+			if n := len(w.pids()); n != 1 {
+				t.Errorf("%d processes are left, want the good one only", n)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			_, err := s.Acquire(ctx, "broken")
+			if !errors.Is(err, supervisor.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+				grpcstatus.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("acquire: %v", err)
+			}
+			if leftovers, _ := os.ReadDir(w.cfg.DataDir + "/plugins/run"); len(leftovers) != 1 {
+				t.Errorf("%d socket folders, want one", len(leftovers))
+			}
+		})
+	}
+}
+
+func TestConfiguredPluginThatIsNotThere(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.Plugins = []supervisor.Plugin{{Name: "later"}}
+	s := w.open()
+	st := await(t, s, "later", func(st supervisor.Status) bool { return st.State == supervisor.BackingOff })
+	if !strings.Contains(st.LastError, "no such file") {
+		t.Errorf("status: %+v", st)
+	}
+	w.install("later")
+	mustCall(t, s, "later", "")
+	if _, err := s.Acquire(t.Context(), "nobody"); !errors.Is(err, supervisor.ErrUnknown) {
+		t.Errorf("acquire an unknown plugin: %v", err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for name, spoil := range map[string]func(w *world){
+		"a relative directory":     func(w *world) { w.cfg.DataDir = "data" },
+		"a bad checksum":           func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p", Checksum: "md5:1"}} },
+		"a bad constraint":         func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p", Version: "new"}} },
+		"a name that is a path":    func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "../p"}} },
+		"a plugin twice":           func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p"}, {Name: "p"}} },
+		"a directory of everybody": func(w *world) { os.Chmod(w.cfg.PluginDir, 0o777) },
+		"a directory of a group":   func(w *world) { os.Chmod(w.cfg.PluginDir, 0o775) },
+	} {
+		w := newWorld(t)
+		spoil(w)
+		s := supervisor.New(w.cfg)
+		err := s.Open(t.Context())
+		s.Close()
+		if err == nil {
+			t.Errorf("%s: opened", name)
+		}
+		t.Log(err)
+	}
+}
+
+func TestFilesThatAreNoPlugins(t *testing.T) {
+	w := newWorld(t)
+	for file, mode := range map[string]os.FileMode{
+		".hidden": 0o755, "half.tmp": 0o755, "old~": 0o755, "README": 0o644, "bad name": 0o755, "fixture.sh": 0o755,
+	} {
+		if err := os.WriteFile(filepath.Join(w.cfg.PluginDir, file), []byte("#!/bin/sh\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(w.cfg.PluginDir, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	if all := s.Status(); len(all) != 1 {
+		t.Errorf("plugins: %+v", all)
+	}
+}
+
+func TestOneHostAtATime(t *testing.T) {
+	w := newWorld(t)
+	first := w.open()
+	second := supervisor.New(w.cfg)
+	if err := second.Open(t.Context()); !errors.Is(err, supervisor.ErrLocked) {
+		t.Errorf("opened twice: %v", err)
+	}
+	second.Close()
+	mustCall(t, first, "fixture", "")
+}
+
+func TestCrashIsRestarted(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	before := mustCall(t, s, "fixture", "")
+	lease, err := s.Acquire(within(t), "fixture")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := call(t, s, "fixture", "exit"); grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("the call that killed it: %v", err)
+	}
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Generation == 2 && st.State == supervisor.Running })
+	after := mustCall(t, s, "fixture", "")
+	st := status(t, s, "fixture")
+	if after["pid"] == before["pid"] || st.Restarts != 1 || !strings.Contains(st.LastError, "exit status 3") {
+		t.Errorf("pid %s then %s, status %+v", before["pid"], after["pid"], st)
+	}
+	if n := len(w.pids()); n != 1 {
+		t.Errorf("%d processes", n)
+	}
+	lease.Release()
+}
+
+func TestCrashLoopBacksOff(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"crash-soon"}}}
+	w.cfg.Restart = supervisor.Restart{Min: 50 * time.Millisecond, Max: 400 * time.Millisecond, Stable: time.Minute}
+	start := time.Now()
+	s := w.open()
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts+w.count(supervisor.EventFailed) >= 5 })
+	// With half the waits at the least: 25 + 50 + 100 + 200 ms lie between five ends.
+	if took := time.Since(start); took < 375*time.Millisecond {
+		t.Errorf("five ends in %v: it does not back off", took)
+	}
+	if st := status(t, s, "fixture"); !strings.Contains(st.LastError, "exit status 9") {
+		t.Errorf("status: %+v", st)
+	}
+}
+
+func TestPanicEndsOnlyItsCall(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	before := mustCall(t, s, "fixture", "")
+	_, err := call(t, s, "fixture", "panic")
+	if grpcstatus.Code(err) != codes.Internal || !strings.Contains(err.Error(), "assignment to entry in nil map") {
+		t.Errorf("the call: %v", err)
+	}
+	if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {
+		t.Error("the process was replaced")
+	}
+	waitFor(t, "the stack in the log", func() bool { return strings.Contains(w.log.String(), "testdata/plugin/main.go") })
+}
+
+func TestUnwellPluginIsReported(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"unwell"}}}
+	s := w.open()
+	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Unhealthy && st.PID != 0 })
+	if st.Message != "no driver answers" {
+		t.Errorf("status: %+v", st)
+	}
+	mustCall(t, s, "fixture", "")
+}
+
+func TestFloodOfOutput(t *testing.T) {
+	w := newWorld(t)
+	w.install("printer")
+	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"flood"}}, {Name: "printer", Args: []string{"print"}}}
+	s := w.open()
+	for range 20 {
+		mustCall(t, s, "fixture", "sleep 10ms")
+		mustCall(t, s, "printer", "sleep 10ms")
+	}
+}
+
+func TestStopEndsTheWholeGroup(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	child, err := strconv.Atoi(mustCall(t, s, "fixture", "child")["child"])
+	if err != nil || !alive(child) {
+		t.Fatalf("no child: %v", err)
+	}
+	s.Close()
+	if alive(child) {
+		t.Error("the plugin's child is still there")
+	}
+
+	s = w.open()
+	child, _ = strconv.Atoi(mustCall(t, s, "fixture", "child")["child"])
+	if _, err := call(t, s, "fixture", "exit"); err == nil {
+		t.Fatal("it did not exit")
+	}
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
+	mustCall(t, s, "fixture", "")
+	if alive(child) {
+		t.Error("the child of a plugin that crashed is still there")
+	}
+}
+
+func TestCloseFinishesCalls(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	done := make(chan error, 1)
+	go func() {
+		_, err := call(t, s, "fixture", "sleep 300ms")
+		done <- err
+	}()
+	waitFor(t, "the call", func() bool { return status(t, s, "fixture").Leases == 1 })
+	s.Close()
+	if err := <-done; err != nil {
+		t.Errorf("the call in flight: %v", err)
+	}
+}
+
+func TestRunsAsAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root; not covered: a plugin that runs as another user")
+	}
+	w := newWorld(t)
+	if err := os.Chmod(filepath.Dir(w.cfg.DataDir), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(w.cfg.DataDir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", User: "nobody"}}
+	s := w.open()
+	answer := mustCall(t, s, "fixture", "")
+	data, err := os.ReadFile("/proc/" + answer["pid"] + "/status")
+	if err != nil || !strings.Contains(string(data), "Uid:\t65534\t65534") {
+		t.Errorf("%v\n%s", err, data)
+	}
+}
+
+func sumOf(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}

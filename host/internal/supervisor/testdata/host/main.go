@@ -1,0 +1,45 @@
+// A host for tests: it opens a supervisor with the configuration in its first
+// argument (JSON) and prints the pid of the plugin in its second once that is up.
+// It ends when it is killed, or properly when its standard input ends.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+)
+
+func main() {
+	var cfg supervisor.Config
+	if err := json.Unmarshal([]byte(os.Args[1]), &cfg); err != nil {
+		fail(err)
+	}
+	cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "host", Level: hclog.Debug})
+	s := supervisor.New(cfg)
+	if err := s.Open(context.Background()); err != nil {
+		fail(err)
+	}
+	if err := s.WaitReady(context.Background(), os.Args[2]); err != nil {
+		fail(err)
+	}
+	for _, st := range s.Status() {
+		if st.Name == os.Args[2] {
+			fmt.Println(st.PID)
+		}
+	}
+	io.Copy(io.Discard, os.Stdin)
+	if err := s.Close(); err != nil {
+		fail(err)
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}

@@ -1,0 +1,146 @@
+// A storage plugin for tests. Its first argument says how it misbehaves; with
+// none it is a good one, whose calls do what the volume's name says.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+
+	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+func main() {
+	mode := "good"
+	if len(os.Args) > 1 {
+		mode = os.Args[1]
+	}
+	impl := &impl{mode: mode}
+	version := "1.2.3"
+	switch mode {
+	case "exit":
+		fmt.Fprintln(os.Stderr, "the disk is on fire")
+		os.Exit(7)
+	case "hang":
+		select {}
+	case "garbage":
+		fmt.Println("hello, I am not a plugin")
+		time.Sleep(time.Hour)
+	case "endless-line":
+		for {
+			fmt.Print(strings.Repeat("x", 1<<20))
+		}
+	case "wrong-cookie":
+		goplugin.Serve(&goplugin.ServeConfig{HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: "OTHER", MagicCookieValue: "x"}})
+		os.Exit(1)
+	case "wrong-wire":
+		goplugin.Serve(&goplugin.ServeConfig{
+			HandshakeConfig:  wire.Handshake,
+			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(*grpc.Server) error { return nil })[wire.Version]},
+			GRPCServer:       goplugin.DefaultGRPCServer,
+		})
+	case "wrong-socket":
+		fmt.Println("1|1|unix|/run/somebody-elses.sock|grpc|")
+		time.Sleep(time.Hour)
+	case "plain":
+		// No TLS: something listens, and does not prove who it is.
+		l := os.Getenv("PLUGIN_UNIX_SOCKET_DIR") + "/plugin1"
+		go serveHTTP(l)
+		fmt.Println("1|1|unix|" + l + "|grpc|")
+		time.Sleep(time.Hour)
+	case "bad-version":
+		version = "one"
+	case "crash-soon":
+		go func() {
+			time.Sleep(20 * time.Millisecond)
+			os.Exit(9)
+		}()
+	case "flood":
+		go func() {
+			for line := strings.Repeat("flood ", 100); ; {
+				fmt.Fprintln(os.Stderr, line)
+			}
+		}()
+	case "print":
+		go func() {
+			for line := strings.Repeat("print ", 100); ; time.Sleep(time.Millisecond) {
+				fmt.Println(line)
+			}
+		}()
+	}
+	sdk.Main(sdk.Info{Name: "fixture", Version: version}, storage.Plugin(impl))
+}
+
+func serveHTTP(path string) {
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		panic(err)
+	}
+	http.Serve(l, nil)
+}
+
+type impl struct {
+	storage.Storage
+	mode   string
+	config string
+}
+
+func (i *impl) Validate(_ context.Context, config []byte) error {
+	if strings.Contains(string(config), "wrong") {
+		return errors.New(`key "wrong" is not known`)
+	}
+	return nil
+}
+
+func (i *impl) Configure(_ context.Context, config []byte) error {
+	i.config = string(config)
+	return nil
+}
+
+func (i *impl) Health(context.Context) error {
+	if i.mode == "unwell" {
+		return errors.New("no driver answers")
+	}
+	return nil
+}
+
+func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachRequest) (map[string]string, error) {
+	switch what, arg, _ := strings.Cut(req.Volume.Name, " "); what {
+	case "panic":
+		var m map[string]int
+		m["boom"]++
+	case "exit":
+		os.Exit(3)
+	case "sleep":
+		d, err := time.ParseDuration(arg)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	case "child":
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		return map[string]string{"child": strconv.Itoa(cmd.Process.Pid)}, nil
+	case "log":
+		sdk.Logger().Warn("said in a call", "volume", arg)
+	}
+	return map[string]string{"pid": strconv.Itoa(os.Getpid()), "config": i.config, "args": strings.Join(os.Args[1:], " "), "env": strings.Join(os.Environ(), "\n")}, nil
+}
