@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/pannier/pannier/host/internal/agent"
 	"github.com/pannier/pannier/host/internal/cli"
 )
 
@@ -32,9 +33,10 @@ func run() int {
 		defer stop()
 	}
 	return cli.Main(ctx, cli.Options{
-		Args:    os.Args[1:],
-		Stdout:  os.Stdout,
-		Stderr:  os.Stderr,
-		Version: version,
+		Args:     os.Args[1:],
+		Stdout:   os.Stdout,
+		Stderr:   os.Stderr,
+		Version:  version,
+		RunAgent: agent.Run,
 	})
 }

@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/catalog"
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/node"
+	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/server"
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
+)
+
+// recentEvents is how many events can be asked for after they happened.
+const recentEvents = 1000
+
+// Run runs an agent until ctx ends, and closes it. version is the program's.
+func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
+	log := newLogger(cfg, logs)
+	a := &agent{cfg: cfg, version: version, log: log, started: time.Now()}
+	defer func() { err = errors.Join(err, a.close()) }()
+	if err := a.open(ctx); err != nil {
+		return err
+	}
+	log.Info("the agent is up", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress(), "took", time.Since(a.started).Round(time.Millisecond))
+	<-ctx.Done()
+	log.Info("the agent stops", "leave_plugins", cfg.LeavePluginsOnStop)
+	return nil
+}
+
+// agent is all that one process of the host has open.
+type agent struct {
+	cfg     *config.Agent
+	version string
+	log     hclog.Logger
+	started time.Time
+	closers closers
+
+	events      *events.Bus
+	journal     *journal.Journal
+	sealer      *secrets.Sealer
+	plugins     *supervisor.Supervisor
+	catalog     *catalog.Catalog
+	cluster     *cluster.Node
+	drivers     *drivers.Registry
+	controllers *controllers.Controllers
+	workloads   *workload.Manager
+	watcher     *watcher.Watcher
+	server      *server.Server
+	leftovers   []string
+}
+
+// open builds and opens everything in the order in which it is needed.
+func (a *agent) open(ctx context.Context) error {
+	for _, step := range []struct {
+		what string
+		open func(ctx context.Context) error
+	}{
+		{"data directory", a.openDataDir},
+		{"journal", a.openJournal},
+		{"secrets", a.openSecrets},
+		{"plugins", a.openPlugins}, // they come up while the ledger is read
+		{"ledger", a.openCluster},
+		{"drivers", a.openDrivers},
+		{"workloads", a.openWorkloads},
+		{"node", a.openNode},
+		{"watcher", a.openWatcher},
+		{"API", a.openServer},
+	} {
+		if err := step.open(ctx); err != nil {
+			return fmt.Errorf("start the agent: %s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+// close closes what is open, the last first. An agent for trying out takes its
+// workloads down before that, and its directory along.
+func (a *agent) close() error {
+	var errs []error
+	if a.cfg.Dev && a.workloads != nil {
+		errs = append(errs, a.workloads.StopAll(devStopTimeout, "the agent stops"))
+	}
+	errs = append(errs, a.closers.Close())
+	if a.cfg.Dev && errors.Join(errs...) == nil {
+		errs = append(errs, os.RemoveAll(a.cfg.DataDir))
+	}
+	return errors.Join(errs...)
+}
+
+// devStopTimeout bounds how long an agent for trying out waits for its workloads.
+const devStopTimeout = 20 * time.Second
+
+func (a *agent) openDataDir(context.Context) error {
+	a.events = events.New(recentEvents)
+	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(a.cfg.DataDir, 0o700)
+}
+
+func (a *agent) openJournal(context.Context) (err error) {
+	a.journal, err = journal.Open(filepath.Join(a.cfg.DataDir, "journal"), a.log.Named("journal"))
+	if err == nil {
+		a.closers.add(a.journal.Close)
+	}
+	return err
+}
+
+func (a *agent) openSecrets(context.Context) (err error) {
+	a.sealer, err = secrets.Open(filepath.Join(a.cfg.DataDir, "secrets.key"))
+	return err
+}
+
+func (a *agent) openCluster(ctx context.Context) (err error) {
+	a.cluster, err = cluster.Open(ctx, cluster.Config{
+		Dir: filepath.Join(a.cfg.DataDir, "ledger"), Name: a.cfg.Name,
+		BootstrapExpect: a.cfg.Server.BootstrapExpect, Logger: a.log.Named("ledger"),
+	})
+	if err != nil {
+		return err
+	}
+	a.closers.add(a.cluster.Close)
+	return a.cluster.WaitReady(ctx)
+}
+
+func (a *agent) openPlugins(ctx context.Context) error {
+	cfg := supervisor.Config{
+		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
+		OnEvent: a.pluginEvent, DieWithHost: a.cfg.Dev, StopPlugins: !a.cfg.LeavePluginsOnStop,
+	}
+	for _, p := range a.cfg.Plugins {
+		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Config: p.Config})
+	}
+	a.plugins = supervisor.New(cfg)
+	if err := a.plugins.Open(ctx); err != nil {
+		return err
+	}
+	a.closers.add(a.plugins.Close)
+	a.catalog = catalog.New(a.plugins)
+	return nil
+}
+
+func (a *agent) openDrivers(ctx context.Context) error {
+	// The workloads are needed for what is in use, and need the drivers: both are
+	// built before either is opened.
+	a.drivers = drivers.New(drivers.Config{
+		DataDir: a.cfg.DataDir, Logger: a.log.Named("driver"), Storage: a.catalog.Storage, Events: a.events,
+		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
+	})
+	a.controllers = controllers.New(controllers.Config{
+		Node: a.cfg.Name, ClusterID: a.sealer.KeyID(), Drivers: a.drivers, Storage: a.catalog.Storage, Secrets: a.unseal,
+	})
+	a.workloads = workload.New(a.cfg.Name, mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}, a.journal, a.log.Named("workload"), workload.Deps{
+		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
+		Storage: a.catalog.Storage, Secrets: a.unseal, Events: a.events,
+	})
+	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) })
+	return a.drivers.Open(ctx, a.declared())
+}
+
+func (a *agent) openWorkloads(ctx context.Context) (err error) {
+	a.closers.add(a.workloads.Close)
+	a.leftovers, err = a.workloads.Open(ctx)
+	return err
+}
+
+func (a *agent) openNode(context.Context) error {
+	r := &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.cluster, Drivers: a.drivers, Log: a.log.Named("node")}
+	a.closers.loop(r.Run)
+	return nil
+}
+
+func (a *agent) openWatcher(context.Context) error {
+	a.watcher = watcher.New(watcher.Config{
+		NodeName: a.cfg.Name, Node: a.workloads, Cluster: a.cluster, Controllers: a.controllers,
+		DriversChanged: a.drivers.Changed, Events: a.events, Log: a.log.Named("watcher"),
+		GC: watcher.GC{
+			Interval: a.cfg.GC.Interval, Claims: a.cfg.GC.ClaimThreshold,
+			Drivers: a.cfg.GC.DriverThreshold, Workloads: a.cfg.GC.WorkloadThreshold,
+		},
+	})
+	a.closers.loop(func(ctx context.Context) { a.cluster.WhileLeader(ctx, a.watcher.Run) })
+	return nil
+}
+
+func (a *agent) openServer(ctx context.Context) error {
+	a.server = server.New(server.Config{
+		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: a.httpAddress(),
+		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
+		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
+		Health: a.health, Leftovers: func() []string { return a.leftovers }, Plugins: a.plugins.Status,
+		Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
+		Events: a.events, Sealer: a.sealer,
+	})
+	a.closers.add(a.server.Close)
+	return a.server.Open(ctx)
+}
+
+// unseal opens a volume's secrets for one call.
+func (a *agent) unseal(v claim.Volume) (map[string]string, error) {
+	return a.sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+}

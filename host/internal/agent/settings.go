@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/supervisor"
+)
+
+func newLogger(cfg *config.Agent, w io.Writer) hclog.Logger {
+	return hclog.New(&hclog.LoggerOptions{
+		Name: "pannier", Output: w, Level: hclog.LevelFromString(cfg.LogLevel), JSONFormat: cfg.LogFormat == "json",
+	})
+}
+
+func (a *agent) httpAddress() string {
+	return net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort))
+}
+
+// declared are the drivers of the configuration.
+func (a *agent) declared() []drivers.Spec {
+	var out []drivers.Spec
+	for _, d := range a.cfg.Drivers {
+		out = append(out, drivers.Spec{
+			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, User: d.User,
+			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
+			Source: drivers.SourceConfig,
+		})
+	}
+	return out
+}
+
+// health is what keeps the agent from doing its work.
+func (a *agent) health() (reasons []string) {
+	if stats := a.cluster.Stats(); stats.Err != nil {
+		reasons = append(reasons, fmt.Sprintf("the ledger takes no command: %v", stats.Err))
+	} else if !stats.Leader {
+		reasons = append(reasons, "the ledger has no leader")
+	}
+	storage := false
+	for _, p := range a.plugins.Status() {
+		if p.State != supervisor.Running {
+			reasons = append(reasons, fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError))
+		}
+		storage = storage || p.Kind == "storage.v1"
+	}
+	if !storage && len(reasons) == 0 {
+		reasons = append(reasons, fmt.Sprintf("there is no storage plugin in %s", a.cfg.PluginDir))
+	}
+	return reasons
+}
+
+func (a *agent) pluginEvent(e supervisor.Event) {
+	a.events.Publish(events.Event{Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name, Message: e.Message})
+}
