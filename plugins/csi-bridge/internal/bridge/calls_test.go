@@ -187,9 +187,9 @@ func TestDeadlines(t *testing.T) {
 // all the time that is left.
 func TestHungAttemptIsRepeated(t *testing.T) {
 	timing := brisk
-	timing.Attempt = 50 * time.Millisecond
+	timing.Attempt = 500 * time.Millisecond
 	f := setup(t, timing, faultydriver.Config{})
-	f.faulty.Script("NodeStageVolume", faultydriver.Hang(), faultydriver.Delay(3*timing.Attempt))
+	f.faulty.Script("NodeStageVolume", faultydriver.Hang(), faultydriver.Delay(2*timing.Attempt))
 	if err := stage(t.Context(), f); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestHungAttemptIsRepeated(t *testing.T) {
 	if len(calls) != 2 {
 		t.Fatalf("%d calls, want 2", len(calls))
 	}
-	if got := calls[1].Deadline.Sub(calls[0].Began); got < timing.Budget-time.Second || got > timing.Budget {
+	if got := calls[1].Deadline.Sub(calls[0].Began); got < timing.Budget-2*time.Second || got > timing.Budget {
 		t.Errorf("the second attempt ends %s after the first began, want all of %s", got, timing.Budget)
 	}
 }
@@ -261,7 +261,7 @@ func TestCallerStops(t *testing.T) {
 		done := inBackground(func() error { return stage(ctx, f) })
 		f.log.await(t, "rpc=NodeStageVolume code=Unavailable")
 		cancel()
-		err := await(t, time.Second, done)
+		err := await(t, 5*time.Second, done)
 		if status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "NodeStageVolume answered Unavailable: busy") {
 			t.Error(err)
 		}
@@ -277,14 +277,14 @@ func TestCallerStops(t *testing.T) {
 			t.Error(err)
 		}
 		stopOther()
-		_ = await(t, time.Second, first)
+		_ = await(t, 5*time.Second, first)
 	})
 	t.Run("the caller's deadline", func(t *testing.T) {
 		f := setup(t, patient, faultydriver.Config{})
 		f.faulty.Always("NodeStageVolume", faultydriver.Hang())
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if err := await(t, time.Second, inBackground(func() error { return stage(ctx, f) })); status.Code(err) != codes.DeadlineExceeded {
+		if err := await(t, 5*time.Second, inBackground(func() error { return stage(ctx, f) })); status.Code(err) != codes.DeadlineExceeded {
 			t.Error(err)
 		}
 	})
@@ -299,7 +299,7 @@ func stopAfterFirst(t *testing.T, f *fixture) error {
 	done := inBackground(func() error { return stage(ctx, f) })
 	f.faulty.AwaitCalls("NodeStageVolume", 1)
 	cancel()
-	err := await(t, time.Second, done)
+	err := await(t, 5*time.Second, done)
 	if status.Code(err) != codes.Canceled {
 		t.Errorf("got %v, want Canceled", err)
 	}
@@ -428,7 +428,7 @@ func TestClosedBridge(t *testing.T) {
 	if err := f.bridge.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := await(t, time.Second, done); err == nil {
+	if err := await(t, 5*time.Second, done); err == nil {
 		t.Error("a call in flight survived Close")
 	}
 	if err := stage(t.Context(), f); status.Code(err) != codes.Unavailable {
