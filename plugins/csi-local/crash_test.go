@@ -26,6 +26,7 @@ type step struct {
 // TestKillAtAnyPoint kills the driver at random moments of every call, starts
 // it again and repeats the call. The end must be as if nothing had happened.
 func TestKillAtAnyPoint(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		cap  *csi.VolumeCapability
@@ -45,7 +46,7 @@ func TestKillAtAnyPoint(t *testing.T) {
 			t.Logf("seed %d", seed)
 			rng := rand.New(rand.NewPCG(seed, 0))
 			took := make(map[string]time.Duration)
-			for round := range 5 {
+			for round := range 4 {
 				life := newLife(r, fmt.Sprint("v", round), tc.cap, tc.size)
 				for _, s := range life.steps() {
 					if round == 0 { // undisturbed, to know how long it takes

@@ -18,6 +18,7 @@ import (
 // eachFS runs a test with every file system that a volume can have, with a
 // volume size that suits it.
 func eachFS(t *testing.T, fn func(t *testing.T, fsType string, size int64)) {
+	t.Parallel()
 	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 300 * mib} {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()

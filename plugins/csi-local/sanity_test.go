@@ -31,6 +31,7 @@ var notApplicable = map[string]string{
 // file systems and once with block devices. ginkgo can run one suite in a
 // process, so each is a process of its own (TestSanitySuite).
 func TestSanity(t *testing.T) {
+	t.Parallel()
 	for _, accessType := range []string{"mount", "block"} {
 		t.Run(accessType, func(t *testing.T) {
 			t.Parallel()

@@ -2,12 +2,12 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -162,13 +162,12 @@ func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 	id := r.create("v", 512*mib, c)
 	stage := r.stage(id, c)
 	writeFile(t, filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 200)) // what takes time to copy
-	frozen := func() bool { return r.isFrozen(stage) }
 	for try := 0; ; try++ {
 		snapshot := r.CreateSnapshot // of this connection
 		go snapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s" + strconv.Itoa(try), SourceVolumeId: id})
-		eventually(t, "the file system is frozen", frozen)
+		eventually(t, "the copy begins", r.copying)
 		r.kill()
-		if frozen() {
+		if r.isFrozen(stage) {
 			break
 		}
 		if try == 5 {
@@ -177,7 +176,7 @@ func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 		r.start()
 	}
 	r.start()
-	if frozen() {
+	if r.isFrozen(stage) {
 		t.Fatal("still frozen after a restart")
 	}
 	if !strings.Contains(r.log.tail(4000), "thawed a volume") {
@@ -185,7 +184,7 @@ func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 	}
 	writeFile(t, filepath.Join(stage, "f"), []byte("works"))
 	r.snapshot("s", id)
-	if frozen() {
+	if r.isFrozen(stage) {
 		t.Error("frozen after a snapshot")
 	}
 	r.unstage(id)
@@ -208,20 +207,29 @@ func (r *rig) needSlowCopies() {
 	}
 }
 
-// isFrozen tries to write to the file system, in a process that can be left
-// alone until it is thawed.
+// copying reports whether a snapshot is being copied: its source is frozen then.
+func (r *rig) copying() bool {
+	images, _ := filepath.Glob(filepath.Join(r.data, "tmp", "snap-*", "*.img"))
+	for _, image := range images {
+		if info, err := os.Stat(image); err == nil && info.Size() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// isFrozen asks the kernel, which refuses to freeze a second time.
 func (r *rig) isFrozen(mountpoint string) bool {
-	wrote := make(chan struct{})
-	go func() {
-		os.WriteFile(filepath.Join(mountpoint, "probe"), nil, 0o600)
-		close(wrote)
-	}()
-	select {
-	case <-wrote:
-		return false
-	case <-time.After(100 * time.Millisecond):
+	r.t.Helper()
+	const freeze, thaw = 0xC0045877, 0xC0045878
+	f, err := os.Open(mountpoint)
+	must(r.t, err)
+	defer f.Close()
+	if err := unix.IoctlSetInt(int(f.Fd()), freeze, 0); errors.Is(err, unix.EBUSY) {
 		return true
 	}
+	must(r.t, unix.IoctlSetInt(int(f.Fd()), thaw, 0))
+	return false
 }
 
 // TestReflinks keeps the volumes on a disk that can share blocks: a snapshot

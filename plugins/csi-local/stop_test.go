@@ -57,10 +57,7 @@ func TestStopDuringSnapshot(t *testing.T) {
 		_, err := r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
 		answer <- err
 	}()
-	eventually(t, "the snapshot begins", func() bool {
-		_, err := os.Stat(filepath.Join(r.data, "frozen", id))
-		return err == nil
-	})
+	eventually(t, "the copy begins", r.copying)
 	_, err := r.DeleteVolume(r.ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	expectCode(t, err, codes.Aborted, "CreateSnapshot")
 	_, err = r.NodeUnstageVolume(r.ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: stage})

@@ -160,7 +160,7 @@ func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error
 
 // NodeUnpublishVolume takes the volume away from the target path and removes
 // the path. A path that something else is mounted at is left alone.
-func (d *Driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id := req.GetVolumeId()
 	switch {
 	case id == "":
@@ -181,7 +181,7 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVo
 		return nil, status.Errorf(codes.InvalidArgument, "target_path: %v", err)
 	}
 	if err == nil {
-		if err := d.unmountAll(id, "target_path", path); err != nil {
+		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {
 			return nil, failed(err)
 		}
 		if err := removeTarget(path); err != nil {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -32,7 +33,7 @@ func (d *Driver) known(id string) error {
 
 // unmountAll unmounts the volume from path, as often as it is mounted there.
 // Something else at that path is reported, what names the field in the request.
-func (d *Driver) unmountAll(id, what, path string) error {
+func (d *Driver) unmountAll(ctx context.Context, id, what, path string) error {
 	for {
 		u, err := d.usage(id)
 		if err != nil {
@@ -45,7 +46,7 @@ func (d *Driver) unmountAll(id, what, path string) error {
 		if at == (place{}) {
 			return nil
 		}
-		if err := filesystem.Unmount(path); err != nil {
+		if err := filesystem.Unmount(ctx, path); err != nil {
 			return err
 		}
 	}

@@ -219,7 +219,7 @@ func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path s
 
 // NodeUnstageVolume undoes NodeStageVolume. It needs no record of the volume,
 // only its name, and finishes what an earlier call or a crash left half done.
-func (d *Driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()
 	switch {
 	case id == "":
@@ -240,10 +240,10 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolume
 		return nil, status.Errorf(codes.InvalidArgument, "staging_target_path: %v", err)
 	}
 	if err == nil {
-		if err := d.unmountAll(id, "staging_target_path", path); err != nil {
+		if err := d.unmountAll(ctx, id, "staging_target_path", path); err != nil {
 			return nil, failed(err)
 		}
-		if err := d.unmountAll(id, "staging_target_path", stagedNode(path)); err != nil {
+		if err := d.unmountAll(ctx, id, "staging_target_path", stagedNode(path)); err != nil {
 			return nil, failed(err)
 		}
 		if err := removeTarget(stagedNode(path)); err != nil {

@@ -1,9 +1,11 @@
 package filesystem
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,15 +51,30 @@ func Bind(source, target string, o Options) error {
 	return nil
 }
 
+// busyWait is how long Unmount waits for users of a mount to go. A process that
+// forks at the wrong moment, this one included, has its files open twice until
+// the child has called exec.
+const busyWait = time.Second
+
 // Unmount takes the topmost mount at target away. It wraps ErrBusy when a
-// process still uses it.
-func Unmount(target string) error {
-	err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("unmount %s: %w", target, ErrBusy)
+// process goes on using it.
+func Unmount(ctx context.Context, target string) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(busyWait); ; {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("unmount %s: %w", target, err)
+		case time.Now().After(deadline):
+			return fmt.Errorf("unmount %s: %w", target, ErrBusy)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("unmount %s: %w: %w", target, ErrBusy, context.Cause(ctx))
+		case <-tick.C:
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("unmount %s: %w", target, err)
-	}
-	return nil
 }
