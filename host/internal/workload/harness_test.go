@@ -228,6 +228,7 @@ func (h *host) eventually(t *testing.T, id, what string, is func(w Workload) boo
 		}
 		select {
 		case <-changed:
+		case <-time.After(10 * time.Millisecond): // a later run of it is another instance
 		case <-late:
 			t.Fatalf("%s is not %s but %s: %s; waits for: %s", id, what, w.State, w.Message, w.Waiting)
 		}
