@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/secrets"
 )
@@ -181,8 +182,14 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 		return v, invalid(object, "mount_options.mount_flags", shown)
 	}
 	var err error
-	v.SealedSecrets, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID))
-	return v, err
+	if v.SealedSecrets, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+		return v, err
+	}
+	// No driver shall make a volume that the ledger cannot take.
+	if _, err := command.Encode(&command.RegisterVolume{Volume: v}); err != nil {
+		return v, fmt.Errorf("%s: its definition: %w", object, err)
+	}
+	return v, nil
 }
 
 // errDefined: the volume exists with another definition.

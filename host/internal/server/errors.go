@@ -49,7 +49,7 @@ func withCode(ctx context.Context, err error) error {
 	switch {
 	case err == nil, errors.As(err, new(*connect.Error)):
 		return err
-	case errors.Is(err, context.Canceled) && errors.Is(context.Cause(ctx), errStopping):
+	case codeOf(err) == connect.CodeCanceled && errors.Is(context.Cause(ctx), errStopping):
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: %w", errStopping, err))
 	default:
 		return connect.NewError(codeOf(err), err)

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -50,8 +51,7 @@ func (s *Server) register() error {
 	s.calls = newCallMetrics()
 	for _, c := range []prometheus.Collector{s.calls.total, s.calls.time, collector{s}} {
 		if err := s.cfg.Metrics.Register(c); err != nil {
-			s.unregister()
-			return err
+			return fmt.Errorf("register the metrics: %w", err)
 		}
 		s.collectors = append(s.collectors, c)
 	}

@@ -95,16 +95,20 @@ func New(cfg Config) *Server {
 }
 
 // Open listens and begins to serve. It fails where another agent answers on the
-// socket, the group does not exist, or an address cannot be had.
-func (s *Server) Open(ctx context.Context) error {
-	var err error
+// socket, the group does not exist, or an address cannot be had; nothing is then
+// left open.
+func (s *Server) Open(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
 	if s.access, err = newAccess(s.cfg.Group); err != nil {
 		return err
 	}
 	if err := s.register(); err != nil {
 		return err
 	}
-	var listen net.ListenConfig
 	socket, err := listenUnix(ctx, s.cfg.Socket, s.access.group)
 	if err != nil {
 		return err
@@ -115,9 +119,10 @@ func (s *Server) Open(ctx context.Context) error {
 	if s.cfg.HTTPAddress == "" {
 		return nil
 	}
+	var listen net.ListenConfig
 	tcp, err := listen.Listen(ctx, "tcp", s.cfg.HTTPAddress)
 	if err != nil {
-		return errors.Join(fmt.Errorf("listen for health and metrics: %w", err), s.Close())
+		return fmt.Errorf("listen for health and metrics: %w", err)
 	}
 	s.httpAddress = tcp.Addr().String()
 	s.public = s.httpServer(s.publicHandler())
