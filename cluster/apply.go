@@ -86,6 +86,9 @@ func apply[R any](ctx context.Context, n *Node, c command.Command) (result R, er
 	if err := n.WaitReady(ctx); err != nil {
 		return result, err
 	}
+	if err := needSpace(n.dir, spaceFor(c)); err != nil {
+		return result, err
+	}
 	command.SetAt(c, n.now().UTC())
 	entry, err := command.Encode(c)
 	if err != nil {

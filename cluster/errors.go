@@ -20,6 +20,8 @@ var (
 	// ErrStopped: a fault of this server's disk, or an entry of a newer version,
 	// stopped the ledger here. Its cause is in the text; a restart tries again.
 	ErrStopped = state.ErrStopped
+	// ErrDiskFull: the ledger's disk is nearly full. Nothing was changed.
+	ErrDiskFull = errors.New("the ledger's disk is nearly full")
 	// ErrTooLarge: the command is bigger than command.MaxSize.
 	ErrTooLarge = command.ErrTooLarge
 )

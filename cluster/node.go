@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ type Config struct {
 
 // Node is this server's part in the ledger.
 type Node struct {
+	dir   string
 	store *state.Store
 	raft  *raftnode.Node
 	log   hclog.Logger
@@ -69,6 +71,12 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if now == nil {
 		now = time.Now
 	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open the ledger: %w", err)
+	}
+	if err := needSpace(cfg.Dir, spaceToRelease); err != nil {
+		return nil, fmt.Errorf("open the ledger: %w", err)
+	}
 	store, err := state.Open(filepath.Join(cfg.Dir, "state"), log.Named("state"))
 	if err != nil {
 		return nil, err
@@ -80,7 +88,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	n := &Node{store: store, raft: r, log: log, now: now}
+	n := &Node{dir: cfg.Dir, store: store, raft: r, log: log, now: now}
 	n.leadership.init()
 	n.running, n.stop = context.WithCancel(context.Background())
 	n.follower.Go(func() { n.followLeadership(n.running) })

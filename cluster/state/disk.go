@@ -18,6 +18,7 @@ import (
 //	open      the boot id of the kernel under which the ledger was opened;
 //	          not there after a clean close
 //	lock      locked (flock) by the process that has it open
+//	ballast   space that is given back for closing
 //
 // Badger does not sync its writes. They survive the end of the process, since
 // they are in the kernel's pages, but not that of the kernel; and then not
@@ -28,7 +29,12 @@ const (
 	currentFile = "current"
 	openFile    = "open"
 	lockFile    = "lock"
+	ballastFile = "ballast"
 )
+
+// ballastSize is more than what closing writes: both memtables and a table's
+// index, in bytes.
+const ballastSize = 16 << 20
 
 // bootIDPath is replaced by tests.
 var bootIDPath = "/proc/sys/kernel/random/boot_id"
@@ -44,6 +50,30 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("lock %s: %w (another process has the ledger open)", f.Name(), err)
 	}
 	return f, nil
+}
+
+// takeBallast sets space aside. On a disk that is full, Badger would not fail
+// while it writes its memtables out, but die of SIGBUS: it writes through maps of
+// sparse files. A filesystem that cannot allocate has none, and one that is
+// full has none left.
+func takeBallast(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, ballastFile), os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = syscall.Fallocate(int(f.Fd()), 0, 0, ballastSize)
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSPC) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+func dropBallast(dir string) error {
+	err := os.Remove(filepath.Join(dir, ballastFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // markOpen notes that the ledger is in use, on the disk before anything is

@@ -81,6 +81,9 @@ func (s *Store) open() error {
 	if s.gen, err = s.openGeneration(s.number); err != nil {
 		return err
 	}
+	if err := takeBallast(s.dir); err != nil {
+		return err
+	}
 	return s.View(func(tx *ReadTx) error {
 		index, err := tx.Index()
 		s.applied.Store(index)
@@ -170,10 +173,10 @@ func (s *Store) Close() error {
 	g := s.gen
 	s.gen = nil
 	s.mu.Unlock()
-	var err error
+	err := dropBallast(s.dir)
 	if g != nil {
 		g.readers.Wait()
-		if err = g.db.Close(); err == nil {
+		if err = errors.Join(err, g.db.Close()); err == nil {
 			err = markClosed(s.dir)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -19,7 +20,13 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Each check opens three ledgers. -rapid.checks on the command line still wins.
+	if err := flag.Set("rapid.checks", "40"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // filled has a record of each kind.
 func filled(t testing.TB) *ledger {

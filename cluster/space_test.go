@@ -1,0 +1,92 @@
+package cluster_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// TestFullDisk fills a real disk under a node: it refuses, survives, and goes on
+// when there is room again.
+func TestFullDisk(t *testing.T) {
+	testbin.RequireRoot(t, "a full disk under the ledger")
+	disk := t.TempDir()
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=128m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := filepath.Join(disk, "ledger")
+	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
+	ctx := t.Context()
+	v := volume("a")
+	if _, err := s.RegisterVolume(ctx, v); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.StartWorkload(ctx, workload("w"), "n", []claim.Claim{want(v, claim.Write)}); err != nil {
+		t.Fatal(err)
+	}
+
+	filler := filepath.Join(disk, "filler")
+	leave(t, disk, filler, 32<<20)
+	_, err := s.RegisterVolume(ctx, volume("b"))
+	if !errors.Is(err, cluster.ErrDiskFull) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("register with 32 MiB left: %v", err)
+	}
+	if _, err := s.EndWorkload(ctx, workload("w")); err != nil {
+		t.Errorf("release with 32 MiB left: %v", err)
+	}
+	leave(t, disk, filler, 0)
+	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, cluster.ErrDiskFull) {
+		t.Errorf("release with nothing left: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("close with nothing left: %v", err)
+	}
+	leave(t, disk, filler, 0) // what closing gave back
+	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err, cluster.ErrDiskFull) {
+		t.Errorf("open with nothing left: %v", err)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	s.Restart(t)
+	if _, err := s.RegisterVolume(ctx, volume("b")); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+// leave fills a disk up to so many free bytes.
+func leave(t *testing.T, disk, filler string, free int64) {
+	t.Helper()
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(disk, &stat); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(filler, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	fill := int64(stat.Bavail)*stat.Bsize - free
+	if _, err := io.CopyN(f, zero, fill); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+}
