@@ -13,5 +13,5 @@
 // that keeps volumes in memory and makes target paths as plain directories; what
 // it knows survives Restart, as a real back end would.
 //
-// It may be imported by tests only, and imports nothing of this module.
+// It may be imported by tests only, and imports nothing of this module but testbin.
 package faultydriver

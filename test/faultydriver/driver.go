@@ -26,6 +26,9 @@ type Config struct {
 	// Without takes capabilities away, by their names in the CSI spec; a name that
 	// the controller and the node service share is taken from both.
 	Without []string
+	// Mounts makes staging and target real bind mounts of a folder beside the
+	// socket, which needs root. Without, both are plain folders.
+	Mounts bool
 	// Raw capabilities are added by number, for those that a spec no longer has.
 	RawController, RawNode []int32
 }
@@ -54,6 +57,7 @@ type Driver struct {
 	conns    map[net.Conn]struct{}
 	served   sync.WaitGroup
 	arrived  chan struct{} // closed and replaced when a call arrives
+	mounted  []string      // in their order, with those that are gone again
 }
 
 // Start serves a driver until the test ends.
@@ -65,7 +69,7 @@ func Start(t testing.TB, config Config) *Driver {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		t.Cleanup(func() { _ = os.RemoveAll(dir) }) // after the mounts are gone, see below
 		config.Socket = filepath.Join(dir, "csi.sock")
 	}
 	d := &Driver{
@@ -74,6 +78,7 @@ func Start(t testing.TB, config Config) *Driver {
 		inFlight: map[string]int{}, most: map[string]int{},
 		arrived: make(chan struct{}),
 	}
+	t.Cleanup(d.unmountAll)
 	t.Cleanup(d.Stop)
 	d.Restart()
 	return d

@@ -2,12 +2,9 @@ package faultydriver
 
 import (
 	"context"
-	"os"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // services answer as a correct driver does.
@@ -103,32 +100,6 @@ func (s *services) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.N
 		NodeId: id, MaxVolumesPerNode: 16,
 		AccessibleTopology: &csi.Topology{Segments: map[string]string{"rack": "R1"}},
 	}, nil
-}
-
-func (s *services) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	return &csi.NodeStageVolumeResponse{}, s.backend.exists(req.GetVolumeId())
-}
-
-func (s *services) NodeUnstageVolume(context.Context, *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	return &csi.NodeUnstageVolumeResponse{}, nil
-}
-
-// NodePublishVolume makes the target, as the spec asks of a driver.
-func (s *services) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	if err := s.backend.exists(req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(req.GetTargetPath(), 0o755); err != nil && !os.IsExist(err) {
-		return nil, status.Errorf(codes.Internal, "make the target: %v", err)
-	}
-	return &csi.NodePublishVolumeResponse{}, nil
-}
-
-func (s *services) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := os.Remove(req.GetTargetPath()); err != nil && !os.IsNotExist(err) {
-		return nil, status.Errorf(codes.Internal, "remove the target: %v", err)
-	}
-	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
 func (s *services) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
