@@ -29,20 +29,20 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, toStatus(err)
 }
 
-func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	i.stdio.Do(keepOutput)
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
-	done := make(chan error, 1)
+	done := make(chan struct{})
+	var result error // of the handler; read once done is closed
 	go func() {
-		var err error
-		defer func() { done <- toStatus(err) }()
-		defer i.rescue(info.FullMethod, &err)
-		err = handler(srv, &boundStream{ServerStream: ss, ctx: ctx})
+		defer close(done)
+		defer i.rescue(info.FullMethod, &result)
+		result = handler(srv, &boundStream{ServerStream: ss, ctx: ctx})
 	}()
 	select {
-	case err := <-done:
-		return err
+	case <-done:
+		return toStatus(result)
 	case <-i.life.stopping:
 	}
 	cancel()
@@ -51,7 +51,7 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 		// the end of the process.
 		return status.Error(codes.Unavailable, "the plugin is stopping")
 	}
-	<-done
+	<-done // the process must not end under the call
 	return status.Error(codes.Unavailable, "the plugin is stopping")
 }
 

@@ -293,8 +293,10 @@ func TestErrorsComeBack(t *testing.T) {
 
 // A plugin that can do no more than it must answers Unimplemented to the rest.
 func TestOptionalInterfaces(t *testing.T) {
-	must := map[string]bool{"Fingerprint": true, "Probe": true, "ValidateVolume": true, "Attach": true, "Detach": true,
-		"Stage": true, "Unstage": true, "Publish": true, "Unpublish": true}
+	must := map[string]bool{
+		"Fingerprint": true, "Probe": true, "ValidateVolume": true, "Attach": true, "Detach": true,
+		"Stage": true, "Unstage": true, "Publish": true, "Unpublish": true,
+	}
 	r := &recorder{}
 	c := dial(t, struct{ Storage }{r}) // hides what else the recorder can do
 	for name, do := range calls {
@@ -313,7 +315,7 @@ func TestFingerprintEndsWithItsCaller(t *testing.T) {
 		cancel()
 		return nil
 	})
-	if err != context.Canceled {
+	if !errors.Is(err, context.Canceled) || err.Error() != context.Canceled.Error() {
 		t.Errorf("got %v, want context.Canceled itself", err)
 	}
 }

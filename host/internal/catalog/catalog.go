@@ -10,11 +10,11 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// ErrAmbiguous: several plugins are of the kind that is asked for, and nothing
-// says which one to take.
+// ErrAmbiguous says that several plugins are of the kind that is asked for, and
+// nothing tells which one to take.
 var ErrAmbiguous = errors.New("several plugins of this kind")
 
-// ErrWrongKind: the plugin is of another kind, or of another version of it.
+// ErrWrongKind says that a plugin is of another kind, or of another version of it.
 var ErrWrongKind = errors.New("the plugin is of another kind")
 
 // defaultStorage is the storage plugin that is taken when there are several.

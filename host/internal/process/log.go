@@ -19,7 +19,7 @@ func openLog(path string) (*os.File, error) {
 	// Shared: what is left of an earlier run must not keep a new one away. It
 	// waits only for logLocked, which holds the other lock for an instant.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
-		f.Close()
+		_ = f.Close()
 		return nil, fmt.Errorf("lock the log %s: %w", path, err)
 	}
 	return f, nil

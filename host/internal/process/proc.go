@@ -37,7 +37,7 @@ func parseStat(pid int, data []byte) (stat, error) {
 		return stat{}, fmt.Errorf("/proc/%d/stat has no name in it", pid)
 	}
 	f := strings.Fields(string(data[i+1:]))
-	const state, group, start = 3 - 3, 5 - 3, 22 - 3 // field numbers of proc(5); we begin with the third
+	const state, group, start = 0, 2, 19 // proc(5)'s fields 3, 5 and 22
 	if len(f) <= start {
 		return stat{}, fmt.Errorf("/proc/%d/stat is short", pid)
 	}

@@ -171,11 +171,11 @@ func (p *Process) watch(ref Ref, pid int) error {
 	// or this one has another start time.
 	st, err := readStat(pid)
 	if err != nil {
-		pidfd.Close()
+		_ = pidfd.Close()
 		return fmt.Errorf("read the start time of process %d: %w", pid, err)
 	}
 	if ref.StartTime != 0 && ref.StartTime != st.start {
-		pidfd.Close()
+		_ = pidfd.Close()
 		return fmt.Errorf("%w: process %d is another one now", ErrGone, pid)
 	}
 	ref.PID, ref.StartTime = pid, st.start
@@ -300,7 +300,7 @@ func (p *Process) closeReleased() {
 	p.release.Do(func() {
 		close(p.released)
 		if p.pidfd != nil {
-			p.pidfd.Close()
+			_ = p.pidfd.Close()
 		}
 	})
 }

@@ -75,7 +75,7 @@ func openTail(path string, log hclog.Logger) (*tail, error) {
 	}
 	mark, err := os.OpenFile(path+".offset", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		file.Close()
+		_ = file.Close()
 		return nil, err
 	}
 	t := &tail{path: path, log: log, file: file, mark: mark, buf: make([]byte, 64<<10)}
@@ -88,8 +88,8 @@ func openTail(path string, log hclog.Logger) (*tail, error) {
 }
 
 func (t *tail) close() {
-	t.file.Close()
-	t.mark.Close()
+	_ = t.file.Close()
+	_ = t.mark.Close()
 }
 
 // read logs what is new, up to the end of the file.

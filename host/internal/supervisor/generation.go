@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -84,13 +83,14 @@ func (g *generation) leased() int {
 	return g.leases
 }
 
-// drain waits until a retired generation has no leases, or ctx ends.
-func (g *generation) drain(ctx context.Context) error {
+// drain waits until a retired generation has no leases, at most until drop.
+func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
 	select {
 	case <-g.drained:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%d calls still hold generation %d: %w", g.leased(), g.number, context.Cause(ctx))
+	case <-timer.C:
+	case <-drop:
 	}
 }
 
@@ -115,7 +115,7 @@ func (g *generation) detach() {
 	g.run.detach()
 	// First the connection: proto.Close would ask the plugin to end, and cannot
 	// without one. The rest of it ends go-plugin's goroutines.
-	g.conn.Close()
+	_ = g.conn.Close()
 	_ = g.proto.Close()
 }
 

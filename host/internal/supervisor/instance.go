@@ -65,7 +65,7 @@ func (i *instance) run(ctx context.Context) {
 		i.publish(gen, how)
 		why := i.watch(ctx, gen)
 		if ctx.Err() != nil {
-			i.letGo(gen)
+			i.letGo(ctx, gen)
 			return
 		}
 		if time.Since(up) >= i.sup.cfg.Restart.Stable {
@@ -90,7 +90,7 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 		}
 	}
 	// What is recorded is gone for sure before another one is started.
-	if err := i.clear(i.sup.cfg.StopTimeout); err != nil {
+	if err := i.clear(ctx, i.sup.cfg.StopTimeout); err != nil {
 		return nil, "", err
 	}
 	gen, err = i.launch(ctx)
@@ -197,13 +197,11 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	gen.health.close()
-	err := errors.Join(why, gen.run.stop(stop), i.clear(grace))
+	err := errors.Join(why, gen.run.stop(stop), i.clear(ctx, grace))
 	// Callers still hold the dead connection: closed under them it would answer
 	// Canceled, as if they had given up themselves.
 	i.sup.draining.Go(func() {
-		drain, cancel := context.WithTimeout(i.sup.drainCtx, i.sup.cfg.StopTimeout)
-		defer cancel()
-		_ = gen.drain(drain)
+		gen.drain(i.sup.cfg.StopTimeout, i.sup.drop)
 		gen.close()
 	})
 	i.wait(ctx, EventEnded, err, pause.NextBackOff())
@@ -241,7 +239,7 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 }
 
 // letGo leaves the plugin when the host closes: running, or stopped.
-func (i *instance) letGo(gen *generation) {
+func (i *instance) letGo(ctx context.Context, gen *generation) {
 	i.current.Store(nil)
 	gen.retire()
 	if !i.sup.cfg.StopPlugins && !i.sup.cfg.DieWithHost {
@@ -249,10 +247,11 @@ func (i *instance) letGo(gen *generation) {
 		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), i.sup.cfg.StopTimeout)
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.sup.cfg.StopTimeout)
 	defer cancel()
-	_ = gen.drain(ctx) // the plugin is asked to end its calls in any case
-	err := errors.Join(gen.stop(ctx), i.clear(i.sup.cfg.StopTimeout))
+	// Leases are not waited for: the plugin finishes its calls itself, and some
+	// callers hold a stream for ever.
+	err := errors.Join(gen.stop(stop), i.clear(ctx, i.sup.cfg.StopTimeout))
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State, s.PID, s.LastError = Stopped, 0, errorText(err) })
 }
 

@@ -34,7 +34,7 @@ func (p permanent) Unwrap() error { return p.error }
 
 // launch starts a new process of the plugin and brings it up. When it fails,
 // nothing of the process is left.
-func (i *instance) launch(ctx context.Context) (gen *generation, err error) {
+func (i *instance) launch(parent context.Context) (gen *generation, err error) {
 	checksum, err := i.spec.checksum()
 	if err != nil {
 		return nil, permanent{err}
@@ -48,7 +48,7 @@ func (i *instance) launch(ctx context.Context) (gen *generation, err error) {
 	}
 	defer unpin()
 
-	ctx, cancel := context.WithTimeout(ctx, i.sup.cfg.StartTimeout)
+	ctx, cancel := context.WithTimeout(parent, i.sup.cfg.StartTimeout)
 	defer cancel()
 	logged := fileSize(i.logPath)
 	run := newRunner()
@@ -58,9 +58,9 @@ func (i *instance) launch(ctx context.Context) (gen *generation, err error) {
 			return
 		}
 		// Also when something panicked: whatever was started must not stay.
-		_ = run.Kill(context.Background()) // clear sees what this could not end
+		_ = run.Kill(context.WithoutCancel(parent)) // clear sees what this could not end
 		client.Kill()
-		err = errors.Join(err, i.clear(failedStop))
+		err = errors.Join(err, i.clear(parent, failedStop))
 	}()
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
@@ -101,7 +101,7 @@ func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 	cfg.RunnerFunc = func(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Runner, error) {
 		bundle := filepath.Join(dir, "tls.pem")
 		if err := i.issue(token, dir, bundle); err != nil {
-			os.RemoveAll(dir)
+			_ = os.RemoveAll(dir)
 			return nil, err
 		}
 		run.runDir = dir
@@ -283,7 +283,7 @@ func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	if !errors.Is(err, process.ErrGone) {
 		i.log.Warn("the plugin of the previous host is replaced", "pid", i.rec.Process.PID, "reason", err)
 	}
-	return nil, i.clear(i.sup.cfg.StopTimeout)
+	return nil, i.clear(ctx, i.sup.cfg.StopTimeout)
 }
 
 func (i *instance) tryReattach(ctx context.Context) (gen *generation, err error) {
@@ -343,7 +343,7 @@ func (i *instance) sameBinary() error {
 	}
 	if want == "" {
 		if want, err = hashFile(i.file); err != nil {
-			return nil // the file is gone or unreadable: better what runs than nothing
+			return nil //nolint:nilerr // the file is gone or unreadable: better what runs than nothing
 		}
 	}
 	if want != i.rec.SHA256 {
@@ -353,12 +353,12 @@ func (i *instance) sameBinary() error {
 }
 
 // clear makes sure that nothing of the recorded process is left, and forgets it.
-// No start may be tried before it has succeeded.
-func (i *instance) clear(grace time.Duration) error {
+// No start may be tried before it has succeeded. It does not end with ctx.
+func (i *instance) clear(ctx context.Context, grace time.Duration) error {
 	if i.rec.Process == nil {
 		return removeRunDir(i.rec.RunDir)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	proc, err := process.Find(ctx, *i.rec.Process)
 	switch {

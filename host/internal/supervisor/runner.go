@@ -45,7 +45,7 @@ func newRunner() *pluginRunner {
 }
 
 // Start starts the process. Nothing of it is left when it fails.
-func (r *pluginRunner) Start(context.Context) error {
+func (r *pluginRunner) Start(ctx context.Context) error {
 	if err := r.save(r.spec.Intent()); err != nil {
 		return err
 	}
@@ -55,15 +55,15 @@ func (r *pluginRunner) Start(context.Context) error {
 	}
 	r.spec.Stdout = writer
 	proc, err := process.Start(r.spec)
-	writer.Close()
+	_ = writer.Close()
 	if err != nil {
-		reader.Close()
+		_ = reader.Close()
 		return err
 	}
 	r.proc, r.stdout = proc, reader
 	r.readHandshake()
 	if err := r.save(proc.Ref()); err != nil {
-		return errors.Join(err, r.Kill(context.Background()))
+		return errors.Join(err, r.Kill(ctx))
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (r *pluginRunner) readHandshake() {
 		if len(text) > 0 {
 			_, _ = r.firstIn.Write(text) // fails when go-plugin has given up
 		}
-		r.firstIn.Close()
+		_ = r.firstIn.Close()
 		if err == nil || errors.Is(err, bufio.ErrBufferFull) {
 			_, _ = io.Copy(io.Discard, buf)
 		}
@@ -140,7 +140,7 @@ func (r *pluginRunner) stop(ctx context.Context) error {
 func (r *pluginRunner) abort() {
 	r.once.Do(func() {
 		close(r.detached)
-		r.first.Close()
+		_ = r.first.Close()
 	})
 }
 
@@ -148,7 +148,7 @@ func (r *pluginRunner) abort() {
 func (r *pluginRunner) detach() {
 	r.abort()
 	if r.stdout != nil {
-		r.stdout.Close()
+		_ = r.stdout.Close()
 	}
 	if r.proc != nil {
 		r.proc.Release()

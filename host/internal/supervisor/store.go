@@ -77,7 +77,7 @@ func (s *store) copy(src string) (temp, sha string, err error) {
 	defer func() {
 		err = errors.Join(err, out.Close())
 		if err != nil {
-			os.Remove(out.Name())
+			_ = os.Remove(out.Name())
 		}
 	}()
 	sum := sha256.New()
@@ -168,7 +168,7 @@ func writeFile(path string, data []byte) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		os.Remove(f.Name())
+		_ = os.Remove(f.Name())
 		return err
 	}
 	return syncDir(filepath.Dir(path))

@@ -36,9 +36,8 @@ type Supervisor struct {
 	tailing  sync.WaitGroup     // readers of their logs, which end after them
 	stopTail context.CancelFunc
 
-	draining    sync.WaitGroup // generations that are gone and still leased
-	drainCtx    context.Context
-	cancelDrain context.CancelFunc
+	draining sync.WaitGroup // generations that are gone and still leased
+	drop     chan struct{}  // closed when those are not waited for any more
 
 	closing chan struct{}
 	close   sync.Once
@@ -50,7 +49,7 @@ type Supervisor struct {
 // New makes a supervisor. It does nothing before Open.
 func New(cfg Config) *Supervisor {
 	cfg = cfg.withDefaults()
-	return &Supervisor{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"), closing: make(chan struct{}), changed: make(chan struct{})}
+	return &Supervisor{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"), closing: make(chan struct{}), drop: make(chan struct{}), changed: make(chan struct{})}
 }
 
 // Open takes the data directory, finds the plugins and begins to start them, each
@@ -92,7 +91,7 @@ func (s *Supervisor) Open(ctx context.Context) (err error) {
 	for name, spec := range specs {
 		s.instances[name] = newInstance(s, name, files[name], spec)
 	}
-	s.start(recorded)
+	s.start(context.WithoutCancel(ctx), recorded)
 	return nil
 }
 
@@ -133,7 +132,7 @@ func (s *Supervisor) takeLock(ctx context.Context) error {
 			return nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
-			f.Close()
+			_ = f.Close()
 			return fmt.Errorf("%w: %s", ErrLocked, s.cfg.DataDir)
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -142,7 +141,7 @@ func (s *Supervisor) takeLock(ctx context.Context) error {
 
 func (s *Supervisor) unlock() {
 	if s.lock != nil {
-		s.lock.Close()
+		_ = s.lock.Close()
 	}
 }
 
@@ -174,7 +173,8 @@ func (s *Supervisor) sweep(recorded []string) error {
 	for _, name := range recorded {
 		rec, err := loadRecord(s.dir, name)
 		if err != nil {
-			return nil // it shows in the plugin's status; what it names is unknown
+			// It shows in the plugin's status. What it names is unknown: sweep nothing.
+			return nil //nolint:nilerr // see above
 		}
 		keep[rec.RunDir] = true
 	}
@@ -187,12 +187,11 @@ func (s *Supervisor) sweep(recorded []string) error {
 
 // start begins the goroutines: one a plugin, one a plugin's log, and one that
 // ends what an earlier host ran and nobody wants any more.
-func (s *Supervisor) start(recorded []string) {
-	ctx, cancel := context.WithCancel(context.Background())
+func (s *Supervisor) start(parent context.Context, recorded []string) {
+	ctx, cancel := context.WithCancel(parent)
 	s.cancel = cancel
-	tailCtx, stopTail := context.WithCancel(context.Background())
+	tailCtx, stopTail := context.WithCancel(parent)
 	s.stopTail = stopTail
-	s.drainCtx, s.cancelDrain = context.WithCancel(context.Background())
 	for _, i := range s.instances {
 		s.running.Go(func() { i.run(ctx) })
 		s.tailing.Go(func() {
@@ -203,17 +202,17 @@ func (s *Supervisor) start(recorded []string) {
 	}
 	for _, name := range recorded {
 		if s.instances[name] == nil {
-			s.running.Go(func() { s.retireRecord(name) })
+			s.running.Go(func() { s.retireRecord(ctx, name) })
 		}
 	}
 }
 
 // retireRecord ends a plugin that was removed while no host ran.
-func (s *Supervisor) retireRecord(name string) {
+func (s *Supervisor) retireRecord(ctx context.Context, name string) {
 	i := newInstance(s, name, "", Plugin{Name: name})
 	var err error
 	if i.rec, err = loadRecord(s.dir, name); err == nil {
-		if err = i.clear(s.cfg.StopTimeout); err == nil {
+		if err = i.clear(ctx, s.cfg.StopTimeout); err == nil {
 			err = os.Remove(recordPath(s.dir, name))
 		}
 	}
@@ -251,7 +250,7 @@ func (s *Supervisor) Close() error {
 		}
 		s.cancel()
 		s.running.Wait()
-		s.cancelDrain()
+		close(s.drop)
 		s.draining.Wait()
 		s.stopTail()
 		s.tailing.Wait()
