@@ -83,7 +83,7 @@ func (n *Node) DeleteWorkloads(ctx context.Context, endedBefore time.Time) (comm
 // apply puts a command into the log and waits for its result. Commands of many
 // callers share one write of the log and one transaction.
 func apply[R any](ctx context.Context, n *Node, c command.Command) (result R, err error) {
-	if err := n.WaitReady(ctx); err != nil {
+	if err := errors.Join(context.Cause(ctx), n.WaitReady(ctx)); err != nil {
 		return result, err
 	}
 	if err := needSpace(n.dir, spaceFor(c)); err != nil {

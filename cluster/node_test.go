@@ -251,15 +251,28 @@ func TestCloseUnderLoad(t *testing.T) {
 	}
 }
 
+// TestCallerGivesUp cancels before a command, where nothing can have happened, and
+// then during one, where nobody knows.
 func TestCallerGivesUp(t *testing.T) {
 	s := clustertest.Start(t)
-	ctx, cancel := context.WithCancelCause(t.Context())
 	cause := errors.New("shutting down")
+	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	_, err := s.EndWorkload(ctx, workload("w"))
-	if err != nil && (!errors.Is(err, cluster.ErrUncertain) || !errors.Is(err, cause)) {
-		t.Errorf("got %v", err)
+	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, cause) || errors.Is(err, cluster.ErrUncertain) {
+		t.Errorf("cancelled before: %v", err)
 	}
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Microsecond, cause)
+		_, err := s.EndWorkload(ctx, workload("w"))
+		cancel()
+		if errors.Is(err, cluster.ErrUncertain) {
+			if !errors.Is(err, cause) {
+				t.Errorf("cancelled during: %v", err)
+			}
+			return
+		}
+	}
+	t.Error("no caller gave up in time")
 }
 
 // TestNoLeader opens a server that waits for others.

@@ -126,8 +126,11 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 			break
 		}
 		size, err := binary.ReadUvarint(in)
-		if err != nil || size > maxRecord {
-			return 0, fmt.Errorf("%w: a record of %d bytes: %w", ErrBadSnapshot, size, err)
+		if err != nil {
+			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
+		}
+		if size > maxRecord {
+			return 0, fmt.Errorf("%w: a record of %d bytes", ErrBadSnapshot, size)
 		}
 		value := make([]byte, size)
 		if _, err := io.ReadFull(in, value); err != nil {
