@@ -2,7 +2,6 @@ package controllers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -14,9 +13,6 @@ import (
 // callTimeout bounds one call to a driver, its retries included: the plugin's
 // own bound of 2 minutes and a margin, so that its better error comes first.
 const callTimeout = 2*time.Minute + 15*time.Second
-
-// ErrUnhealthy: the driver cannot be called now. The error's text says why.
-var ErrUnhealthy = errors.New("the driver is not healthy")
 
 // Drivers are the CSI drivers of this node.
 type Drivers interface {

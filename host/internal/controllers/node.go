@@ -46,7 +46,7 @@ func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at Place) (stat
 	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		target, staging := at.translate(d)
 		// NodeGetVolumeStats takes no secrets.
-		volume := storage.Volume{Name: v.VolumeRef.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: current(v)}
+		volume := storage.Volume{Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: current(v)}
 		stats, err = s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{Volume: volume, VolumePath: target, StagingPath: staging})
 		return err
 	})

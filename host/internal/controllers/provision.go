@@ -82,9 +82,6 @@ func (c *Controllers) List(ctx context.Context, driverID string, page storage.Pa
 	return list, err
 }
 
-// ErrOffline: the driver expands volumes that nobody uses only.
-var ErrOffline = errors.New("the driver can expand it only while nobody uses it")
-
 // Expand grows the volume at its driver to at least minBytes and at most maxBytes
 // (0: no bound). inUse says that claims stand on it. It may be repeated.
 func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64, inUse bool) (grown storage.ExpandResponse, err error) {

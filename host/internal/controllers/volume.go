@@ -21,7 +21,7 @@ func (c *Controllers) asked(v claim.Volume, capability storage.Capability, secre
 		}
 	}
 	return storage.Volume{
-		Name: v.VolumeRef.String(), ExternalID: v.ExternalID, Context: v.Context, Secrets: secrets, Capability: capability,
+		Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Secrets: secrets, Capability: capability,
 	}, nil
 }
 

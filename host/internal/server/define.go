@@ -118,8 +118,8 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 // cloneSource is the external id of the volume to clone: clone_id may name a
 // registered volume of the same namespace and driver, or be the driver's own id.
 func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string, error) {
-	if claim.CheckID(v.CloneID) != nil {
-		return v.CloneID, nil
+	if v.CloneID == "" {
+		return "", nil
 	}
 	source, found, err := s.findVolume(ctx, claim.VolumeRef{Namespace: v.Namespace, ID: v.CloneID})
 	if err != nil || !found || source.PluginID != v.PluginID {

@@ -61,7 +61,7 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) })
+		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's end, beside the caller's
 		defer stop()
 		return withCode(ctx, next(ctx, &loggedConn{StreamingHandlerConn: conn, received: func(msg any) {
 			i.logChange(procedure, caller, msg)

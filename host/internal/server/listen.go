@@ -32,8 +32,7 @@ func listenUnix(ctx context.Context, path string, group int) (net.Listener, erro
 		err = os.Chmod(path, 0o660)
 	}
 	if err != nil {
-		l.Close()
-		return nil, fmt.Errorf("set who may use the API's socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("set who may use the API's socket: %w", err), l.Close())
 	}
 	return l, nil
 }
@@ -53,7 +52,7 @@ func clearSocket(ctx context.Context, path string) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		conn.Close()
+		_ = conn.Close()
 		return fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this one's configuration", path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {

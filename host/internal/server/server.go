@@ -98,7 +98,7 @@ func New(cfg Config) *Server {
 // socket, the group does not exist, or an address cannot be had; nothing is then
 // left open.
 func (s *Server) Open(ctx context.Context) (err error) {
-	defer func() {
+	defer func() { //nolint:contextcheck // what is open is closed also when ctx has ended
 		if err != nil {
 			err = errors.Join(err, s.Close())
 		}

@@ -36,7 +36,7 @@ func (s volumeService) CreateSnapshot(ctx context.Context, req *connect.Request[
 		return nil, err
 	}
 	shown := shownSnapshot(v.PluginID, taken)
-	shown.Volume = v.VolumeRef.String()
+	shown.Volume = v.String()
 	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown}), nil
 }
 
@@ -83,7 +83,7 @@ func (s *Server) byExternalID(ctx context.Context, driver string) (map[string]st
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		volumes, _, err := tx.Volumes(state.VolumeQuery{Driver: driver})
 		for _, v := range volumes {
-			names[v.ExternalID] = v.VolumeRef.String()
+			names[v.ExternalID] = v.String()
 		}
 		return err
 	})

@@ -2,7 +2,6 @@ package server
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -265,7 +264,7 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 		t.Errorf("the change is not logged once with its object and caller:\n%s", text)
 	}
 	// What was shown left the definition as it is.
-	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag || strings.Contains(fmt.Sprint(v.SealedSecrets), "hunter2") {
+	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag || strings.Contains(string(v.SealedSecrets), "hunter2") {
 		t.Errorf("in the ledger: %+v, %v", v.MountOptions, err)
 	}
 }
