@@ -13,7 +13,7 @@ import (
 )
 
 // patience bounds every wait of these tests. It is never a measure of anything.
-const patience = 20 * time.Second
+const patience = 30 * time.Second
 
 // hooks are the labelled calls of the fakes: what happened in which order, and
 // what a test wants to happen at one of them. A label is such as "stage:before",

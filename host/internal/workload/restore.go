@@ -151,11 +151,13 @@ func (m *Manager) leftovers(claims []claim.Claim, records []*record) (left []str
 	explained := func(path string) bool {
 		return slices.ContainsFunc(known, func(k string) bool { return path == k || strings.HasPrefix(path, k+"/") })
 	}
+	seen := map[string]bool{}
 	for _, mount := range slices.Backward(there) { // the last one mounted first
 		ref, ours := m.Layout.Volume(mount.Path)
-		if !ours || explained(mount.Path) || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Volume == ref }) {
+		if !ours || seen[mount.Path] || explained(mount.Path) || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Volume == ref }) {
 			continue
 		}
+		seen[mount.Path] = true // with all that is below it on the same path
 		if err := m.clear(mount.Path); err != nil {
 			left = append(left, err.Error())
 			continue

@@ -38,6 +38,7 @@ func TestAStepGoesWrong(t *testing.T) {
 	for stepName, undoing := range undone {
 		for way, c := range ways {
 			t.Run(stepName+" "+way, func(t *testing.T) {
+				t.Parallel()
 				h := newHost(t)
 				h.volume(t, full, "a")
 				h.volume(t, staged, "b")
@@ -113,6 +114,7 @@ func TestUndoIsRepeatedUntilItWorks(t *testing.T) {
 	for _, kind := range []string{"end", "unpublish", "unstage", "detached", "freed"} {
 		for _, when := range []string{"before", "after"} {
 			t.Run(kind+" "+when, func(t *testing.T) {
+				t.Parallel()
 				h := newHost(t)
 				h.volume(t, full, "a")
 				h.volume(t, full, "b")

@@ -1,0 +1,228 @@
+package workload
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/journal"
+)
+
+// claimOf is the claim of a workload with its volume, as the releaser has them.
+func (h *host) claimOf(t *testing.T, id, volume string) (claim.Claim, claim.Volume) {
+	t.Helper()
+	v, err := h.ledger.Volume(t.Context(), volumeRef(volume))
+	must(t, err)
+	for _, c := range h.ledger.claims() {
+		if c.Workload == ref(id) && c.Volume == v.VolumeRef {
+			return c, v
+		}
+	}
+	return claim.Claim{
+		Volume: v.VolumeRef, Workload: ref(id), Node: here, Mode: claim.Write,
+		AccessMode: v.Capabilities[0].AccessMode, AttachmentMode: v.Capabilities[0].AttachmentMode,
+	}, v
+}
+
+func TestDetachStopsAWorkload(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	c, v := h.claimOf(t, "w", "a")
+	did, err := h.Detach(t.Context(), c, v)
+	if err != nil || did != `stopped workload "w"` {
+		t.Errorf("%q, %v", did, err)
+	}
+	if w := h.ended(t, "w"); !strings.Contains(w.Message, `volume "a" was detached`) {
+		t.Errorf("it says %q", w.Message)
+	}
+	h.clean(t)
+	if _, err := h.Detach(t.Context(), c, v); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+func TestDetachRefusesWhileAProcessRuns(t *testing.T) {
+	h, p := newHost(t), runScript(t, true, idle)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	must(t, h.Running(ref("w"), p.pid()))
+	c, v := h.claimOf(t, "w", "a")
+	if _, err := h.Detach(t.Context(), c, v); err == nil || !strings.Contains(err.Error(), "stop it first: pannier workload stop w") {
+		t.Errorf("got %v", err)
+	}
+	if w, err := h.Get(ref("w")); err != nil || w.State != Running || !p.alive() {
+		t.Errorf("it is %s, %v", w.State, err)
+	}
+	h.stop(t, "w")
+}
+
+// What is mounted for a workload that nobody knows any more is found by its paths.
+func TestDetachOfAnUnknownWorkload(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("known", "a"))
+	h.start(t, spec("w", "a"))
+	h.start(t, spec("w2", "a"))
+	h.shut(t)
+	h = prepareHost(t, h.dir)
+	must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Delete(tx, key(ref("w"))) }))
+	h.open(t)
+	c, v := h.claimOf(t, "w", "a")
+	if c.State != claim.Unpublishing {
+		t.Errorf("a workload that the journal does not know is %s", c.State)
+	}
+	h.on("unpublish:after", 1, fail(codes.Internal))
+	if _, err := h.Detach(t.Context(), c, v); err == nil {
+		t.Error("a failed unpublish is no detach")
+	}
+	did, err := h.Detach(t.Context(), c, v)
+	if err != nil || did != `unmounted what was left of it on node "here"` {
+		t.Errorf("%q, %v", did, err)
+	}
+	if at(h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a")) != nil {
+		t.Error("it is still mounted")
+	}
+	for _, id := range []string{"known", "w2"} {
+		if w := h.running(t, id); at(w.Mounts[0].HostPath) == nil {
+			t.Errorf("%s has lost its mount", id)
+		}
+	}
+	if h.count("unstage a") > 0 {
+		t.Error("the volume was unstaged below the others")
+	}
+}
+
+// The last one is unstaged too, in a data directory with an odd name.
+func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
+	dir := filepath.Join(newDir(t), "[o]dd*")
+	must(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
+	h := prepareHost(t, dir)
+	h.open(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	c, v := h.claimOf(t, "w", "a")
+	h.shut(t)
+	must(t, os.RemoveAll(filepath.Join(dir, "journal"))) // the journal is lost
+	h = prepareHost(t, dir)
+	h.open(t)
+	if _, err := h.Detach(t.Context(), c, v); err != nil {
+		t.Error(err)
+	}
+	inOrder(t, h.happened(), "end w", "unpublish a", "unstage a")
+	must(t, h.ledger.NodeDetached(t.Context(), ref("w"), []claim.VolumeRef{volumeRef("a")})) // what the releaser does then
+	h.clean(t)
+}
+
+func TestPlacementsAndThrough(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.volume(t, plain, "b")
+	held := newGate()
+	h.on("publish:before b", 1, held.hold)
+	go func() { _, _ = h.Start(context.Background(), spec("w", "a", "b"), Options{}) }()
+	held.await(t)
+	want := []Placement{{
+		Workload: ref("w"), Driver: full, Usage: usage(),
+		Target: h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"), Staging: h.Layout.Staging(full, volumeRef("a"), usage()),
+	}}
+	h.eventually(t, "w", "publishing a", func(w Workload) bool { return len(w.Mounts) == 1 })
+	if got := h.Placements(volumeRef("a")); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got := h.Placements(volumeRef("b")); len(got) > 0 {
+		t.Errorf("what is not published is placed: %+v", got)
+	}
+	for driver, want := range map[string][]string{
+		full: {`volume "a" of workload "w"`}, plain: {`volume "b" of workload "w"`}, staged: nil,
+	} {
+		if got := h.Through(driver); !reflect.DeepEqual(got, want) {
+			t.Errorf("through %s: %q, want %q", driver, got, want)
+		}
+	}
+	close(held.open)
+	h.running(t, "w")
+	if got := h.Placements(volumeRef("b")); len(got) != 1 || got[0].Staging != "" {
+		t.Errorf("of a driver that does not stage: %+v", got)
+	}
+	h.stop(t, "w")
+	if got := append(h.Through(full), h.Through(plain)...); len(got) > 0 {
+		t.Errorf("after the stop: %q", got)
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	h := newHost(t)
+	for _, id := range []string{"known", "claimed", "gone", "busy"} {
+		h.volume(t, full, id)
+	}
+	h.start(t, spec("w", "known"))
+	h.shut(t)
+	h = prepareHost(t, h.dir)
+	mount := func(path string) string {
+		t.Helper()
+		must(t, os.MkdirAll(path, 0o700))
+		must(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
+		return path
+	}
+	below := mount(filepath.Join(h.Layout.Staging(full, volumeRef("known"), usage()), "deeper"))
+	other := mount(h.Layout.Target(full, ref("old"), volumeRef("gone"), usage(), "r"))
+	mount(other) // on top of it
+	claimed := mount(h.Layout.Staging(full, volumeRef("claimed"), usage()))
+	busy := mount(h.Layout.Staging(full, volumeRef("busy"), usage()))
+	notOurs := mount(filepath.Join(h.Layout.Driver(full), "its-own", "a", "b", "c", "d", "e"))
+	hand, err := os.Create(filepath.Join(busy, "file"))
+	must(t, err)
+	defer hand.Close()
+	must(t, h.ledger.change(func(s *ledgerState) error {
+		s.Claims = append(s.Claims, claim.Claim{Volume: volumeRef("claimed"), Workload: ref("old"), Node: here, State: claim.Unpublishing})
+		return nil
+	}))
+
+	left, err := h.Open(t.Context())
+	if err != nil || len(left) != 1 || !strings.Contains(left[0], busy) || !strings.Contains(left[0], "busy") {
+		t.Errorf("left: %q, %v", left, err)
+	}
+	if at(other) != nil {
+		t.Error("what nothing explains is still mounted")
+	}
+	if _, err := os.Stat(other); err == nil {
+		t.Error("its directory is left")
+	}
+	for _, path := range []string{below, claimed, busy, notOurs} {
+		if at(path) == nil {
+			t.Errorf("%s was unmounted", path)
+		}
+	}
+	told := 0
+	for _, e := range h.bus.Recent(100) {
+		if e.Type == "unmounted" && e.Subject == other {
+			told++
+		}
+	}
+	if told != 1 {
+		t.Errorf("it was told %d times", told)
+	}
+	if w := h.running(t, "w"); at(w.Mounts[0].HostPath) == nil {
+		t.Error("the workload has lost its mount")
+	}
+}
+
+func TestOpenRefusesALinkedDataDirectory(t *testing.T) {
+	dir := newDir(t)
+	link := filepath.Join(dir, "link")
+	must(t, os.Mkdir(filepath.Join(dir, "real"), 0o700))
+	must(t, os.Mkdir(filepath.Join(dir, "real", "csi"), 0o700))
+	must(t, os.Symlink(filepath.Join(dir, "real"), link))
+	h := prepareHost(t, link)
+	if _, err := h.Open(t.Context()); err == nil || !strings.Contains(err.Error(), "without links") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,365 @@
+package workload
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// program is a shell script that runs, in a mount namespace of its own where
+// private is set. All that is left of it ends with the test.
+type program struct {
+	*exec.Cmd
+	inode uint64
+}
+
+// run starts a script and returns once it has said "ready".
+func runScript(t *testing.T, private bool, script string) program {
+	t.Helper()
+	cmd := exec.Command("/bin/sh", "-c", script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if private {
+		cmd.SysProcAttr.Unshareflags = unix.CLONE_NEWNS
+	}
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	pin, ns, err := namespaceOf(cmd.Process.Pid)
+	must(t, err)
+	t.Cleanup(func() {
+		if private {
+			for _, pid := range process.InMountNamespace(ns.Inode) {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+		_ = cmd.Wait()
+		pin.Close()
+	})
+	line := bufio.NewScanner(out)
+	for line.Scan() && line.Text() != "ready" {
+	}
+	must(t, line.Err())
+	if line.Text() != "ready" {
+		t.Fatalf("the script ended before it was ready: %s", script)
+	}
+	return program{cmd, ns.Inode}
+}
+
+const (
+	idle = "echo ready; exec sleep 1000"
+	// stubborn ignores SIGTERM.
+	stubborn = "trap '' TERM; echo ready; sleep 1000"
+	// daemonising leaves a grandchild in a session of its own that ignores SIGTERM.
+	daemonising = `setsid sh -c 'trap "" TERM; (echo ready; exec sleep 1000) & exit' & exec sleep 1000`
+)
+
+func (p program) pid() int { return p.Process.Pid }
+
+// kill is kill -9 of the process alone.
+func (p program) kill(t *testing.T) {
+	t.Helper()
+	must(t, p.Process.Kill())
+	_ = p.Wait()
+}
+
+// alive says whether the process itself has not ended.
+func (p program) alive() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func TestTheOwnerEnds(t *testing.T) {
+	t.Run("while it runs", func(t *testing.T) {
+		h, owner := newHost(t), runScript(t, false, idle)
+		h.volume(t, full, "a")
+		w, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+		if err != nil || w.OwnerPID != owner.pid() {
+			t.Fatalf("%+v, %v", w, err)
+		}
+		owner.kill(t)
+		if w := h.ended(t, "w"); w.State != Stopped || !strings.Contains(w.Message, "its owner") {
+			t.Errorf("%s: %s", w.State, w.Message)
+		}
+		h.clean(t)
+	})
+	t.Run("while it starts", func(t *testing.T) {
+		h, owner := newHost(t), runScript(t, false, idle)
+		h.volume(t, full, "a")
+		held := newGate()
+		h.on("stage:after", 1, held.hold)
+		go func() { held.await(t); owner.kill(t) }()
+		w, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+		if !errors.Is(err, ErrFailed) || w.State != Failed || !strings.Contains(w.Message, "given up: its owner") {
+			t.Errorf("%s: %v", w.State, err)
+		}
+		h.clean(t)
+	})
+	t.Run("before it starts", func(t *testing.T) {
+		h, owner := newHost(t), runScript(t, false, idle)
+		owner.kill(t)
+		if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()}); !errors.Is(err, process.ErrGone) {
+			t.Error(err)
+		}
+		h.clean(t)
+	})
+	for _, state := range []State{Starting, Running} {
+		t.Run("while the host is away and it is "+string(state), func(t *testing.T) {
+			h, owner := newHost(t), runScript(t, false, idle)
+			h.volume(t, full, "a")
+			held := newGate()
+			if state == Starting {
+				h.on("stage:before", 1, held.hold)
+				go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{Owner: owner.pid()}) }()
+				held.await(t)
+			} else if _, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()}); err != nil {
+				t.Fatal(err)
+			}
+			h = h.next(t)
+			owner.kill(t)
+			h.open(t)
+			if w := h.ended(t, "w"); !strings.Contains(w.Message, "its owner") {
+				t.Errorf("%s: %s", w.State, w.Message)
+			}
+			if h.count("claim w")+h.count("stage a")+h.count("publish a") > 0 {
+				t.Errorf("steps were taken: %v", h.happened())
+			}
+			h.clean(t)
+		})
+	}
+}
+
+// The owner outlives the host and is observed by the next one.
+func TestTheOwnerEndsAfterARestart(t *testing.T) {
+	h, owner := newHost(t), runScript(t, false, idle)
+	h.volume(t, full, "a")
+	_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+	must(t, err)
+	h = h.restart(t)
+	if w := h.running(t, "w"); w.OwnerPID != owner.pid() {
+		t.Errorf("its owner is %d", w.OwnerPID)
+	}
+	owner.kill(t)
+	h.ended(t, "w")
+	h.clean(t)
+}
+
+func TestItsProcessEnds(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restart %t", restart), func(t *testing.T) {
+			h, p := newHost(t), runScript(t, true, daemonising)
+			h.volume(t, full, "a")
+			h.start(t, spec("w", "a"))
+			must(t, h.Running(ref("w"), p.pid()))
+			if w, _ := h.Get(ref("w")); w.PID != p.pid() {
+				t.Errorf("its process is %d", w.PID)
+			}
+			if restart {
+				h = h.restart(t)
+			}
+			p.kill(t)
+			if w := h.ended(t, "w"); w.State != Stopped || !strings.Contains(w.Message, "its process") {
+				t.Errorf("%s: %s", w.State, w.Message)
+			}
+			if left := process.InMountNamespace(p.inode); len(left) > 0 {
+				t.Errorf("its children live on: %v", left)
+			}
+			h.clean(t)
+		})
+	}
+}
+
+func TestAStopAsksAndThenKills(t *testing.T) {
+	t.Run("asks", func(t *testing.T) {
+		h := newHost(t)
+		h.volume(t, full, "a")
+		w := h.start(t, spec("w", "a"))
+		note := filepath.Join(w.Mounts[0].HostPath, "note") // it can still write what it has
+		p := runScript(t, true, fmt.Sprintf("trap 'echo bye >%s; exit' TERM; echo ready; sleep 1000 & wait", note))
+		must(t, h.Running(ref("w"), p.pid()))
+		h.stop(t, "w")
+		if said, err := os.ReadFile(filepath.Join(h.driver.base, "external-a", "note")); string(said) != "bye\n" {
+			t.Errorf("it was not asked: %q, %v", said, err)
+		}
+		h.clean(t)
+	})
+	t.Run("kills", func(t *testing.T) {
+		h, p := newHost(t), runScript(t, false, stubborn)
+		h.limits.stopGrace = time.Millisecond
+		h.volume(t, full, "a")
+		h.start(t, spec("w", "a"))
+		must(t, h.Running(ref("w"), p.pid()))
+		h.on("unpublish:before", 1, func(context.Context) error {
+			if p.alive() {
+				t.Error("it is unmounted while its process lives")
+			}
+			return nil
+		})
+		h.stop(t, "w")
+		if p.alive() {
+			t.Error("it lives")
+		}
+		h.clean(t)
+	})
+}
+
+// Whatever lives in the private mount namespace keeps the volume's mounts; no
+// process outside of it is touched.
+func TestAStopEmptiesTheMountNamespace(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	p := runScript(t, true, daemonising)
+	outside, elsewhere := runScript(t, false, idle), runScript(t, true, idle)
+	must(t, h.Running(ref("w"), p.pid()))
+	if n := len(process.InMountNamespace(p.inode)); n < 2 {
+		t.Fatalf("%d processes in the namespace, want the process and its grandchild", n)
+	}
+	h.on("unpublish:before", 1, func(context.Context) error {
+		if left := process.InMountNamespace(p.inode); len(left) > 0 {
+			t.Errorf("it is unmounted while %v live in its namespace", left)
+		}
+		return nil
+	})
+	h.stop(t, "w")
+	if !outside.alive() || !elsewhere.alive() {
+		t.Error("a process outside of the namespace was killed")
+	}
+	h.clean(t)
+}
+
+func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
+	h, p, bystander := newHost(t), runScript(t, false, idle), runScript(t, false, idle)
+	h.start(t, spec("w"))
+	must(t, h.Running(ref("w"), p.pid()))
+	i, err := h.find(ref("w"))
+	must(t, err)
+	if i.rec.MountNS != nil || i.pin != nil {
+		t.Fatalf("the host's own namespace was noted: %+v", i.rec.MountNS) // and this test would be killed next
+	}
+	h.stop(t, "w")
+	if p.alive() || !bystander.alive() {
+		t.Errorf("its process lives: %t, the bystander: %t", p.alive(), bystander.alive())
+	}
+}
+
+// While the host was away the workload's process ended, and the number of its
+// namespace may be another's by now: only the kernel's ID tells.
+func TestAMountNamespaceAfterARestart(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(ns *namespace)
+		killed bool
+	}{
+		"the same":                 {func(*namespace) {}, true},
+		"a later one":              {func(ns *namespace) { ns.ID++ }, false},
+		"a kernel that cannot say": {func(ns *namespace) { ns.ID = 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, p := newHost(t), runScript(t, true, daemonising)
+			h.start(t, spec("w"))
+			must(t, h.Running(ref("w"), p.pid()))
+			h.shut(t)
+			p.kill(t)
+			h = prepareHost(t, h.dir)
+			var had namespace
+			must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error {
+				rec, err := records.Get(tx, key(ref("w")))
+				if err != nil {
+					return err
+				}
+				had = *rec.MountNS
+				c.change(rec.MountNS)
+				return records.Put(tx, key(ref("w")), rec)
+			}))
+			if had.ID == 0 && c.killed {
+				t.Skip("this kernel gives mount namespaces no ID")
+			}
+			h.open(t)
+			h.ended(t, "w")
+			if left := process.InMountNamespace(p.inode); (len(left) == 0) != c.killed {
+				t.Errorf("in the namespace live %v", left)
+			}
+			h.clean(t)
+		})
+	}
+}
+
+func TestRunningComesTooLate(t *testing.T) {
+	h, p, other := newHost(t), runScript(t, true, idle), runScript(t, true, idle)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	must(t, h.Running(ref("w"), p.pid()))
+	must(t, h.Running(ref("w"), p.pid()))
+	if err := h.Running(ref("w"), other.pid()); !errors.Is(err, ErrConflict) {
+		t.Errorf("a second process: %v", err)
+	}
+	held := newGate()
+	h.on("end:before", 1, held.hold)
+	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+	held.await(t)
+	if err := h.Running(ref("w"), other.pid()); err == nil || !strings.Contains(err.Error(), "may not begin") {
+		t.Errorf("while it stops: %v", err)
+	}
+	close(held.open)
+	h.ended(t, "w")
+	if err := h.Running(ref("w"), other.pid()); err == nil {
+		t.Error("when it has stopped")
+	}
+	h.clean(t) // no record came back
+	if !other.alive() {
+		t.Error("a process that was refused was killed")
+	}
+}
+
+// No descriptor stays with a workload that has ended.
+func TestObservedProcessesAreLetGo(t *testing.T) {
+	h, owner := newHost(t), runScript(t, false, idle)
+	before := descriptors(t)
+	for range 3 {
+		p := runScript(t, true, idle)
+		_, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()})
+		must(t, err)
+		must(t, h.Running(ref("w"), p.pid()))
+		h.stop(t, "w")
+		i, err := h.find(ref("w"))
+		must(t, err)
+		awaitClosed(t, i.over, "the end of the workload")
+		if i.pin != nil {
+			t.Error("the mount namespace is held open")
+		}
+		_ = p.Wait()
+	}
+	must(t, h.journal.Close())
+	if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()}); err == nil {
+		t.Error("a start without a journal")
+	}
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors of processes, %d before", after, before)
+	}
+}
+
+// descriptors counts those of processes that are open.
+func descriptors(t *testing.T) (n int) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(to, "pidfd") {
+			n++
+		}
+	}
+	return n
+}
