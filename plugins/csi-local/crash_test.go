@@ -46,7 +46,7 @@ func TestKillAtAnyPoint(t *testing.T) {
 			t.Logf("seed %d", seed)
 			rng := rand.New(rand.NewPCG(seed, 0))
 			took := make(map[string]time.Duration)
-			for round := range 4 {
+			for round := range 3 {
 				life := newLife(r, fmt.Sprint("v", round), tc.cap, tc.size)
 				for _, s := range life.steps() {
 					if round == 0 { // undisturbed, to know how long it takes

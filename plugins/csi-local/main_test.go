@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceEnv is set in the process that runs the tests as root.
+// namespaceEnv is set in the tests' namespace, to the process that made it.
 const namespaceEnv = "CSI_LOCAL_TEST_NAMESPACE"
 
 // TestMain runs the tests in a mount namespace of their own. Otherwise every
@@ -23,19 +24,21 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
-	if os.Getenv(namespaceEnv) == "" {
+	switch os.Getenv(namespaceEnv) {
+	case "":
 		os.Exit(runInNamespace())
-	}
-	if err := dropLoopMounts(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	case strconv.Itoa(os.Getppid()): // the first process in it
+		if err := dropLoopMounts(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	}
 	os.Exit(m.Run())
 }
 
 func runInNamespace() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), namespaceEnv+"=1")
+	cmd.Env = append(os.Environ(), namespaceEnv+"="+strconv.Itoa(os.Getpid()))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	err := cmd.Run()

@@ -107,7 +107,7 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	id := r.create("v", 64*mib, c)
 	stage := r.stage(id, c)
 	// Something to copy, so that it takes its time.
-	must(t, os.WriteFile(filepath.Join(stage, "big"), pattern(1, 30*mib), 0o600))
+	must(t, os.WriteFile(filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 30), 0o600))
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for i := 0; ; i++ {
@@ -241,7 +241,7 @@ func TestReflinks(t *testing.T) {
 	id := r.create("v", 64*mib, c)
 	r.stage(id, c)
 	device := r.publish(id, "a", c, false)
-	data := pattern(1, 32*mib)
+	data := bytes.Repeat(pattern(1, mib), 32)
 	writeDevice(t, device, data)
 	used := func() int64 {
 		var st unix.Statfs_t
