@@ -102,7 +102,7 @@ func (n *Node) WhileLeader(ctx context.Context, fn func(ctx context.Context)) {
 		leading, changed := n.leadership.get()
 		if leading != nil {
 			work, cancel := context.WithCancel(ctx)
-			stop := context.AfterFunc(leading, cancel)
+			stop := context.AfterFunc(leading, cancel) //nolint:contextcheck // the work has two ends: the caller's and the leadership's
 			fn(work)
 			stop()
 			cancel()

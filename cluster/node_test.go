@@ -191,7 +191,7 @@ func TestWhileLeader(t *testing.T) {
 		defer close(returned)
 		s.WhileLeader(t.Context(), func(ctx context.Context) { calls <- ctx; <-ctx.Done() })
 	}()
-	leading = <-calls
+	<-calls
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestCloseUnderLoad(t *testing.T) {
 		callers.Go(func() {
 			for i := 0; ; i++ {
 				id := fmt.Sprintf("w-%d-%d", g, i)
-				_, err := s.Node.StartWorkload(context.Background(), workload(id), "a", nil)
+				_, err := s.StartWorkload(context.Background(), workload(id), "a", nil)
 				if err != nil {
 					if !errors.Is(err, cluster.ErrClosed) {
 						t.Errorf("%s: %v", id, err)

@@ -153,18 +153,21 @@ func TestRefusalTexts(t *testing.T) {
 	}{
 		{
 			"one holder", wanted(claim.MultiNodeSingleWriter, claim.Write, "me", "b"),
-			[]claim.Claim{db1}, claim.ErrHeld,
+			[]claim.Claim{db1},
+			claim.ErrHeld,
 			`volume "mysql" has no write claim left: held by workload "db-1" on node "a" (write, taken, 4m)`,
 		},
 		{
 			"several holders", wanted(claim.MultiNodeSingleWriter, claim.Write, "me", "b"),
-			[]claim.Claim{db1, db2}, claim.ErrHeld,
+			[]claim.Claim{db1, db2},
+			claim.ErrHeld,
 			`volume "mysql" has no write claim left: held by workload "db-1" on node "a" (write, taken, 4m), ` +
 				`workload "prod/db-2" on an unknown node (read, node-detached, 2d)`,
 		},
 		{
 			"other modes", wanted(claim.SingleNodeWriter, claim.Write, "me", "b"),
-			[]claim.Claim{db1}, claim.ErrModes,
+			[]claim.Claim{db1},
+			claim.ErrModes,
 			`volume "mysql" cannot be claimed as single-node-writer/file-system while it is in use as ` +
 				`multi-node-single-writer/file-system: held by workload "db-1" on node "a" (write, taken, 4m)`,
 		},

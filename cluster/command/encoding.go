@@ -17,12 +17,12 @@ const version = 1
 const MaxSize = 192 << 10
 
 var (
-	// ErrUnknownCommand: the entry was written by a newer program. Whoever
+	// ErrUnknownCommand says that the entry was written by a newer program. Whoever
 	// meets it in the log must stop, and be upgraded.
 	ErrUnknownCommand = errors.New("unknown command in the log (written by a newer version)")
-	// ErrMalformed: the entry is no command of any version.
+	// ErrMalformed says that the entry is no command of any version.
 	ErrMalformed = errors.New("malformed command")
-	// ErrTooLarge: the command is bigger than MaxSize.
+	// ErrTooLarge says that the command is bigger than MaxSize.
 	ErrTooLarge = errors.New("command is too large")
 )
 
@@ -107,7 +107,7 @@ func Decode(entry []byte) (Command, error) {
 	d := json.NewDecoder(bytes.NewReader(entry[2:]))
 	d.DisallowUnknownFields()
 	if err := d.Decode(c); err != nil {
-		return nil, fmt.Errorf("%w: %T: %v", ErrMalformed, c, err)
+		return nil, fmt.Errorf("%w: %T: %w", ErrMalformed, c, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%w: %T: more after its end", ErrMalformed, c)

@@ -27,6 +27,7 @@ func (q quiet) Warn(msg string, args ...any)        { q.Log(q.warn, msg, args...
 func (q quiet) With(args ...any) hclog.Logger       { return quiet{q.Logger.With(args...), q.warn} }
 func (q quiet) Named(name string) hclog.Logger      { return quiet{q.Logger.Named(name), q.warn} }
 func (q quiet) ResetNamed(name string) hclog.Logger { return quiet{q.Logger.ResetNamed(name), q.warn} }
+
 func (q quiet) StandardLogger(o *hclog.StandardLoggerOptions) *log.Logger {
 	return q.Logger.StandardLogger(o)
 }

@@ -106,7 +106,10 @@ func Open(cfg Config) (n *Node, err error) {
 	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, n.log, n.log, snapshots, transport); err != nil {
 		return n, err
 	}
-	return n, n.startAlone(cfg.ID)
+	if err := n.startAlone(cfg.ID); err != nil {
+		return n, err
+	}
+	return n, nil
 }
 
 func config(cfg Config, snapshots raft.SnapshotStore, logger hclog.Logger) (*raft.Config, <-chan bool, error) {

@@ -46,8 +46,8 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, err
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w (another process has the ledger open)", f.Name(), err)
+		err = fmt.Errorf("lock %s: %w (another process has the ledger open)", f.Name(), err)
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }

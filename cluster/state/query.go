@@ -39,7 +39,8 @@ func (tx *ReadTx) Volume(ref claim.VolumeRef) (claim.Volume, error) {
 	if !found {
 		return v, fmt.Errorf("volume %q: %w", ref, claim.ErrVolumeNotFound)
 	}
-	return v, tx.setModes(&v)
+	err = tx.setModes(&v)
+	return v, err
 }
 
 // setModes fills in the volume's modes. They are those of its claims, and are
@@ -108,7 +109,8 @@ func readClaim(tx *ReadTx, key string) (claim.Claim, bool, error) {
 	if err != nil || !found {
 		return c, false, err
 	}
-	return c, true, tx.repair(&c)
+	err = tx.repair(&c)
+	return c, true, err
 }
 
 func (tx *ReadTx) repair(c *claim.Claim) error {
@@ -242,7 +244,8 @@ func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
 	if !found {
 		return d, fmt.Errorf("driver %q: %w", id, claim.ErrDriverNotFound)
 	}
-	return d, tx.setNodes(&d)
+	err = tx.setNodes(&d)
+	return d, err
 }
 
 func (tx *ReadTx) setNodes(d *claim.Driver) error {

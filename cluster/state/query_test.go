@@ -75,7 +75,7 @@ func TestPages(t *testing.T) {
 				t.Fatalf("%d on a page of %d", len(page), q.Limit)
 			}
 			for _, v := range page {
-				ids = append(ids, v.VolumeRef.String())
+				ids = append(ids, v.String())
 			}
 			if q.After == "" {
 				return ids

@@ -9,7 +9,7 @@ import (
 // recordVersion is that of the records that this program writes.
 const recordVersion = 1
 
-// ErrNewerRecord: the ledger was written by a newer version of the program.
+// ErrNewerRecord says that the ledger was written by a newer version of the program.
 var ErrNewerRecord = errors.New("record was written by a newer version")
 
 type record[T any] struct {

@@ -68,19 +68,20 @@ func (s *Snapshot) Write(w io.Writer) error {
 		return err
 	}
 	header := append([]byte(snapshotMagic), snapshotVersion)
-	out.Write(binary.BigEndian.AppendUint64(header, index))
+	if _, err := out.Write(binary.BigEndian.AppendUint64(header, index)); err != nil {
+		return fmt.Errorf("write a snapshot of the ledger: %w", err)
+	}
 	for _, prefix := range recordPrefixes {
 		err := tx.scan(span{base: prefix}, true, func(_ string, value []byte) error {
-			out.Write(binary.AppendUvarint([]byte{prefix[0]}, uint64(len(value))))
-			_, err := out.Write(value)
+			head := binary.AppendUvarint([]byte{prefix[0]}, uint64(len(value)))
+			_, err := out.Write(append(head, value...))
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("write a snapshot of the ledger: %w", err)
 		}
 	}
-	out.WriteByte(frameEnd)
-	if err := out.Flush(); err != nil {
+	if err := errors.Join(out.WriteByte(frameEnd), out.Flush()); err != nil {
 		return fmt.Errorf("write a snapshot of the ledger: %w", err)
 	}
 	if _, err := w.Write(sum.Sum(nil)); err != nil {
@@ -91,7 +92,7 @@ func (s *Snapshot) Write(w io.Writer) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ErrBadSnapshot: the bytes are no snapshot, or a damaged one.
+// ErrBadSnapshot says that the bytes are no snapshot, or a damaged one.
 var ErrBadSnapshot = errors.New("bad snapshot of the ledger")
 
 // SnapshotIndex reads the index of the last entry that a snapshot has.

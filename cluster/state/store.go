@@ -15,10 +15,10 @@ import (
 )
 
 var (
-	// ErrClosed: the store was closed.
+	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("ledger is closed")
-	// ErrStopped: a fault, or an entry that this version cannot read, stopped the
-	// store; opened again, it will try again.
+	// ErrStopped says that a fault, or an entry that this version cannot read,
+	// stopped the store; opened again, it will try again.
 	ErrStopped = errors.New("ledger has stopped")
 )
 
