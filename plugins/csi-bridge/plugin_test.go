@@ -87,8 +87,13 @@ func TestPluginProcess(t *testing.T) {
 		})
 	}()
 	defer func() { stop(); <-watched }()
-	if fp := <-reports; !fp.Healthy || fp.Provider != "faulty.test" || fp.Node.NodeID != "faulty-node" {
-		t.Errorf("got %+v", fp)
+	select {
+	case fp := <-reports:
+		if !fp.Healthy || fp.Provider != "faulty.test" || fp.Node.NodeID != "faulty-node" {
+			t.Errorf("got %+v", fp)
+		}
+	case <-ctx.Done():
+		t.Fatal("no fingerprint")
 	}
 
 	v := storage.Volume{
