@@ -52,7 +52,7 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 }
 
 // ExpandVolume grows a volume at its driver, then where it is mounted on this
-// node. The ledger is told last, so that one that was cut off can be repeated.
+// node. One that was cut off can be repeated with the same size.
 func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
 	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
 	if err != nil {
@@ -70,21 +70,29 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 	if err != nil {
 		return nil, err
 	}
-	if grown.NodeExpansionRequired {
-		for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
-			at := controllers.Place{Target: p.Target, Staging: p.Staging}
-			if err := s.cfg.Controllers.ExpandNode(ctx, v, at, minBytes, maxBytes); err != nil {
-				return nil, fmt.Errorf("volume %q has grown at its driver, but not yet where it is mounted: %w; expand it again to finish", v.VolumeRef, err)
-			}
-		}
-	}
 	v.Capacity = max(grown.Capacity, minBytes, v.Capacity)
 	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
 	if _, err := s.put(ctx, v); err != nil {
 		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger does not say so: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
 	}
+	if grown.NodeExpansionRequired {
+		if err := s.expandMounted(ctx, v); err != nil {
+			return nil, err
+		}
+	}
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: shown}), err
+}
+
+// expandMounted lets what is mounted on this node grow to the volume's new size.
+func (s volumeService) expandMounted(ctx context.Context, v claim.Volume) error {
+	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
+		at := controllers.Place{Target: p.Target, Staging: p.Staging}
+		if err := s.cfg.Controllers.ExpandNode(ctx, v, at, v.CapacityMin, v.CapacityMax); err != nil {
+			return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not yet where it is mounted: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+		}
+	}
+	return nil
 }
 
 // checkGrowth refuses sizes that are none, and those that are smaller than the

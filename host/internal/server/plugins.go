@@ -6,6 +6,7 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/supervisor"
 )
 
 // pluginService serves pannier.host.v1.PluginService.
@@ -19,10 +20,14 @@ func (s pluginService) ListPlugins(context.Context, *connect.Request[hostv1.List
 func (s *Server) shownPlugins() []*hostv1.Plugin {
 	var out []*hostv1.Plugin
 	for _, p := range s.cfg.Plugins() {
+		lastError := p.LastError
+		if p.State == supervisor.Unhealthy {
+			lastError = p.Message // why, now; LastError is of its last end
+		}
 		out = append(out, &hostv1.Plugin{
 			Name: p.Name, Kind: p.Kind, Version: p.Version, Sha256: p.SHA256, State: string(p.State),
 			Pid: int64(p.PID), Generation: p.Generation, StartedAt: timestamp(p.StartedAt), Restarts: int32(p.Restarts),
-			Leases: int64(p.Leases), LastError: p.LastError, NextTryAt: timestamp(p.NextTry),
+			Leases: int64(p.Leases), LastError: lastError, NextTryAt: timestamp(p.NextTry),
 		})
 	}
 	return out

@@ -227,9 +227,12 @@ func TestExpandRefuses(t *testing.T) {
 	h.fake.setFailure("expand node", driverSays(codes.Internal, "resize2fs failed"))
 	_, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
 	wantError(t, err, connect.CodeInternal, "resize2fs failed", "expand it again")
+	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.Capacity != 2<<20 {
+		t.Errorf("at its driver it has grown, the ledger says %d, %v", v.Capacity, err)
+	}
 	h.fake.setFailure("expand node", nil)
 	again, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
-	if must(t, err); again.Msg.Volume.Capacity != 2<<20 {
+	if must(t, err); again.Msg.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
 		t.Errorf("grown to %d", again.Msg.Volume.Capacity)
 	}
 }
