@@ -83,7 +83,7 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 		a.note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)
 		a.note("  export PANNIER_ADDR=unix://%s", cfg.Socket)
 	}
-	return a.opts.RunAgent(ctx, cfg, a.err)
+	return a.opts.RunAgent(ctx, cfg, a.opts.Version, a.err)
 }
 
 // removeTemporary removes the data of an agent for trying out, unless something is

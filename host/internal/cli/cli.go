@@ -27,7 +27,7 @@ type Options struct {
 	Version string
 	// RunAgent runs the agent until ctx is done and logs to the writer. Without it
 	// there is no agent command.
-	RunAgent func(ctx context.Context, cfg *config.Agent, logs io.Writer) error
+	RunAgent func(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) error
 }
 
 // Main runs one command and returns the exit code (see the constants).
@@ -95,13 +95,14 @@ func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command
 	cmd := &cobra.Command{
 		Use: use, Short: short,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := fmt.Errorf("a command is missing")
-			if len(args) > 0 {
-				err = fmt.Errorf("unknown command %q", args[0])
-				cmd.SuggestionsMinimumDistance = 2
-				if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-					err = fmt.Errorf("%w; did you mean %q?", err, near[0])
-				}
+			if len(args) == 0 {
+				cmd.SetOut(a.err)
+				return errors.Join(cmd.Help(), silentExit(ExitUsage))
+			}
+			err := fmt.Errorf("unknown command %q", args[0])
+			cmd.SuggestionsMinimumDistance = 2
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				err = fmt.Errorf("%w; did you mean %q?", err, near[0])
 			}
 			return &usageError{err: err, command: cmd.CommandPath()}
 		},

@@ -119,7 +119,7 @@ func classify(err error) (code int, hint string) {
 		return ExitError, ""
 	}
 	if lost(err) {
-		return ExitUnreachable, "the agent went away during the call; see its log, and try again"
+		return ExitUnreachable, "the connection broke off: see the agent's log, and try again"
 	}
 	switch answer.Code() {
 	case connect.CodeInvalidArgument, connect.CodeOutOfRange:

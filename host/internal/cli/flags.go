@@ -10,13 +10,13 @@ import (
 )
 
 // longFlags writes Go's way of a long flag (-dev) in pflag's (--dev): both are
-// taken. Only names of flags that are there are touched, nothing after "--" is, and
-// a single letter stays a short flag.
+// taken. A single letter stays a short flag, and so does what begins with one and is
+// no long flag's name (-ojson); nothing after "--" is touched.
 func longFlags(root *cobra.Command, args []string) []string {
-	known := map[string]bool{"help": true}
+	known, short := map[string]bool{"help": true}, map[string]bool{"h": true}
 	var collect func(*cobra.Command)
 	collect = func(cmd *cobra.Command) {
-		add := func(f *pflag.Flag) { known[f.Name] = true }
+		add := func(f *pflag.Flag) { known[f.Name], short[f.Shorthand] = true, true }
 		cmd.Flags().VisitAll(add)
 		cmd.PersistentFlags().VisitAll(add)
 		for _, sub := range cmd.Commands() {
@@ -31,7 +31,7 @@ func longFlags(root *cobra.Command, args []string) []string {
 		}
 		name, isFlag := strings.CutPrefix(arg, "-")
 		name, _, _ = strings.Cut(name, "=")
-		if isFlag && len(name) > 1 && known[name] {
+		if isFlag && len(name) > 1 && name[0] != '-' && (known[name] || !short[name[:1]]) {
 			out[i] = "-" + arg
 		}
 	}

@@ -182,11 +182,11 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	err = r.interruptible(ctx, func(ctx context.Context) error {
 		p := r.progress()
 		defer p.close()
-		return r.patiently(ctx, p, true, func() (bool, error) {
+		return r.patiently(ctx, p, true, func() error {
 			_, err := r.client.Workloads.RunningWorkload(ctx, connect.NewRequest(&hostv1.RunningWorkloadRequest{
 				Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(child.PID()),
 			}))
-			return false, err
+			return err
 		})
 	})
 	if err != nil || r.by != 0 {

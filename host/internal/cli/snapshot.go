@@ -16,11 +16,10 @@ func (a *app) snapshotCommand() *cobra.Command {
 }
 
 func (a *app) snapshotCreate() *cobra.Command {
-	var name string
 	var secretFlags, parameterFlags []string
 	cmd := &cobra.Command{
-		Use: "create VOLUME", Short: "Take a snapshot of a volume",
-		Args: exactly("VOLUME"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		Use: "create VOLUME NAME", Short: "Take a snapshot of a volume; repeating it gives the same snapshot",
+		Args: exactly("VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.do(func(ctx context.Context, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
@@ -35,7 +34,7 @@ func (a *app) snapshotCreate() *cobra.Command {
 				return err
 			}
 			resp, err := client.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: name,
+				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: args[1],
 				Parameters: parameters, Secrets: secrets,
 			}))
 			if err != nil {
@@ -52,19 +51,16 @@ func (a *app) snapshotCreate() *cobra.Command {
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&name, "name", "", "the snapshot's `NAME`; repeating it gives the same snapshot")
 	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil, "a parameter for the driver as `KEY=VALUE`; may be given more than once")
 	secretsFlag(cmd, &secretFlags)
-	require(cmd, "name")
 	return cmd
 }
 
 func (a *app) snapshotDelete() *cobra.Command {
-	var driver string
 	var secretFlags []string
 	cmd := &cobra.Command{
-		Use: "delete SNAPSHOT -driver ID", Short: "Delete a snapshot at its driver",
-		Args: exactly("SNAPSHOT"),
+		Use: "delete DRIVER SNAPSHOT", Short: "Delete a snapshot at its driver",
+		Args: exactly("DRIVER", "SNAPSHOT"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.do(func(ctx context.Context, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
@@ -75,20 +71,18 @@ func (a *app) snapshotDelete() *cobra.Command {
 				return err
 			}
 			resp, err := client.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{
-				PluginId: driver, SnapshotId: args[0], Secrets: secrets,
+				PluginId: args[0], SnapshotId: args[1], Secrets: secrets,
 			}))
 			if err != nil {
-				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", driver)
+				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0])
 			}
 			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s is deleted", args[0])))
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s is deleted", args[1])))
 				return err
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&driver, "driver", "", "the driver's `ID`")
 	secretsFlag(cmd, &secretFlags)
-	require(cmd, "driver")
 	return cmd
 }
 

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -157,12 +155,10 @@ type news interface {
 	GetWorkload() *hostv1.Workload
 }
 
-// receive shows the steps of a stream and gives the workload at its end. heard
-// says whether anything came.
-func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *hostv1.Workload, heard bool, err error) {
+// receive shows the steps of a stream and gives the workload at its end.
+func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *hostv1.Workload, err error) {
 	defer func() { err = errors.Join(stream.Err(), stream.Close()) }()
 	for stream.Receive() {
-		heard = true
 		// Both kinds of messages are news.
 		m, _ := any(stream.Msg()).(news)
 		if step := m.GetStep(); step != nil {
@@ -172,18 +168,18 @@ func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *h
 			w = last
 		}
 	}
-	return w, heard, nil
+	return w, nil
 }
 
 // start brings a workload up. A start may be repeated, so it is while the agent is away.
 func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *hostv1.StartWorkloadRequest) (w *hostv1.Workload, err error) {
-	err = a.patiently(ctx, p, false, func() (heard bool, err error) {
+	err = a.patiently(ctx, p, false, func() error {
 		stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(req))
 		if err != nil {
-			return false, err
+			return err
 		}
-		w, heard, err = receive(stream, p)
-		return heard, err
+		w, err = receive(stream, p)
+		return err
 	})
 	if err == nil && w == nil {
 		err = fmt.Errorf("the agent's answer to the start of %q has no workload in it", req.GetSpec().GetId())
@@ -193,31 +189,40 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *h
 
 // stop takes a workload down; it may be repeated too.
 func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespace, id string) (w *hostv1.Workload, err error) {
-	err = a.patiently(ctx, p, true, func() (heard bool, err error) {
+	err = a.patiently(ctx, p, true, func() error {
 		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
 		if err != nil {
-			return false, err
+			return err
 		}
-		w, heard, err = receive(stream, p)
-		return heard, err
+		w, err = receive(stream, p)
+		return err
 	})
 	return w, err
 }
 
-// patiently repeats a call while the agent is away, for as long as a.patience since
-// something was heard. An agent whose socket was never there is not waited for,
-// unless it is known to have been.
-func (a *app) patiently(ctx context.Context, p *progress, known bool, call func() (heard bool, err error)) error {
+// patiently repeats a call while the agent is away, for a.patience since it was
+// first away; a call that had gone on for longer than that begins anew. An agent
+// whose socket was never there is not waited for, unless it is known to have been.
+func (a *app) patiently(ctx context.Context, p *progress, known bool, call func() error) error {
 	var deadline time.Time
+	noted := false
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		heard, err := call()
+		began := time.Now()
+		err := call()
 		if err == nil || ctx.Err() != nil || !away(err, known) {
 			return err
 		}
 		known = true
-		if heard || deadline.IsZero() {
+		if deadline.IsZero() || time.Since(began) > a.patience {
 			deadline = time.Now().Add(a.patience)
-			p.note("%s; trying again for %s", message(err), a.patience)
+		}
+		if !noted {
+			noted = true
+			reason := message(err)
+			if lost(err) {
+				reason = "the connection to the agent broke off"
+			}
+			p.note("%s; trying again for %s", reason, a.patience)
 		}
 		if time.Now().After(deadline) {
 			return err
@@ -235,8 +240,7 @@ func (a *app) patiently(ctx context.Context, p *progress, known bool, call func(
 // away says that an error may pass when the agent, or what it needs, is back.
 func away(err error, known bool) bool {
 	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
-		missing := errors.Is(err, fs.ErrNotExist)
-		return !errors.Is(err, os.ErrPermission) && (known || !missing) || errors.Is(err, syscall.EAGAIN)
+		return !errors.Is(err, fs.ErrPermission) && (known || !errors.Is(err, fs.ErrNotExist))
 	}
 	return connect.CodeOf(err) == connect.CodeUnavailable || lost(err)
 }

@@ -1,0 +1,387 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+)
+
+// fake is an agent in memory behind a real socket. Its answers are plain; ids that
+// begin with "held" are refused and those that begin with "away" are unavailable.
+type fake struct {
+	hostv1connect.UnimplementedAgentServiceHandler
+	hostv1connect.UnimplementedDriverServiceHandler
+	hostv1connect.UnimplementedPluginServiceHandler
+	hostv1connect.UnimplementedVolumeServiceHandler
+	hostv1connect.UnimplementedWorkloadServiceHandler
+
+	dir    string
+	socket string
+	server *http.Server
+	served sync.WaitGroup
+
+	mu        sync.Mutex
+	volumes   map[string]*hostv1.Volume
+	workloads map[string]*hostv1.Workload
+	running   map[string]int64
+	stops     int
+	// breaks is how many streams are still to break off before their end.
+	breaks int
+}
+
+func newFake(dir string) *fake {
+	return &fake{
+		dir: dir, socket: filepath.Join(dir, "agent.sock"),
+		volumes: map[string]*hostv1.Volume{}, workloads: map[string]*hostv1.Workload{}, running: map[string]int64{},
+	}
+}
+
+func (f *fake) start() error {
+	l, err := net.Listen("unix", f.socket)
+	if err != nil {
+		return err
+	}
+	// As after a crash, the socket stays behind.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	mux := http.NewServeMux()
+	mux.Handle(hostv1connect.NewAgentServiceHandler(f))
+	mux.Handle(hostv1connect.NewDriverServiceHandler(f))
+	mux.Handle(hostv1connect.NewPluginServiceHandler(f))
+	mux.Handle(hostv1connect.NewVolumeServiceHandler(f))
+	mux.Handle(hostv1connect.NewWorkloadServiceHandler(f))
+	f.server = &http.Server{Handler: mux}
+	f.served.Go(func() { _ = f.server.Serve(l) })
+	return nil
+}
+
+func (f *fake) close() {
+	if f.server != nil {
+		_ = f.server.Close()
+	}
+	f.served.Wait()
+}
+
+// startFake runs a fake until the test's end.
+func startFake(t *testing.T) *fake {
+	t.Helper()
+	f := newFake(t.TempDir())
+	if err := f.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.close)
+	return f
+}
+
+// ago is a time that prints as a stable age.
+func ago(d time.Duration) *timestamppb.Timestamp {
+	return timestamppb.New(time.Now().Add(-d - time.Second))
+}
+
+// refuse gives the errors that go with an id.
+func refuse(id string) error {
+	switch {
+	case len(id) > 4 && id[:4] == "held":
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"a\" (write, taken, 4m)", id))
+	case len(id) > 4 && id[:4] == "away":
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("driver of volume %q does not answer", id))
+	}
+	return nil
+}
+
+func (f *fake) volume(id string) (*hostv1.Volume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := refuse(id); err != nil {
+		return nil, err
+	}
+	v := f.volumes[id]
+	if v == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no volume %q", id))
+	}
+	return proto.Clone(v).(*hostv1.Volume), nil
+}
+
+func (f *fake) CreateVolume(_ context.Context, r *connect.Request[hostv1.CreateVolumeRequest]) (*connect.Response[hostv1.CreateVolumeResponse], error) {
+	spec := r.Msg.GetSpec()
+	if err := refuse(spec.GetId()); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	spec.ExternalId = "ext-" + spec.GetId()
+	v := &hostv1.Volume{
+		Spec: spec, Capacity: spec.GetCapacityMin(), Provider: "fake", ProviderVersion: "1.0", DriverHealthy: true, CreatedAt: ago(4 * time.Minute),
+		Claims: []*hostv1.Claim{{Volume: spec.GetId(), Workload: "redis", Node: "n1", Mode: "write", State: "taken", Index: 7, TakenAt: ago(3 * time.Hour)}},
+	}
+	f.volumes[spec.GetId()] = v
+	return connect.NewResponse(&hostv1.CreateVolumeResponse{Volume: v, Warnings: []string{"the driver did not confirm\x1b[2J"}}), nil
+}
+
+func (f *fake) RegisterVolume(_ context.Context, r *connect.Request[hostv1.RegisterVolumeRequest]) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
+	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: &hostv1.Volume{Spec: r.Msg.GetSpec()}}), nil
+}
+
+func (f *fake) GetVolume(_ context.Context, r *connect.Request[hostv1.GetVolumeRequest]) (*connect.Response[hostv1.GetVolumeResponse], error) {
+	v, err := f.volume(r.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: v, Usage: &hostv1.VolumeUsage{BytesTotal: 64 << 20, BytesUsed: 1 << 20}}), nil
+}
+
+func (f *fake) ListVolumes(context.Context, *connect.Request[hostv1.ListVolumesRequest]) (*connect.Response[hostv1.ListVolumesResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &hostv1.ListVolumesResponse{}
+	for _, v := range f.volumes {
+		resp.Volumes = append(resp.Volumes, v)
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// ListExternal has three volumes, one a page.
+func (f *fake) ListExternal(_ context.Context, r *connect.Request[hostv1.ListExternalRequest]) (*connect.Response[hostv1.ListExternalResponse], error) {
+	next := map[string]string{"": "b", "b": "c", "c": ""}[r.Msg.GetPageToken()]
+	return connect.NewResponse(&hostv1.ListExternalResponse{
+		Volumes: []*hostv1.ExternalVolume{{ExternalId: "page-" + r.Msg.GetPageToken(), Capacity: 1 << 30, Abnormal: next == "", Condition: "fine"}}, NextToken: next,
+	}), nil
+}
+
+func (f *fake) DeleteVolume(_ context.Context, r *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
+	if _, err := f.volume(r.Msg.GetId()); err != nil {
+		return nil, err
+	}
+	if r.Msg.GetId() == "locked" && r.Msg.GetSecrets()["key"] != "geheim" {
+		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("the driver wants a secret"))
+	}
+	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
+}
+
+func (f *fake) DeregisterVolume(_ context.Context, r *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
+	v, err := f.volume(r.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	if len(v.GetClaims()) > 0 && !r.Msg.GetForce() {
+		return nil, refuse("held-" + r.Msg.GetId())
+	}
+	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: v.GetClaims()}), nil
+}
+
+func (f *fake) ExpandVolume(_ context.Context, r *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
+	v, err := f.volume(r.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	v.Capacity = max(r.Msg.GetCapacityMin(), r.Msg.GetCapacityMax())
+	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: v}), nil
+}
+
+func (f *fake) DetachVolume(_ context.Context, r *connect.Request[hostv1.DetachVolumeRequest]) (*connect.Response[hostv1.DetachVolumeResponse], error) {
+	v, err := f.volume(r.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.DetachVolumeResponse{}
+	for _, c := range v.GetClaims() {
+		if c.GetNode() == r.Msg.GetNode() {
+			resp.Claims = append(resp.Claims, &hostv1.DetachedClaim{Claim: c, Released: r.Msg.GetForce(), Message: "the node does not answer"})
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (f *fake) CreateSnapshot(_ context.Context, r *connect.Request[hostv1.CreateSnapshotRequest]) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
+	if _, err := f.volume(r.Msg.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: &hostv1.Snapshot{
+		SnapshotId: "snap-" + r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes"}}), nil
+}
+
+func (f *fake) DeleteSnapshot(context.Context, *connect.Request[hostv1.DeleteSnapshotRequest]) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
+	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil
+}
+
+// ListSnapshots gives the same token for ever, as a broken driver may.
+func (f *fake) ListSnapshots(context.Context, *connect.Request[hostv1.ListSnapshotsRequest]) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
+	return connect.NewResponse(&hostv1.ListSnapshotsResponse{
+		Snapshots: []*hostv1.Snapshot{{SnapshotId: "snap-1", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30, Ready: true, CreatedAt: ago(49 * time.Hour)}}, NextToken: "x"}), nil
+}
+
+func driver(id string) *hostv1.Driver {
+	return &hostv1.Driver{Id: id, Type: "monolith", Endpoint: "unix:///run/" + id + ".sock", Source: "config", Healthy: id != "sick", Message: "",
+		Provider: "csi." + id, ProviderVersion: "1.2", NodeId: "n1", ChangedAt: ago(30 * time.Minute), Topology: map[string]string{"rack": "R1", "a": "b"},
+		NodeCapabilities: []string{"STAGE_UNSTAGE_VOLUME"}, Pid: 42, Restarts: 1}
+}
+
+func (f *fake) RegisterDriver(_ context.Context, r *connect.Request[hostv1.RegisterDriverRequest]) (*connect.Response[hostv1.RegisterDriverResponse], error) {
+	return connect.NewResponse(&hostv1.RegisterDriverResponse{Driver: driver(r.Msg.GetId())}), nil
+}
+
+func (f *fake) DeregisterDriver(_ context.Context, r *connect.Request[hostv1.DeregisterDriverRequest]) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
+	if err := refuse(r.Msg.GetId()); err != nil && !r.Msg.GetForce() {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), nil
+}
+
+func (f *fake) ListDrivers(context.Context, *connect.Request[hostv1.ListDriversRequest]) (*connect.Response[hostv1.ListDriversResponse], error) {
+	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: []*hostv1.Driver{driver("local"), driver("sick")}}), nil
+}
+
+func (f *fake) GetDriver(_ context.Context, r *connect.Request[hostv1.GetDriverRequest]) (*connect.Response[hostv1.GetDriverResponse], error) {
+	if r.Msg.GetId() != "local" {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no driver %q", r.Msg.GetId()))
+	}
+	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: driver("local")}), nil
+}
+
+func plugin() *hostv1.Plugin {
+	return &hostv1.Plugin{Name: "csi-bridge", Kind: "storage", Version: "1.0.0", Sha256: "0123456789abcdef0123", State: "running", Pid: 41, StartedAt: ago(5 * time.Minute)}
+}
+
+func (f *fake) ListPlugins(context.Context, *connect.Request[hostv1.ListPluginsRequest]) (*connect.Response[hostv1.ListPluginsResponse], error) {
+	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin()}}), nil
+}
+
+func (f *fake) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+	return connect.NewResponse(&hostv1.StatusResponse{
+		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",
+		Leader: true, Ready: true, Plugins: []*hostv1.Plugin{plugin()}, Drivers: []*hostv1.Driver{driver("local")}, Volumes: 1, Claims: 2, Releasing: 1,
+		Workloads: map[string]int64{"running": 2, "failed": 1}, Leftovers: []string{"/data/x"}, RaftIndex: 99,
+	}), nil
+}
+
+func (f *fake) Events(ctx context.Context, r *connect.Request[hostv1.EventsRequest], s *connect.ServerStream[hostv1.EventsResponse]) error {
+	for seq := range uint64(min(r.Msg.GetRecent(), 2)) {
+		e := &hostv1.Event{Seq: seq, Time: timestamppb.New(time.Unix(1e9, 0)), Topic: "driver", Type: "healthy", Subject: "local", Message: "line\nbreak", Details: map[string]string{"k": "v"}}
+		if err := s.Send(&hostv1.EventsResponse{Event: e}); err != nil {
+			return err
+		}
+	}
+	if r.Msg.GetFollow() {
+		<-ctx.Done()
+	}
+	return nil
+}
+
+// broken says whether this stream is to break off, and counts it.
+func (f *fake) broken() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.breaks == 0 {
+		return false
+	}
+	f.breaks--
+	return true
+}
+
+func step(name, volume, state string, undo bool) *hostv1.Step {
+	return &hostv1.Step{Name: name, Volume: volume, State: state, Undo: undo, Took: durationpb.New(1200 * time.Microsecond), Attempt: 1}
+}
+
+func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest], s *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
+	spec := r.Msg.GetSpec()
+	send := func(m *hostv1.Step) {
+		_ = s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: m}})
+	}
+	send(step("claim", "", "running", false))
+	for _, v := range spec.GetVolumes() {
+		if err := refuse(v.GetSource()); err != nil {
+			failed := step("claim", "", "failed", false)
+			failed.Error = connect.CodeOf(err).String()
+			send(failed)
+			return err
+		}
+	}
+	send(step("claim", "", "done", false))
+	if f.broken() {
+		panic(http.ErrAbortHandler)
+	}
+	w := &hostv1.Workload{Spec: spec, Node: "n1", State: "running", StartedAt: ago(time.Minute)}
+	if r.Msg.GetReleaseWithCaller() {
+		w.OwnerPid = 1
+	}
+	for _, v := range spec.GetVolumes() {
+		path := filepath.Join(f.dir, v.GetSource())
+		if err := os.MkdirAll(path, 0o777); err != nil {
+			return err
+		}
+		send(step("publish", v.GetName(), "done", false))
+		w.Mounts = append(w.Mounts, &hostv1.Mount{Volume: v.GetSource(), Request: v.GetName(), HostPath: path,
+			Destination: v.GetDestination(), ReadOnly: v.GetReadOnly(), Propagation: "rprivate"})
+	}
+	w.Steps = []*hostv1.Step{step("claim", "", "done", false)}
+	f.mu.Lock()
+	f.workloads[spec.GetId()] = w
+	f.mu.Unlock()
+	return s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}})
+}
+
+func (f *fake) RunningWorkload(_ context.Context, r *connect.Request[hostv1.RunningWorkloadRequest]) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.running[r.Msg.GetId()] = r.Msg.GetPid()
+	if r.Msg.GetId() == "unknown" {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such workload"))
+	}
+	return connect.NewResponse(&hostv1.RunningWorkloadResponse{}), nil
+}
+
+func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWorkloadRequest], s *connect.ServerStream[hostv1.StopWorkloadResponse]) error {
+	f.mu.Lock()
+	w := f.workloads[r.Msg.GetId()]
+	f.mu.Unlock()
+	if w == nil {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.Msg.GetId()))
+	}
+	for _, name := range []string{"publish", "claim"} {
+		_ = s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: step(name, "", "done", true)}})
+	}
+	if f.broken() {
+		panic(http.ErrAbortHandler)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stops++
+	w = proto.Clone(w).(*hostv1.Workload)
+	w.State = "stopped"
+	f.workloads[r.Msg.GetId()] = w
+	return s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: w}})
+}
+
+func (f *fake) GetWorkload(_ context.Context, r *connect.Request[hostv1.GetWorkloadRequest]) (*connect.Response[hostv1.GetWorkloadResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w := f.workloads[r.Msg.GetId()]
+	if w == nil {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.Msg.GetId()))
+	}
+	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: w}), nil
+}
+
+func (f *fake) ListWorkloads(context.Context, *connect.Request[hostv1.ListWorkloadsRequest]) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &hostv1.ListWorkloadsResponse{}
+	for _, w := range f.workloads {
+		resp.Workloads = append(resp.Workloads, w)
+	}
+	return connect.NewResponse(resp), nil
+}

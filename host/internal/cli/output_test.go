@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func TestTableAlignsByRunesAndColours(t *testing.T) {
+	table := newTable("NAME", "STATE")
+	table.row("größe", cell{"ok", green})
+	table.row("", "x")
+	var out bytes.Buffer
+	if err := table.write(&out, true); err != nil {
+		t.Fatal(err)
+	}
+	want := "\x1b[1mNAME\x1b[0m   \x1b[1mSTATE\x1b[0m\ngröße  \x1b[32mok\x1b[0m\n-      x\n"
+	if out.String() != want {
+		t.Fatalf("%q", out.String())
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain ü":       "plain ü",
+		"a\nb\tc":       "a b c",
+		"\x1b]0;x\x07":  "?]0;x?",
+		"a\u202eb\xffc": "a?b?c",
+		"\u009b2J":      "?2J",
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestSpan(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", 4*time.Minute + 59*time.Second: "4m", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+	} {
+		if got := span(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// On a terminal the steps that run are drawn over, those that have ended stay.
+func TestLiveProgress(t *testing.T) {
+	var out bytes.Buffer
+	p := &progress{w: &out, live: true, stop: make(chan struct{})}
+	send := func(name, state, failure string) {
+		p.step(&hostv1.Step{Name: name, Volume: "v", State: state, Error: failure, Took: durationpb.New(time.Second), Attempt: 2})
+	}
+	send("stage", "running", "")
+	send("publish", "running", "")
+	send("stage", "done", "")
+	p.note("a note")
+	send("publish", "failed", "no\x1bway")
+	p.close()
+	p.close()
+	text := out.String()
+	for _, want := range []string{"stage v ... done 1s (try 2)\n", "\x1b[2A\x1b[J", "a note\n", "publish v ... failed 1s (try 2): no?way\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %q", want, text)
+		}
+	}
+	if strings.Count(text, "done") != 1 || strings.Count(text, "failed") != 1 {
+		t.Errorf("an ended step was drawn again: %q", text)
+	}
+}

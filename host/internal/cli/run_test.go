@@ -1,0 +1,256 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// output collects what a process writes.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// runScript runs a shell script as a workload of the fake; streams may be a terminal.
+func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.Cmd, *output) {
+	t.Helper()
+	spec := filepath.Join(t.TempDir(), "w.hcl")
+	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n}\n", filepath.Join(t.TempDir(), "dst"))
+	if err := os.WriteFile(spec, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec, "--", "sh", "-c", script},
+		Env: append(os.Environ(), "PANNIER_ADDR=unix://"+f.socket),
+	}
+	out := &output{}
+	cmd.Stdout, cmd.Stderr = out, out
+	if terminal != nil {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return cmd, out
+}
+
+// await polls until ok or fails with what was written so far.
+func await(t *testing.T, out *output, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s; output:\n%s", what, out)
+		}
+	}
+}
+
+func awaitText(t *testing.T, out *output, text string) {
+	t.Helper()
+	await(t, out, fmt.Sprintf("%q", text), func() bool { return strings.Contains(out.String(), text) })
+}
+
+func (f *fake) stopped() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stops
+}
+
+func wait(t *testing.T, cmd *exec.Cmd, out *output, want int) {
+	t.Helper()
+	err := cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != want {
+		t.Fatalf("exit code %d, want %d: %v; output:\n%s", got, want, err, out)
+	}
+}
+
+func TestSignalsReachTheProgram(t *testing.T) {
+	testbin.RequireRoot(t, "signals of pannier workload run")
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1} {
+		t.Run(sig.String(), func(t *testing.T) {
+			f := startFake(t)
+			script := fmt.Sprintf("trap 'echo got it; exit 9' %d; echo ready; while :; do sleep 0.01; done", int(sig))
+			cmd, out := runScript(t, f, script, nil)
+			awaitText(t, out, "ready")
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			wait(t, cmd, out, 9)
+			if strings.Count(out.String(), "got it") != 1 || f.stopped() != 1 {
+				t.Fatalf("%d stops; output:\n%s", f.stopped(), out)
+			}
+		})
+	}
+}
+
+func TestRunningIsToldBeforeTheProgramRuns(t *testing.T) {
+	testbin.RequireRoot(t, "pannier workload run")
+	f := startFake(t)
+	cmd, out := runScript(t, f, "echo pid=$$", nil)
+	wait(t, cmd, out, 0)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if want := fmt.Sprintf("pid=%d\n", f.running["w"]); !strings.Contains(out.String(), want) {
+		t.Fatalf("the agent was told %d; output:\n%s", f.running["w"], out)
+	}
+}
+
+func TestProgramDiesWithTheCommand(t *testing.T) {
+	testbin.RequireRoot(t, "the end of pannier workload run by SIGKILL")
+	f := startFake(t)
+	cmd, out := runScript(t, f, "echo ready; exec sleep 60", nil)
+	awaitText(t, out, "ready")
+	f.mu.Lock()
+	pid := int(f.running["w"])
+	f.mu.Unlock()
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	await(t, out, "the program's end", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err != nil || strings.Contains(string(stat), ") Z")
+	})
+}
+
+// The agent may be away when the program ends; its code is passed on all the same.
+func TestReleaseIsLeftToAnAgentThatIsAway(t *testing.T) {
+	testbin.RequireRoot(t, "pannier workload run without an agent at its end")
+	f := startFake(t)
+	cmd, out := runScript(t, f, "trap 'exit 4' TERM; echo ready; while :; do sleep 0.01; done", nil)
+	awaitText(t, out, "ready")
+	f.close()
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	awaitText(t, out, "trying again for 30s")
+	// Whoever does not want to wait interrupts once more, when that is not taken
+	// for an echo of the signal before.
+	for left := false; !left; {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		left = strings.Contains(out.String(), "the agent goes on releasing by itself")
+		time.Sleep(20 * time.Millisecond)
+	}
+	wait(t, cmd, out, 4)
+}
+
+func TestPatienceEnds(t *testing.T) {
+	f := startFake(t)
+	client, err := api.New("unix://" + f.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var errs bytes.Buffer
+	a := &app{err: &errs, patience: 300 * time.Millisecond}
+	p := a.progress()
+	defer p.close()
+	_, err = a.start(t.Context(), client, p, &hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+		Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}}}})
+	if connect.CodeOf(err) != connect.CodeUnavailable || strings.Count(errs.String(), "claim ... failed") < 1 {
+		t.Fatalf("%v\n%s", err, errs.String())
+	}
+	// A socket that was never there is not waited for.
+	a.patience = time.Hour
+	none, err := api.New("unix://" + f.socket + ".none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.start(t.Context(), none, p, &hostv1.StartWorkloadRequest{})
+	if unreachable := (*api.UnreachableError)(nil); !errors.As(err, &unreachable) {
+		t.Fatal(err)
+	}
+	// The wait ends with the context.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err = a.stop(ctx, none, p, "default", "w"); err == nil {
+		t.Fatal("no error")
+	}
+}
+
+// openTerminal makes a pseudo-terminal and returns both ends.
+func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
+	t.Helper()
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { keyboard.Close() })
+	if err := unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { terminal.Close() })
+	return keyboard, terminal
+}
+
+// Ctrl-C goes to the whole group: the program must get it once, not twice.
+func TestInterruptOfATerminalComesOnce(t *testing.T) {
+	testbin.RequireRoot(t, "Ctrl-C at pannier workload run")
+	f := startFake(t)
+	keyboard, terminal := openTerminal(t)
+	out := &output{}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(keyboard); lines.Scan(); {
+			fmt.Fprintln(out, lines.Text())
+		}
+	}()
+	// It counts interrupts, and ends half a second after the last one that it got.
+	cmd, _ := runScript(t, f, `n=0; trap 'n=$((n+1)); echo "interrupt $n"' INT; echo ready
+i=0; while [ $i -lt 50 ]; do [ $n -gt 0 ] && i=$((i+1)); sleep 0.01; done; exit $n`, terminal)
+	awaitText(t, out, "ready")
+	if _, err := keyboard.Write([]byte{3}); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, cmd, out, 1)
+	terminal.Close()
+	keyboard.Close()
+	<-read
+	text := out.String()
+	if f.stopped() != 1 || !strings.Contains(text, "\x1b[") || strings.Contains(text, "left before the end") {
+		t.Fatalf("%d stops; output:\n%q", f.stopped(), text)
+	}
+}

@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+// TestMain lets this binary be the pannier command, its child for workloads too.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"pannier": func() { os.Exit(pannier()) }})
+}
+
+// pannier is main of cmd/pannier with an agent that only says what it was given.
+func pannier() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return Main(ctx, Options{
+		Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Version: "1.2.3",
+		RunAgent: func(_ context.Context, cfg *config.Agent, version string, logs io.Writer) error {
+			fmt.Fprintf(logs, "agent %s name=%s data=%s socket=%s port=%d level=%s dev=%v drivers=%d\n",
+				version, cfg.Name, cfg.DataDir, cfg.Socket, cfg.HTTPPort, cfg.LogLevel, cfg.Dev, len(cfg.Drivers))
+			if _, err := os.Stat(cfg.DataDir); cfg.Dev && err != nil {
+				return err
+			}
+			return nil
+		},
+	})
+}
+
+// TestScripts runs testdata/*.txt. Beside testscript's own commands they have:
+//
+//	code N COMMAND ARGS...   run it; its exit code must be N
+//	breaks N                 the agent's next N streams break off
+//	agent stop|start         the agent goes away, its socket stays; it comes back
+func TestScripts(t *testing.T) {
+	type key struct{}
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(env *testscript.Env) error {
+			f := newFake(env.WorkDir)
+			env.Values[key{}] = f
+			env.Defer(f.close)
+			env.Setenv("PANNIER_ADDR", "unix://"+f.socket)
+			env.Setenv("HOME", env.WorkDir)
+			env.Setenv("NO_COLOR", "")
+			return f.start()
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"code": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) < 2 {
+					ts.Fatalf("usage: code N COMMAND ARGS...")
+				}
+				got := 0
+				err := ts.Exec(args[1], args[2:]...)
+				if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+					got = exit.ExitCode()
+				} else if err != nil {
+					ts.Fatalf("%v", err)
+				}
+				if want, err := strconv.Atoi(args[0]); err != nil || got != want {
+					ts.Fatalf("exit code %d, want %s", got, args[0])
+				}
+			},
+			"breaks": func(ts *testscript.TestScript, _ bool, args []string) {
+				f := ts.Value(key{}).(*fake)
+				n, err := strconv.Atoi(args[0])
+				ts.Check(err)
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.breaks = n
+			},
+			"agent": func(ts *testscript.TestScript, _ bool, args []string) {
+				f := ts.Value(key{}).(*fake)
+				if args[0] == "stop" {
+					f.close()
+					return
+				}
+				ts.Check(os.Remove(f.socket))
+				ts.Check(f.start())
+			},
+		},
+		Condition: func(cond string) (bool, error) {
+			if cond == "root" {
+				return os.Geteuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
+	})
+}
