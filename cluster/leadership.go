@@ -76,7 +76,7 @@ func (n *Node) Leader() bool {
 }
 
 // WaitReady waits until this node's ledger has all that the cluster agreed on
-// before the node started.
+// before the node started. A node knows that when it first leads.
 func (n *Node) WaitReady(ctx context.Context) error {
 	select {
 	case <-n.leadership.ready:

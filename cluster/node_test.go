@@ -146,7 +146,7 @@ func TestSnapshotAndRestart(t *testing.T) {
 	if err := s.Snapshot(); err != nil {
 		t.Fatal(err)
 	}
-	if stats := s.Stats(); stats.SnapshotIndex == 0 || stats.LeaderName != "server-1" || !stats.Leader || stats.Err != nil {
+	if stats := s.Stats(); stats.SnapshotIndex == 0 || stats.LeaderName != "server-1" || !stats.Leader || stats.Size == 0 || stats.Err != nil {
 		t.Errorf("stats: %+v", stats)
 	}
 	register("b")

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
@@ -150,15 +151,26 @@ func (s *Store) Watch(ctx context.Context, topics ...Topic) <-chan struct{} {
 	return s.watchers.watch(ctx, topics)
 }
 
-// Size is what the ledger takes on disk, in bytes.
+// Size is what the ledger takes on disk, in bytes. Its files may be longer: they
+// have holes.
 func (s *Store) Size() int64 {
 	g, release, err := s.acquire()
 	if err != nil {
 		return 0
 	}
 	defer release()
-	lsm, vlog := g.db.Size()
-	return lsm + vlog
+	files, err := filepath.Glob(filepath.Join(g.dir, "*"))
+	if err != nil {
+		return 0
+	}
+	var size int64
+	for _, f := range files {
+		var stat syscall.Stat_t
+		if err := syscall.Stat(f, &stat); err == nil { // it may go meanwhile
+			size += stat.Blocks * 512
+		}
+	}
+	return size
 }
 
 // Close waits for readers and closes the store. It may be called again.
