@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	d := driver.New(version, cfg.nodeID, st, log)
-	if err := d.Recover(); err != nil {
+	if err := d.Recover(ctx); err != nil {
 		return err
 	}
 	l, err := serve.Listen(ctx, cfg.socket)

@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -14,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
-	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
 	"github.com/pannier/pannier/test/testbin"
 )
 
@@ -150,86 +147,6 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	must(t, <-done)
 	r.unstage(id)
 	r.checkNothingLeft()
-}
-
-// TestFreezeDoesNotOutliveTheDriver kills the driver while it holds a file
-// system frozen. The next one thaws it.
-func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.needSlowCopies()
-	c := mount(writer, "ext4")
-	id := r.create("v", 512*mib, c)
-	stage := r.stage(id, c)
-	writeFile(t, filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 200)) // what takes time to copy
-	for try := 0; ; try++ {
-		snapshot := r.CreateSnapshot // of this connection
-		go snapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s" + strconv.Itoa(try), SourceVolumeId: id})
-		eventually(t, "the copy begins", r.copying)
-		r.kill()
-		if r.isFrozen(stage) {
-			break
-		}
-		if try == 5 {
-			t.Fatal("killed too late each time: nothing was tested")
-		}
-		r.start()
-	}
-	r.start()
-	if r.isFrozen(stage) {
-		t.Fatal("still frozen after a restart")
-	}
-	if !strings.Contains(r.log.tail(4000), "thawed a volume") {
-		t.Error("the log does not say so")
-	}
-	writeFile(t, filepath.Join(stage, "f"), []byte("works"))
-	r.snapshot("s", id)
-	if r.isFrozen(stage) {
-		t.Error("frozen after a snapshot")
-	}
-	r.unstage(id)
-	r.checkNothingLeft()
-}
-
-// needSlowCopies skips a test that needs time in the middle of a snapshot.
-func (r *rig) needSlowCopies() {
-	r.t.Helper()
-	src, err := os.Create(filepath.Join(r.data, "tmp", "src"))
-	must(r.t, err)
-	defer src.Close()
-	dst, err := os.Create(filepath.Join(r.data, "tmp", "dst"))
-	must(r.t, err)
-	defer dst.Close()
-	defer os.Remove(src.Name())
-	defer os.Remove(dst.Name())
-	if sparse.Clone(dst, src) == nil {
-		r.t.Skip("the temporary directory's disk shares blocks; not covered: the end of the driver in the middle of a copy")
-	}
-}
-
-// copying reports whether a snapshot is being copied: its source is frozen then.
-func (r *rig) copying() bool {
-	images, _ := filepath.Glob(filepath.Join(r.data, "tmp", "snap-*", "*.img"))
-	for _, image := range images {
-		if info, err := os.Stat(image); err == nil && info.Size() > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// isFrozen asks the kernel, which refuses to freeze a second time.
-func (r *rig) isFrozen(mountpoint string) bool {
-	r.t.Helper()
-	const freeze, thaw = 0xC0045877, 0xC0045878
-	f, err := os.Open(mountpoint)
-	must(r.t, err)
-	defer f.Close()
-	if err := unix.IoctlSetInt(int(f.Fd()), freeze, 0); errors.Is(err, unix.EBUSY) {
-		return true
-	}
-	must(r.t, unix.IoctlSetInt(int(f.Fd()), thaw, 0))
-	return false
 }
 
 // TestReflinks keeps the volumes on a disk that can share blocks: a snapshot

@@ -51,36 +51,6 @@ func (d *Driver) Register(s grpc.ServiceRegistrar) {
 	csi.RegisterNodeServer(s, d)
 }
 
-// Recover thaws what a predecessor froze and did not live to thaw. It must be
-// called before the driver serves. A volume that cannot be thawed is logged and
-// tried again at the next start: it does not keep the others from working.
-func (d *Driver) Recover() error {
-	ids, err := d.store.Frozen()
-	if err != nil {
-		return err
-	}
-	for _, id := range ids {
-		if err := d.recoverFrozen(id); err != nil {
-			d.log.Error("a volume stays frozen", "volume_id", id, "error", err)
-		}
-	}
-	return nil
-}
-
-func (d *Driver) recoverFrozen(id string) error {
-	u, err := d.usage(id)
-	if err != nil {
-		return err
-	}
-	if m := u.visible(); m != nil {
-		if err := filesystem.Thaw(m); err != nil {
-			return err
-		}
-		d.log.Warn("thawed a volume that an earlier process had frozen", "volume_id", id)
-	}
-	return d.store.ClearFrozen(id)
-}
-
 // volume looks a volume up; the error is a gRPC status.
 func (d *Driver) volume(id string) (store.Volume, error) {
 	if id == "" {

@@ -34,13 +34,16 @@ type Store struct {
 // Open makes dir if it has to, locks it, and removes what a predecessor left
 // unfinished. It fails with ErrLocked when another driver holds the lock.
 func Open(ctx context.Context, dir string) (*Store, error) {
-	dir, err := filepath.Abs(dir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open data directory: %w", err)
+	}
+	dir, err := resolve(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
 	}
 	s := &Store{dir: dir}
-	for _, sub := range []string{"", "volumes", "snapshots", "frozen", "tmp"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+	for _, sub := range []string{"volumes", "snapshots", "frozen", "tmp"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, fmt.Errorf("open data directory: %w", err)
 		}
 	}
@@ -68,7 +71,7 @@ func (s *Store) Close() error {
 // that it keeps the lock when the driver is killed before it.
 func (s *Store) Lock() *os.File { return s.lock }
 
-// Dir is the absolute path of the data directory.
+// Dir is the absolute path of the data directory, without symbolic links.
 func (s *Store) Dir() string { return s.dir }
 
 // Probe writes, syncs and removes a small file in the data directory.
@@ -83,6 +86,15 @@ func (s *Store) Probe() error {
 		return fmt.Errorf("probe data directory: %w", err)
 	}
 	return nil
+}
+
+// Scratch makes an empty directory that the next Open sweeps.
+func (s *Store) Scratch() (string, error) {
+	dir, err := os.MkdirTemp(filepath.Join(s.dir, "tmp"), "scratch-")
+	if err != nil {
+		return "", fmt.Errorf("make a scratch directory: %w", err)
+	}
+	return dir, nil
 }
 
 // Space is the size of the disk below the data directory and what of it an
@@ -126,6 +138,16 @@ func (s *Store) Frozen() ([]string, error) {
 		ids = append(ids, e.Name())
 	}
 	return ids, nil
+}
+
+// resolve makes a path absolute and free of symbolic links, as the kernel spells
+// it in the mount table and for loop devices.
+func resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
 }
 
 // lockFile takes an exclusive flock on path and waits up to lockWait for it.

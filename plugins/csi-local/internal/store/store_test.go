@@ -119,3 +119,16 @@ func TestIDsAreNotPaths(t *testing.T) {
 		t.Error("ids are not as they should be")
 	}
 }
+
+// TestSymbolicLink opens the data directory through one: the kernel's tables
+// hold the real path.
+func TestSymbolicLink(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "data"), 0o700), os.Symlink("data", link)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := open(t, link).Dir(), filepath.Join(dir, "data"); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
