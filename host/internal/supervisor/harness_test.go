@@ -77,11 +77,27 @@ func newWorld(t *testing.T) *world {
 func (w *world) install(name string) {
 	w.t.Helper()
 	path := filepath.Join(w.cfg.PluginDir, name)
-	copyFile(w.t, testbin.BuildDir(w.t, "testdata/plugin"), path+".tmp")
+	copyFile(w.t, fixture(w.t, "plugin"), path+".tmp")
 	if err := os.Rename(path+".tmp", path); err != nil {
 		w.t.Fatal(err)
 	}
 }
+
+// fixture builds a program below testdata, once.
+func fixture(t *testing.T, name string) string {
+	t.Helper()
+	building.Lock()
+	defer building.Unlock()
+	if built[name] == "" {
+		built[name] = testbin.BuildDir(t, "testdata/"+name)
+	}
+	return built[name]
+}
+
+var (
+	building sync.Mutex
+	built    = map[string]string{}
+)
 
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()

@@ -18,14 +18,14 @@ func fileSize(path string) int64 {
 	return info.Size()
 }
 
-// lastLine is the last line of a log that was written after from, or the one
-// before a panic's stack, or "".
-func lastLine(path string, from int64) string {
+// lastWords is what a process complained of last in what it printed to a log
+// after from: a panic, else its last line, unless that is everyday logging.
+func lastWords(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	size := fileSize(path)
 	if size < from {
 		from = 0 // it was emptied meanwhile
@@ -36,21 +36,25 @@ func lastLine(path string, from int64) string {
 		return ""
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	last := lines[len(lines)-1]
 	for _, l := range lines {
 		if strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") {
 			return l
 		}
 	}
+	last := lines[len(lines)-1]
 	var entry struct {
+		Level   string `json:"@level"`
 		Message string `json:"@message"`
 		Error   string `json:"error"`
 	}
-	if json.Unmarshal([]byte(last), &entry) == nil && entry.Message != "" {
-		if entry.Error != "" {
-			return entry.Message + ": " + entry.Error
-		}
+	switch {
+	case json.Unmarshal([]byte(last), &entry) != nil || entry.Message == "":
+		return last
+	case entry.Level != "warn" && entry.Level != "error":
+		return ""
+	case entry.Error != "":
+		return entry.Message + ": " + entry.Error
+	default:
 		return entry.Message
 	}
-	return last
 }

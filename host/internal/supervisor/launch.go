@@ -58,7 +58,7 @@ func (i *instance) launch(parent context.Context) (gen *generation, err error) {
 			return
 		}
 		// Also when something panicked: whatever was started must not stay.
-		_ = run.Kill(context.WithoutCancel(parent)) // clear sees what this could not end
+		_ = run.Kill(context.WithoutCancel(parent))
 		client.Kill()
 		err = errors.Join(err, i.clear(parent, failedStop))
 	}()
@@ -71,7 +71,8 @@ func (i *instance) launch(parent context.Context) (gen *generation, err error) {
 		gen, err = nil, i.late(ctx, err)
 	}
 	if err != nil {
-		return nil, i.withLastWords(err, run, logged)
+		_ = run.Kill(context.WithoutCancel(parent)) // clear sees what this could not end
+		return nil, i.explain(err, run, logged)
 	}
 	return gen, nil
 }
@@ -377,13 +378,17 @@ func (i *instance) clear(ctx context.Context, grace time.Duration) error {
 	return i.rec.save(i.sup.dir)
 }
 
-// withLastWords adds what the process printed last to the error of its start.
-func (i *instance) withLastWords(err error, run *pluginRunner, from int64) error {
+// explain adds to the error of a start how the process ended, if it did, and what
+// it printed last.
+func (i *instance) explain(err error, run *pluginRunner, logged int64) error {
 	if run.proc == nil {
 		return err
 	}
-	if words := lastLine(i.logPath, from); words != "" {
-		return fmt.Errorf("%w (it printed: %s)", err, words)
+	if run.ownEnd != "" {
+		err = fmt.Errorf("the process ended: %s: %w", run.ownEnd, err)
+	}
+	if words := lastWords(i.logPath, logged); words != "" {
+		err = fmt.Errorf("%w (it printed: %s)", err, words)
 	}
 	return err
 }

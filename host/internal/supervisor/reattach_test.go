@@ -18,7 +18,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/test/testbin"
 )
 
 // hostProcess runs a real host, to be killed.
@@ -39,7 +38,7 @@ func (w *world) host() *hostProcess {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	h := &hostProcess{t: w.t, cmd: exec.Command(testbin.BuildDir(w.t, "testdata/host"), string(arg), "fixture")}
+	h := &hostProcess{t: w.t, cmd: exec.Command(fixture(w.t, "host"), string(arg), "fixture")}
 	h.cmd.Stderr = w.log
 	out, err := h.cmd.StdoutPipe()
 	if err != nil {
@@ -138,7 +137,7 @@ func TestHostKilledAtAnyInstant(t *testing.T) {
 	h.up()
 	full := time.Since(took)
 	h.kill()
-	const rounds = 12
+	const rounds = 24
 	for i := range rounds {
 		if i%3 == 0 { // from nothing again: the plugin is replaced under way
 			w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"good", strconv.Itoa(i)}}}

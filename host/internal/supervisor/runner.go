@@ -27,6 +27,8 @@ type pluginRunner struct {
 	save func(process.Ref) error
 
 	proc    *process.Process
+	stopped bool     // by us
+	ownEnd  string   // how the process ended, where that was not our doing
 	stdout  *os.File // reading end
 	reading sync.WaitGroup
 
@@ -117,9 +119,21 @@ func (r *pluginRunner) Wait(context.Context) error {
 	return nil
 }
 
-// Kill ends the process and its group at once. go-plugin calls it when the
-// handshake fails; a process that is up is asked to stop first (generation.stop).
+// Kill ends the process and its group at once. It is called, by go-plugin too,
+// when a start fails; a process that is up is asked to stop (generation.stop).
 func (r *pluginRunner) Kill(ctx context.Context) error {
+	if r.proc == nil {
+		return r.stop(ctx)
+	}
+	// A connection that breaks is mostly a process that is just ending.
+	select {
+	case <-r.proc.Done():
+		if !r.stopped {
+			r.ownEnd = r.proc.Exit()
+		}
+	case <-r.detached:
+	case <-time.After(50 * time.Millisecond):
+	}
 	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	return r.stop(ctx)
@@ -129,6 +143,7 @@ func (r *pluginRunner) Kill(ctx context.Context) error {
 func (r *pluginRunner) stop(ctx context.Context) error {
 	var err error
 	if r.proc != nil {
+		r.stopped = true
 		err = r.proc.Stop(ctx)
 	}
 	r.detach()

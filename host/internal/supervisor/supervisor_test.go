@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
@@ -66,7 +67,8 @@ func TestBrokenPlugins(t *testing.T) {
 		state supervisor.State
 		want  string
 	}{
-		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "the disk is on fire"},
+		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "the process ended: exit status 7: handshake"},
+		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "(it printed: the disk is on fire)"},
 		{"hang", supervisor.Plugin{}, supervisor.BackingOff, "it is not up after 2s: handshake"},
 		{"garbage", supervisor.Plugin{}, supervisor.BackingOff, "hello, I am not a plugin"},
 		{"endless-line", supervisor.Plugin{}, supervisor.BackingOff, "Unrecognized remote plugin message"},
@@ -282,13 +284,36 @@ func TestCloseFinishesCalls(t *testing.T) {
 	mustCall(t, s, "fixture", "")
 	done := make(chan error, 1)
 	go func() {
-		_, err := call(t, s, "fixture", "sleep 300ms")
+		_, err := call(t, s, "fixture", "sleep 1s")
 		done <- err
 	}()
-	waitFor(t, "the call", func() bool { return status(t, s, "fixture").Leases == 1 })
+	waitFor(t, "the call", func() bool { return strings.Contains(w.log.String(), "asleep") })
 	s.Close()
 	if err := <-done; err != nil {
 		t.Errorf("the call in flight: %v", err)
+	}
+}
+
+func TestSigtermFinishesCalls(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	pid := status(t, s, "fixture").PID
+	done := make(chan error, 1)
+	go func() {
+		_, err := call(t, s, "fixture", "sleep 1s")
+		done <- err
+	}()
+	waitFor(t, "the call", func() bool { return strings.Contains(w.log.String(), "asleep") })
+	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the call in flight: %v", err)
+	}
+	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 })
+	if !strings.Contains(st.LastError, "exit status 0") {
+		t.Errorf("status: %+v", st)
 	}
 }
 

@@ -128,6 +128,9 @@ func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachR
 		if err != nil {
 			return nil, err
 		}
+		if d >= time.Second {
+			sdk.Logger().Info("asleep")
+		}
 		select {
 		case <-time.After(d):
 		case <-ctx.Done():

@@ -1,0 +1,172 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// plugins stands for the supervisor: all that it lists are up, on one connection.
+type plugins struct {
+	list   []supervisor.Status
+	conn   grpc.ClientConnInterface
+	leases int
+	kind   string
+}
+
+func (p *plugins) Acquire(context.Context, string) (supervisor.Lease, error) {
+	p.leases++
+	return supervisor.Lease{Conn: p.conn, Kind: p.kind, Release: func() { p.leases-- }}, nil
+}
+
+func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool) error {
+	if done(p.list) {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// impl answers Probe with err, or with whether the call has a deadline.
+type impl struct {
+	storage.Storage
+	err error
+}
+
+func (i *impl) Probe(ctx context.Context, _ storage.Driver, _ time.Duration) (bool, error) {
+	_, ok := ctx.Deadline()
+	return ok, i.err
+}
+
+func (i *impl) Fingerprint(context.Context, storage.Driver, storage.FingerprintOptions, func(storage.Fingerprint) error) error {
+	return i.err
+}
+
+func serve(t *testing.T, i *impl) *plugins {
+	t.Helper()
+	listener := bufconn.Listen(1 << 16)
+	srv := grpc.NewServer()
+	storage.Plugin(i).Register(srv)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = srv.Serve(listener)
+	}()
+	conn, err := grpc.NewClient("passthrough:plugin",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close()
+		srv.Stop()
+		<-served
+	})
+	return &plugins{conn: conn, kind: storage.Kind, list: []supervisor.Status{{Name: "csi-bridge", Kind: storage.Kind}}}
+}
+
+func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
+	i := &impl{err: status.Error(codes.NotFound, "no volume v")}
+	p := serve(t, i)
+	client, release, err := New(p).Storage(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, unary := client.Probe(t.Context(), storage.Driver{}, 0)
+	stream := client.Fingerprint(t.Context(), storage.Driver{}, storage.FingerprintOptions{}, nil)
+	for name, err := range map[string]error{"unary": unary, "stream": stream} {
+		s, ok := status.FromError(err)
+		if !ok || s.Code() != codes.NotFound || s.Message() != "storage(csi-bridge): no volume v" {
+			t.Errorf("%s: %v, %v", name, s, ok)
+		}
+		if err.Error() != "storage(csi-bridge): no volume v" {
+			t.Errorf("%s: %q", name, err)
+		}
+		var own *callError
+		if !errors.As(err, &own) || status.Code(own.Unwrap()) != codes.NotFound {
+			t.Errorf("%s: a %T", name, err)
+		}
+	}
+	release()
+	if p.leases != 0 {
+		t.Errorf("%d leases are left", p.leases)
+	}
+}
+
+func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
+	client, release, err := New(serve(t, &impl{})).Storage(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled {
+		t.Errorf("cancelled: %v", err)
+	}
+	ctx, cancel = context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		t.Errorf("too late: %v", err)
+	}
+}
+
+func TestEveryCallHasADeadline(t *testing.T) {
+	client, release, err := New(serve(t, &impl{})).Storage(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if has, err := client.Probe(context.Background(), storage.Driver{}, 0); err != nil || !has {
+		t.Errorf("the call has a deadline: %v, %v", has, err)
+	}
+}
+
+func TestWhichPlugin(t *testing.T) {
+	other := supervisor.Status{Name: "other", Kind: "identity.v1"}
+	a, b := supervisor.Status{Name: "a", Kind: storage.Kind}, supervisor.Status{Name: "b", Kind: storage.Kind}
+	bridge, starting := supervisor.Status{Name: "csi-bridge"}, supervisor.Status{Name: "x"}
+	for name, tc := range map[string]struct {
+		list []supervisor.Status
+		want string
+		err  error
+	}{
+		"the only one":                  {[]supervisor.Status{other, a}, "a", nil},
+		"the default":                   {[]supervisor.Status{a, b, bridge}, "csi-bridge", nil},
+		"two":                           {[]supervisor.Status{a, b}, "", ErrAmbiguous},
+		"none":                          {[]supervisor.Status{other}, "", supervisor.ErrUnknown},
+		"no plugins at all":             {nil, "", supervisor.ErrUnknown},
+		"one that has yet to come up":   {[]supervisor.Status{other, starting}, "", supervisor.ErrUnavailable},
+		"the only one, while one waits": {[]supervisor.Status{a, starting}, "a", nil},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		got, err := New(&plugins{list: tc.list}).pick(ctx, storage.Kind, defaultStorage)
+		cancel()
+		if got != tc.want || !errors.Is(err, tc.err) {
+			t.Errorf("%s: %q, %v; want %q, %v", name, got, err, tc.want, tc.err)
+		}
+	}
+}
+
+func TestPluginOfAnotherKindIsGivenBack(t *testing.T) {
+	p := serve(t, &impl{})
+	p.kind = "storage.v2"
+	if _, _, err := New(p).Storage(t.Context()); !errors.Is(err, ErrWrongKind) || p.leases != 0 {
+		t.Errorf("%v, %d leases", err, p.leases)
+	}
+}

@@ -1,0 +1,163 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestRunByHandExplainsItself(t *testing.T) {
+	out, err := exec.Command(testbin.BuildDir(t, "testdata/minimal")).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("ended with %v", err)
+	}
+	if want := "minimal 0.1.0 is a plugin for pannier (storage.v1)"; !strings.Contains(string(out), want) || !strings.Contains(string(out), "plugin_dir") {
+		t.Errorf("printed %q", out)
+	}
+}
+
+// impl has the optional abilities that its fields give it.
+type impl struct {
+	validate, configure, health func(ctx context.Context) error
+}
+
+func (i *impl) Validate(ctx context.Context, _ []byte) error  { return i.validate(ctx) }
+func (i *impl) Configure(ctx context.Context, _ []byte) error { return i.configure(ctx) }
+func (i *impl) Health(ctx context.Context) error              { return i.health(ctx) }
+
+func TestConfiguration(t *testing.T) {
+	fails := func(err error) func(context.Context) error { return func(context.Context) error { return err } }
+	refusing := &impl{validate: fails(errors.New(`key "x"`)), configure: fails(status.Error(codes.FailedPrecondition, "not now"))}
+	willing := &impl{validate: fails(nil), configure: fails(nil)}
+	for name, tc := range map[string]struct {
+		impl                any
+		config              string
+		validate, configure codes.Code
+	}{
+		"no configuration, none wanted":  {struct{}{}, "", codes.OK, codes.OK},
+		"an empty one, none wanted":      {struct{}{}, "{}", codes.OK, codes.OK},
+		"a key, none wanted":             {struct{}{}, `{"key":1}`, codes.InvalidArgument, codes.InvalidArgument},
+		"no object":                      {struct{}{}, `[]`, codes.InvalidArgument, codes.InvalidArgument},
+		"a plugin that refuses":          {refusing, `{"x":1}`, codes.InvalidArgument, codes.FailedPrecondition},
+		"a plugin that takes it":         {willing, `{"x":1}`, codes.OK, codes.OK},
+		"a plugin that only configures":  {struct{ Configurer }{willing}, `{"x":1}`, codes.OK, codes.OK},
+		"a plugin that does not compare": {struct{ Validator }{willing}, `{"x":1}`, codes.OK, codes.InvalidArgument},
+	} {
+		s := &service{info: Info{Name: "p"}, plugin: Plugin{Impl: tc.impl}}
+		_, err := s.Validate(t.Context(), &pluginv1.ValidateRequest{Config: []byte(tc.config)})
+		if status.Code(err) != tc.validate {
+			t.Errorf("%s: validate: %v, want %v", name, err, tc.validate)
+		}
+		_, err = s.Configure(t.Context(), &pluginv1.ConfigureRequest{Config: []byte(tc.config)})
+		if status.Code(err) != tc.configure {
+			t.Errorf("%s: configure: %v, want %v", name, err, tc.configure)
+		}
+	}
+}
+
+func TestHealth(t *testing.T) {
+	for name, tc := range map[string]struct {
+		impl any
+		want string
+	}{
+		"no opinion": {struct{}{}, ""},
+		"well":       {&impl{health: func(context.Context) error { return nil }}, ""},
+		"unwell":     {&impl{health: func(context.Context) error { return errors.New("no driver") }}, "no driver"},
+		"panics":     {&impl{health: func(context.Context) error { panic("oh") }}, "the health check panicked: oh"},
+	} {
+		if got := (&healthCheck{impl: tc.impl}).run(t.Context()); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// A health check that hangs is reported, and asked only once.
+func TestHealthThatHangs(t *testing.T) {
+	asked := 0
+	answer := make(chan error)
+	c := &healthCheck{impl: &impl{health: func(context.Context) error { asked++; return <-answer }}}
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		if got := c.run(ctx); !strings.Contains(got, "did not answer") {
+			t.Errorf("got %q", got)
+		}
+		cancel()
+	}
+	answer <- nil
+	if got := c.run(t.Context()); got != "" || asked != 1 {
+		t.Errorf("after its answer: %q, asked %d times", got, asked)
+	}
+}
+
+func ended(l *lifetime, within time.Duration) bool {
+	select {
+	case <-l.stopping:
+		return true
+	case <-time.After(within):
+		return false
+	}
+}
+
+func TestOrphanEnds(t *testing.T) {
+	l := newLifetime(hclog.NewNullLogger())
+	first := l.attend(time.Millisecond)
+	second := l.attend(time.Millisecond) // another host, before the first one left
+	first()
+	l.orphaned(0) // a timer that fired just before
+	if ended(l, 20*time.Millisecond) {
+		t.Fatal("ended while it was attended")
+	}
+	second()
+	if !ended(l, 10*time.Second) {
+		t.Fatal("did not end")
+	}
+}
+
+func TestOrphanForEver(t *testing.T) {
+	l := newLifetime(hclog.NewNullLogger())
+	l.attend(0)()
+	if ended(l, 20*time.Millisecond) {
+		t.Fatal("ended")
+	}
+	l.stop("the test is over")
+	l.stop("twice")
+	srv := grpc.NewServer()
+	l.serving(srv) // stopped before it served: it must not serve
+	if err := srv.Serve(bufconn.Listen(1)); !errors.Is(err, grpc.ErrServerStopped) {
+		t.Errorf("serve: %v", err)
+	}
+}
+
+func TestToStatus(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		want codes.Code
+	}{
+		"none":          {nil, codes.OK},
+		"a status":      {status.Error(codes.NotFound, "x"), codes.NotFound},
+		"a wrapped one": {errors.Join(status.Error(codes.Aborted, "x")), codes.Aborted},
+		"cancelled":     {context.Canceled, codes.Canceled},
+		"too late":      {context.DeadlineExceeded, codes.DeadlineExceeded},
+		"anything else": {errors.New("x"), codes.Internal},
+	} {
+		if got := status.Code(toStatus(tc.err)); got != tc.want {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+	}
+}
