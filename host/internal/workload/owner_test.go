@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ import (
 type program struct {
 	*exec.Cmd
 	inode uint64
+	reap  func()
 }
 
 // run starts a script and returns once it has said "ready".
@@ -39,6 +41,7 @@ func runScript(t *testing.T, private bool, script string) program {
 	must(t, cmd.Start())
 	pin, ns, err := namespaceOf(cmd.Process.Pid)
 	must(t, err)
+	reap := sync.OnceFunc(func() { _ = cmd.Wait() })
 	t.Cleanup(func() {
 		if private {
 			for _, pid := range process.InMountNamespace(ns.Inode) {
@@ -46,7 +49,7 @@ func runScript(t *testing.T, private bool, script string) program {
 			}
 		}
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-		_ = cmd.Wait()
+		reap()
 		pin.Close()
 	})
 	line := bufio.NewScanner(out)
@@ -56,7 +59,7 @@ func runScript(t *testing.T, private bool, script string) program {
 	if line.Text() != "ready" {
 		t.Fatalf("the script ended before it was ready: %s", script)
 	}
-	return program{cmd, ns.Inode}
+	return program{cmd, ns.Inode, reap}
 }
 
 const (
@@ -73,7 +76,7 @@ func (p program) pid() int { return p.Process.Pid }
 func (p program) kill(t *testing.T) {
 	t.Helper()
 	must(t, p.Process.Kill())
-	_ = p.Wait()
+	p.reap()
 }
 
 // alive says whether the process itself has not ended.
@@ -340,7 +343,7 @@ func TestObservedProcessesAreLetGo(t *testing.T) {
 		if i.pin != nil {
 			t.Error("the mount namespace is held open")
 		}
-		_ = p.Wait()
+		p.reap()
 	}
 	must(t, h.journal.Close())
 	if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()}); err == nil {
