@@ -180,17 +180,19 @@ func (s *teller) snapshot(volume, name string) (id string) {
 			fmt.Print(indent(out))
 			return err
 		}
-		var snap struct {
-			SnapshotID string `json:"snapshotId"`
-			Size       string `json:"size"`
+		var answer struct {
+			Snapshot struct {
+				SnapshotID string `json:"snapshotId"`
+				Size       string `json:"size"`
+			}
 		}
-		if err := json.Unmarshal([]byte(out), &snap); err != nil {
+		if err := json.Unmarshal([]byte(out), &answer); err != nil {
 			return fmt.Errorf("read %q: %w", out, err)
 		}
-		if id = snap.SnapshotID; id == "" {
+		if id = answer.Snapshot.SnapshotID; id == "" {
 			return fmt.Errorf("no snapshot id in %q", out)
 		}
-		fmt.Printf("  snapshot %s, %s bytes\n", id, snap.Size)
+		fmt.Printf("  snapshot %s, %s bytes\n", id, answer.Snapshot.Size)
 		return nil
 	})
 	return id

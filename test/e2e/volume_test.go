@@ -40,12 +40,15 @@ func TestSnapshotAndClone(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "data", "single-node-writer", "")
 		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "sh", "-c", "echo one > "+h.Path("mnt")+"/file")
-		var snap struct {
-			SnapshotID string `json:"snapshotId"`
+		var created struct {
+			Snapshot struct {
+				SnapshotID string `json:"snapshotId"`
+			}
 		}
-		if err := json.Unmarshal([]byte(h.Run("volume", "snapshot", "create", "-o", "json", "data", "snap")), &snap); err != nil {
+		if err := json.Unmarshal([]byte(h.Run("volume", "snapshot", "create", "-o", "json", "data", "snap")), &created); err != nil {
 			t.Fatal(err)
 		}
+		snap := created.Snapshot
 		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "sh", "-c", "echo two > "+h.Path("mnt")+"/file")
 		volume(h, d, "restored", "single-node-writer", `snapshot_id = "`+snap.SnapshotID+`"`)
 		volume(h, d, "cloned", "single-node-writer", `clone_id = "`+externalID(t, h, "data")+`"`)

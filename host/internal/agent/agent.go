@@ -164,7 +164,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	// The workloads are needed for what is in use, and need the drivers: both are
 	// built before either is opened.
 	a.drivers = drivers.New(drivers.Config{
-		DataDir: a.cfg.DataDir, Logger: a.log.Named("driver"), Storage: a.catalog.Storage, Events: a.events,
+		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
 		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
 	})
 	a.controllers = controllers.New(controllers.Config{
