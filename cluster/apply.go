@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -78,6 +79,21 @@ func (n *Node) DeleteDrivers(ctx context.Context, unusedBefore time.Time, ids ..
 // left, the oldest command.MaxItems of them.
 func (n *Node) DeleteWorkloads(ctx context.Context, endedBefore time.Time) (command.DeleteWorkloadsResult, error) {
 	return apply[command.DeleteWorkloadsResult](ctx, n, &command.DeleteWorkloads{EndedBefore: endedBefore})
+}
+
+// Identity is the cluster's: an id that no other cluster has, given once.
+func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
+	var standing claim.Cluster
+	var found bool
+	err := n.Read(ctx, func(tx *state.ReadTx) (err error) {
+		standing, found, err = tx.Cluster()
+		return err
+	})
+	if err != nil || found {
+		return standing, err
+	}
+	result, err := apply[command.IdentifyResult](ctx, n, &command.Identify{Cluster: claim.Cluster{ID: rand.Text()}})
+	return result.Cluster, err
 }
 
 // apply puts a command into the log and waits for its result. Commands of many

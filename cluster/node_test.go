@@ -298,3 +298,28 @@ func TestNoLeader(t *testing.T) {
 		t.Error("a name that is none is taken")
 	}
 }
+
+func TestIdentityIsGivenOnce(t *testing.T) {
+	n := clustertest.Start(t)
+	first, err := n.Identity(t.Context())
+	if err != nil || first.ID == "" || first.CreatedAt.IsZero() {
+		t.Fatalf("the identity is %+v, %v", first, err)
+	}
+	if err := n.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	n.Restart(t)
+	again, err := n.Identity(t.Context())
+	if err != nil || again.ID != first.ID {
+		t.Errorf("after a restart the identity is %+v, not %+v (%v)", again, first, err)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if c, err := n.Identity(t.Context()); err != nil || c.ID != first.ID {
+				t.Errorf("a caller got %+v, %v", c, err)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -125,6 +125,17 @@ type Advanced struct {
 	Gone  bool
 }
 
+// Identify gives the cluster its identity, once and for all: the first one wins.
+type Identify struct {
+	Stamp
+	Cluster claim.Cluster `json:"cluster"`
+}
+
+// IdentifyResult answers Identify with the identity that stands.
+type IdentifyResult struct {
+	Cluster claim.Cluster
+}
+
 // PutNode records what a node says of itself, and with it the counts of its
 // drivers.
 type PutNode struct {

@@ -39,6 +39,7 @@ const (
 	kindDeleteNode       kind = 7
 	kindDeleteDrivers    kind = 8
 	kindDeleteWorkloads  kind = 9
+	kindIdentify         kind = 10
 )
 
 func (*RegisterVolume) kind() kind   { return kindRegisterVolume }
@@ -50,6 +51,7 @@ func (*PutNode) kind() kind          { return kindPutNode }
 func (*DeleteNode) kind() kind       { return kindDeleteNode }
 func (*DeleteDrivers) kind() kind    { return kindDeleteDrivers }
 func (*DeleteWorkloads) kind() kind  { return kindDeleteWorkloads }
+func (*Identify) kind() kind         { return kindIdentify }
 
 func empty(k kind) Command {
 	switch k {
@@ -71,6 +73,8 @@ func empty(k kind) Command {
 		return &DeleteDrivers{}
 	case kindDeleteWorkloads:
 		return &DeleteWorkloads{}
+	case kindIdentify:
+		return &Identify{}
 	default:
 		return nil
 	}

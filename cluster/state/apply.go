@@ -123,6 +123,8 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 		return tx.deleteDrivers(c)
 	case *command.DeleteWorkloads:
 		return tx.deleteWorkloads(c)
+	case *command.Identify:
+		return tx.identify(c)
 	default:
 		return nil, fault("%w: %T", command.ErrUnknownCommand, c)
 	}

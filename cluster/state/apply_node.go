@@ -147,3 +147,16 @@ func (tx *writeTx) deleteDrivers(c *command.DeleteDrivers) (any, error) {
 	}
 	return result, nil
 }
+
+// identify keeps the first identity that the cluster is given.
+func (tx *writeTx) identify(c *command.Identify) (any, error) {
+	if err := c.Cluster.Validate(); err != nil {
+		return nil, err
+	}
+	standing, found, err := read[claim.Cluster](&tx.ReadTx, identity)
+	if err != nil || found {
+		return command.IdentifyResult{Cluster: standing}, err
+	}
+	c.Cluster.CreatedAt = c.At
+	return command.IdentifyResult{Cluster: c.Cluster}, write(tx, identity, &c.Cluster, nil, nil)
+}

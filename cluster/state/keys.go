@@ -15,6 +15,7 @@ import (
 //	w/NS/WORKLOAD                      workload
 //	n/NODE                             node
 //	d/DRIVER                           driver's counts
+//	i/                                 the cluster's identity
 //
 //	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
 //	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
@@ -29,6 +30,7 @@ const (
 	workloads = "w/"
 	nodes     = "n/"
 	drivers   = "d/"
+	identity  = "i/"
 
 	claimsByWorkload = "cw/"
 	claimsByNode     = "cn/"

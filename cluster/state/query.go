@@ -229,6 +229,11 @@ func (tx *ReadTx) Node(name string) (claim.Node, error) {
 	return n, err
 }
 
+// Cluster reads the cluster's identity; found is false while it has none.
+func (tx *ReadTx) Cluster() (c claim.Cluster, found bool, err error) {
+	return read[claim.Cluster](tx, identity)
+}
+
 // Nodes lists all nodes by name.
 func (tx *ReadTx) Nodes() ([]claim.Node, error) {
 	return records[claim.Node](tx, span{base: nodes})

@@ -128,6 +128,9 @@ func keysOf(kind byte, value []byte) (key string, indexKeys map[string][]byte, e
 			return "", nil, err
 		}
 		return driverKey(d.ID), indexKeys, nil
+	case identity[0]:
+		_, err := decode[claim.Cluster](value)
+		return identity, indexKeys, err
 	default:
 		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q", ErrBadSnapshot, kind)
 	}

@@ -66,6 +66,7 @@ type agent struct {
 	workloads   *workload.Manager
 	watcher     *watcher.Watcher
 	server      *server.Server
+	clusterID   string
 	leftovers   []string
 }
 
@@ -140,7 +141,9 @@ func (a *agent) openCluster(ctx context.Context) (err error) {
 		return err
 	}
 	a.closers.add(a.cluster.Close)
-	return a.cluster.WaitReady(ctx)
+	identity, err := a.cluster.Identity(ctx)
+	a.clusterID = identity.ID
+	return err
 }
 
 func (a *agent) openPlugins(ctx context.Context) error {
@@ -168,7 +171,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
 	})
 	a.controllers = controllers.New(controllers.Config{
-		Node: a.cfg.Name, ClusterID: a.sealer.KeyID(), Drivers: a.drivers, Storage: a.catalog.Storage, Secrets: a.unseal,
+		Node: a.cfg.Name, ClusterID: a.clusterID, Drivers: a.drivers, Storage: a.catalog.Storage, Secrets: a.unseal,
 	})
 	a.workloads = workload.New(a.cfg.Name, mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}, a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
