@@ -84,7 +84,7 @@ func TestEntriesThatAreNone(t *testing.T) {
 		"\x01\x04{\"ref\":7}":            command.ErrMalformed,
 		"\x01\xff{}":                     command.ErrUnknownCommand,
 		"\x02\x04{}":                     command.ErrUnknownCommand,
-		"\x01\x0a" + `{"at":"whatever"}`: command.ErrUnknownCommand,
+		"\x01\x7f" + `{"at":"whatever"}`: command.ErrUnknownCommand,
 	} {
 		if c, err := command.Decode([]byte(entry)); !errors.Is(err, want) {
 			t.Errorf("%q: got %+v, %v, want %v", entry, c, err, want)
