@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,6 +70,7 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	w.install("fixture")
+	w.configure(supervisor.Plugin{Name: "fixture"})
 	return w
 }
 
@@ -125,6 +127,14 @@ func (w *world) open() *supervisor.Supervisor {
 	}
 	w.t.Cleanup(func() { s.Close() })
 	return s
+}
+
+// configure gives a plugin a configuration, in place of the one it had.
+func (w *world) configure(p supervisor.Plugin) {
+	// A program that was built with the race detector else sleeps when it exits.
+	p.Env = append(p.Env, "GORACE=atexit_sleep_ms=0")
+	w.cfg.Plugins = slices.DeleteFunc(w.cfg.Plugins, func(old supervisor.Plugin) bool { return old.Name == p.Name })
+	w.cfg.Plugins = append(w.cfg.Plugins, p)
 }
 
 // pids are the processes that run from the copies in the data directory.

@@ -161,7 +161,7 @@ func (i *instance) watch(ctx context.Context, gen *generation) error {
 // streamLost tells why the health stream ended. Mostly the process died, which
 // is seen a moment later.
 func (i *instance) streamLost(ctx context.Context, gen *generation) error {
-	wait, cancel := context.WithTimeout(ctx, time.Second)
+	wait, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	select {
 	case <-gen.run.proc.Done():
@@ -190,14 +190,19 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	i.current.Store(nil)
 	gen.retire()
 	i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
+	died := gen.ended()
 	grace := i.sup.cfg.StopTimeout
-	if gen.ended() {
-		grace = failedStop // of what the process left
+	if died {
+		grace = failedStop // for what the process left
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	gen.health.close()
-	err := errors.Join(why, gen.run.stop(stop), i.clear(ctx, grace))
+	err := gen.run.stop(stop)
+	if !died && gen.ended() {
+		why = fmt.Errorf("%w; the process then ended: %s", why, gen.run.proc.Exit())
+	}
+	err = errors.Join(why, err, i.clear(ctx, grace))
 	// Callers still hold the dead connection: closed under them it would answer
 	// Canceled, as if they had given up themselves.
 	i.sup.draining.Go(func() {

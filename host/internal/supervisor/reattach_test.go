@@ -100,9 +100,7 @@ func TestPluginOutlivesAKilledHost(t *testing.T) {
 	if n := len(w.pids()); n != 1 {
 		t.Errorf("%d processes", n)
 	}
-	if w.count(supervisor.EventReattached) != 1 {
-		t.Errorf("events: %+v", w.events)
-	}
+	waitFor(t, "the event", func() bool { return w.count(supervisor.EventReattached) == 1 })
 	waitFor(t, "its log line", func() bool { return strings.Contains(w.log.String(), "after the kill") })
 }
 
@@ -140,7 +138,7 @@ func TestHostKilledAtAnyInstant(t *testing.T) {
 	const rounds = 24
 	for i := range rounds {
 		if i%3 == 0 { // from nothing again: the plugin is replaced under way
-			w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"good", strconv.Itoa(i)}}}
+			w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"good", strconv.Itoa(i)}})
 		}
 		h := w.host()
 		time.Sleep(full * time.Duration(i) / rounds) // not to wait for something: to be anywhere in the start
@@ -162,7 +160,7 @@ func TestHostKilledAtAnyInstant(t *testing.T) {
 // so is what does not prove that it is ours.
 func TestReplacedInsteadOfReattached(t *testing.T) {
 	for name, change := range map[string]func(w *world){
-		"other arguments":        func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"good", "new"}}} },
+		"other arguments":        func(w *world) { w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"good", "new"}}) },
 		"another executable":     func(w *world) { appendByte(w.t, filepath.Join(w.cfg.PluginDir, "fixture")) },
 		"another authority":      func(w *world) { os.Remove(w.cfg.DataDir + "/plugins/host.pem") },
 		"a socket that is gone":  func(w *world) { removeAll(w.t, w.cfg.DataDir+"/plugins/run/*/plugin*") },
@@ -170,6 +168,7 @@ func TestReplacedInsteadOfReattached(t *testing.T) {
 		"a process that is gone": func(w *world) { killProcess(w.t, w.pids()[0]) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			w.cfg.StopPlugins = false
 			w.cfg.StartTimeout = 2 * time.Second

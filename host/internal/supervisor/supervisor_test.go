@@ -22,9 +22,9 @@ import (
 func TestPluginComesUp(t *testing.T) {
 	t.Setenv("CONSUL_HTTP_TOKEN", "secret")
 	w := newWorld(t)
-	w.cfg.Plugins = []supervisor.Plugin{{
+	w.configure(supervisor.Plugin{
 		Name: "fixture", Args: []string{"good", "x y"}, Env: []string{"MINE=1"}, Config: []byte(`{"a":1}`), Version: "~> 1.2",
-	}}
+	})
 	s := w.open()
 	answer := mustCall(t, s, "fixture", "log hello")
 	if answer["config"] != `{"a":1}` || answer["args"] != "good x y" {
@@ -83,10 +83,11 @@ func TestBrokenPlugins(t *testing.T) {
 		{"good", supervisor.Plugin{User: "no-such-user"}, supervisor.BackingOff, `look up user "no-such-user"`},
 	} {
 		t.Run(tc.mode+": "+tc.want, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			w.install("broken")
 			tc.spec.Name, tc.spec.Args = "broken", []string{tc.mode}
-			w.cfg.Plugins = []supervisor.Plugin{tc.spec}
+			w.configure(tc.spec)
 			w.cfg.StartTimeout = 2 * time.Second
 			w.cfg.Restart.Min, w.cfg.Restart.Max = time.Minute, time.Minute
 			s := w.open()
@@ -114,7 +115,7 @@ func TestBrokenPlugins(t *testing.T) {
 
 func TestConfiguredPluginThatIsNotThere(t *testing.T) {
 	w := newWorld(t)
-	w.cfg.Plugins = []supervisor.Plugin{{Name: "later"}}
+	w.configure(supervisor.Plugin{Name: "later"})
 	s := w.open()
 	st := await(t, s, "later", func(st supervisor.Status) bool { return st.State == supervisor.BackingOff })
 	if !strings.Contains(st.LastError, "no such file") {
@@ -130,9 +131,9 @@ func TestConfiguredPluginThatIsNotThere(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(w *world){
 		"a relative directory":     func(w *world) { w.cfg.DataDir = "data" },
-		"a bad checksum":           func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p", Checksum: "md5:1"}} },
-		"a bad constraint":         func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p", Version: "new"}} },
-		"a name that is a path":    func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "../p"}} },
+		"a bad checksum":           func(w *world) { w.configure(supervisor.Plugin{Name: "p", Checksum: "md5:1"}) },
+		"a bad constraint":         func(w *world) { w.configure(supervisor.Plugin{Name: "p", Version: "new"}) },
+		"a name that is a path":    func(w *world) { w.configure(supervisor.Plugin{Name: "../p"}) },
 		"a plugin twice":           func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p"}, {Name: "p"}} },
 		"a directory of everybody": func(w *world) { os.Chmod(w.cfg.PluginDir, 0o777) },
 		"a directory of a group":   func(w *world) { os.Chmod(w.cfg.PluginDir, 0o775) },
@@ -204,7 +205,7 @@ func TestCrashIsRestarted(t *testing.T) {
 
 func TestCrashLoopBacksOff(t *testing.T) {
 	w := newWorld(t)
-	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"crash-soon"}}}
+	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"crash-soon"}})
 	w.cfg.Restart = supervisor.Restart{Min: 50 * time.Millisecond, Max: 400 * time.Millisecond, Stable: time.Minute}
 	start := time.Now()
 	s := w.open()
@@ -234,7 +235,7 @@ func TestPanicEndsOnlyItsCall(t *testing.T) {
 
 func TestUnwellPluginIsReported(t *testing.T) {
 	w := newWorld(t)
-	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"unwell"}}}
+	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"unwell"}})
 	s := w.open()
 	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Unhealthy && st.PID != 0 })
 	if st.Message != "no driver answers" {
@@ -246,7 +247,8 @@ func TestUnwellPluginIsReported(t *testing.T) {
 func TestFloodOfOutput(t *testing.T) {
 	w := newWorld(t)
 	w.install("printer")
-	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", Args: []string{"flood"}}, {Name: "printer", Args: []string{"print"}}}
+	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"flood"}})
+	w.configure(supervisor.Plugin{Name: "printer", Args: []string{"print"}})
 	s := w.open()
 	for range 20 {
 		mustCall(t, s, "fixture", "sleep 10ms")
@@ -328,7 +330,7 @@ func TestRunsAsAnotherUser(t *testing.T) {
 	if err := os.Mkdir(w.cfg.DataDir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	w.cfg.Plugins = []supervisor.Plugin{{Name: "fixture", User: "nobody"}}
+	w.configure(supervisor.Plugin{Name: "fixture", User: "nobody"})
 	s := w.open()
 	answer := mustCall(t, s, "fixture", "")
 	data, err := os.ReadFile("/proc/" + answer["pid"] + "/status")
