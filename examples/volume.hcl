@@ -4,8 +4,8 @@ id        = "data"
 type      = "csi"
 plugin_id = "local"
 
-capacity_min = "64MiB"
-capacity_max = "64MiB"
+capacity_min = "1GiB"
+capacity_max = "1GiB"
 
 capability {
   access_mode     = "single-node-writer"

@@ -3,12 +3,12 @@
 workload "redis" {
   volume "data" {
     source      = "data"
-    destination = "/srv/data"
+    destination = "/data"
   }
 
   exec {
     command = "/bin/sh"
-    args    = ["-c", "date >> /srv/data/starts; cat /srv/data/starts"]
+    args    = ["-c", "date >> /data/starts; cat /data/starts"]
     env {
       LC_ALL = "C"
     }

@@ -57,8 +57,8 @@ func (a *app) driverRegister() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&req.Endpoint, "endpoint", "", "the driver's socket, as unix:///`PATH`")
 	flags.StringVar(&req.Type, "type", "monolith", "`TYPE`: node, controller or monolith")
-	flags.StringVar(&req.MountDir, "mount-dir", "", "where a driver in a container sees the agent's csi folder (default /csi)")
-	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "", "where such a driver stages and publishes (default /local/csi)")
+	flags.StringVar(&req.MountDir, "mount-dir", "", "where a driver in a container sees its folder of the host")
+	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "", "where such a driver sees its staging and publish paths")
 	flags.DurationVar(&timeout, "health-timeout", 0, "how long its first healthy answer may take (default 30s)")
 	require(cmd, "endpoint")
 	return cmd

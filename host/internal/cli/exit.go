@@ -77,7 +77,8 @@ func (a *app) report(err error) int {
 	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
 		hint = hinted.hint
 	}
-	if hint != "" {
+	// The agent's own advice knows more.
+	if hint != "" && !strings.Contains(message(err), ": pannier ") {
 		a.note("%s", hint)
 	}
 	return code

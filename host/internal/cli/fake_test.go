@@ -247,7 +247,7 @@ func (f *fake) ListDrivers(context.Context, *connect.Request[hostv1.ListDriversR
 
 func (f *fake) GetDriver(_ context.Context, r *connect.Request[hostv1.GetDriverRequest]) (*connect.Response[hostv1.GetDriverResponse], error) {
 	if r.Msg.GetId() != "local" {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no driver %q", r.Msg.GetId()))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no driver %q (see: pannier driver status)", r.Msg.GetId()))
 	}
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: driver("local")}), nil
 }

@@ -126,6 +126,10 @@ func (a *app) snapshotList() *cobra.Command {
 }
 
 func (a *app) showSnapshots(snapshots []*hostv1.Snapshot) error {
+	if len(snapshots) == 0 {
+		a.note("no snapshots")
+		return nil
+	}
 	t := newTable("SNAPSHOT", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE")
 	for _, s := range snapshots {
 		ready := cell{"yes", green}

@@ -105,6 +105,10 @@ func (a *app) listExternal(ctx context.Context, client *api.Client, driver strin
 		token = next
 	}
 	return a.print(all, func() error {
+		if len(all.GetVolumes()) == 0 {
+			a.note("driver %q holds no volumes", driver)
+			return nil
+		}
 		t := newTable("EXTERNAL ID", "SIZE", "CONDITION", "OF SNAPSHOT", "CLONE OF", "PUBLISHED ON")
 		for _, v := range all.GetVolumes() {
 			t.row(v.GetExternalId(), size(v.GetCapacity()), condition(v.GetAbnormal(), v.GetCondition()),
