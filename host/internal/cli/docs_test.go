@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pannier/pannier/host/internal/config"
+)
+
+const docs = "../../../docs"
+
+// Every command and every flag stands in docs/cli.md.
+func TestCommandsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(docs, "cli.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(text)
+	a := &app{opts: Options{RunAgent: func(context.Context, *config.Agent, string, io.Writer) error { return nil }}}
+	var check func(*cobra.Command)
+	check = func(cmd *cobra.Command) {
+		if !cmd.HasSubCommands() && !strings.Contains(page, "`"+cmd.CommandPath()) {
+			t.Errorf("%q is not in docs/cli.md", cmd.CommandPath())
+		}
+		flag := func(f *pflag.Flag) {
+			if !regexp.MustCompile("`-" + f.Name + "[ `]").MatchString(page) {
+				t.Errorf("flag -%s of %q is not in docs/cli.md", f.Name, cmd.CommandPath())
+			}
+		}
+		cmd.LocalFlags().VisitAll(flag)
+		for _, sub := range cmd.Commands() {
+			check(sub)
+		}
+	}
+	check(a.rootCommand())
+}
+
+// What the reference pages show as HCL is accepted.
+func TestDocumentedSpecsParse(t *testing.T) {
+	blocks := regexp.MustCompile("(?s)\n```hcl\n(.*?)```")
+	for name, parse := range map[string]func(path string) error{
+		"configuration.md": func(path string) error {
+			_, err := config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
+			return err
+		},
+		"drivers.md": func(path string) error {
+			_, err := config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
+			return err
+		},
+		"volume-spec.md":   func(path string) error { _, err := config.ReadVolume(path); return err },
+		"workload-spec.md": func(path string) error { _, err := config.ReadWorkload(path); return err },
+	} {
+		page, err := os.ReadFile(filepath.Join(docs, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := blocks.FindAllSubmatch(page, -1)
+		if len(found) == 0 {
+			t.Errorf("%s shows no HCL", name)
+		}
+		for _, block := range found {
+			path := filepath.Join(t.TempDir(), "example.hcl")
+			if err := os.WriteFile(path, block[1], 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := parse(path); err != nil {
+				t.Errorf("%s:\n%s\n%v", name, block[1], err)
+			}
+		}
+	}
+}
