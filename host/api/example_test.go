@@ -13,13 +13,19 @@ import (
 
 // Start a workload, follow its steps and read where its volumes are mounted.
 func Example() {
+	if err := start(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func start(ctx context.Context) error {
 	client, err := api.New(api.DefaultAddress)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	defer client.Close()
 
-	stream, err := client.Workloads.StartWorkload(context.Background(), connect.NewRequest(&hostv1.StartWorkloadRequest{
+	stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{
 		Spec: &hostv1.WorkloadSpec{
 			Namespace: "default",
 			Id:        "redis",
@@ -27,7 +33,7 @@ func Example() {
 		},
 	}))
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	defer stream.Close()
 	for stream.Receive() {
@@ -38,7 +44,5 @@ func Example() {
 			fmt.Println(mount.HostPath, "is for", mount.Destination)
 		}
 	}
-	if err := stream.Err(); err != nil {
-		log.Fatal(err)
-	}
+	return stream.Err()
 }

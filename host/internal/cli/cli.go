@@ -36,7 +36,7 @@ func Main(ctx context.Context, o Options) int {
 		return launch.Child()
 	}
 	a := &app{opts: o, out: o.Stdout, err: o.Stderr, patience: 30 * time.Second}
-	root := a.rootCommand()
+	root := a.rootCommand() //nolint:contextcheck // a command takes its context from cobra
 	root.SetArgs(longFlags(root, o.Args))
 	root.SetOut(a.out)
 	root.SetErr(a.err)

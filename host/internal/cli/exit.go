@@ -67,7 +67,7 @@ func (a *app) report(err error) int {
 		return int(silent)
 	}
 	code, hint := classify(err)
-	if problems := (config.Problems)(nil); errors.As(err, &problems) {
+	if problems := config.Problems(nil); errors.As(err, &problems) {
 		for line := range strings.Lines(problems.Error()) {
 			a.note("%s", strings.TrimSuffix(line, "\n"))
 		}
@@ -106,7 +106,7 @@ func classify(err error) (code int, hint string) {
 		}
 		return ExitUsage, fmt.Sprintf("see %s -h", usage.command)
 	}
-	if problems := (config.Problems)(nil); errors.As(err, &problems) {
+	if problems := config.Problems(nil); errors.As(err, &problems) {
 		return ExitUsage, "nothing was changed; correct the file and try again"
 	}
 	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {

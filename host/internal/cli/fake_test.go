@@ -211,7 +211,8 @@ func (f *fake) CreateSnapshot(_ context.Context, r *connect.Request[hostv1.Creat
 		return nil, err
 	}
 	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: &hostv1.Snapshot{
-		SnapshotId: "snap-" + r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes"}}), nil
+		SnapshotId: "snap-" + r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes",
+	}}), nil
 }
 
 func (f *fake) DeleteSnapshot(context.Context, *connect.Request[hostv1.DeleteSnapshotRequest]) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
@@ -221,13 +222,16 @@ func (f *fake) DeleteSnapshot(context.Context, *connect.Request[hostv1.DeleteSna
 // ListSnapshots gives the same token for ever, as a broken driver may.
 func (f *fake) ListSnapshots(context.Context, *connect.Request[hostv1.ListSnapshotsRequest]) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
 	return connect.NewResponse(&hostv1.ListSnapshotsResponse{
-		Snapshots: []*hostv1.Snapshot{{SnapshotId: "snap-1", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30, Ready: true, CreatedAt: ago(49 * time.Hour)}}, NextToken: "x"}), nil
+		Snapshots: []*hostv1.Snapshot{{SnapshotId: "snap-1", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30, Ready: true, CreatedAt: ago(49 * time.Hour)}}, NextToken: "x",
+	}), nil
 }
 
 func driver(id string) *hostv1.Driver {
-	return &hostv1.Driver{Id: id, Type: "monolith", Endpoint: "unix:///run/" + id + ".sock", Source: "config", Healthy: id != "sick", Message: "",
+	return &hostv1.Driver{
+		Id: id, Type: "monolith", Endpoint: "unix:///run/" + id + ".sock", Source: "config", Healthy: id != "sick", Message: "",
 		Provider: "csi." + id, ProviderVersion: "1.2", NodeId: "n1", ChangedAt: ago(30 * time.Minute), Topology: map[string]string{"rack": "R1", "a": "b"},
-		NodeCapabilities: []string{"STAGE_UNSTAGE_VOLUME"}, Pid: 42, Restarts: 1}
+		NodeCapabilities: []string{"STAGE_UNSTAGE_VOLUME"}, Pid: 42, Restarts: 1,
+	}
 }
 
 func (f *fake) RegisterDriver(_ context.Context, r *connect.Request[hostv1.RegisterDriverRequest]) (*connect.Response[hostv1.RegisterDriverResponse], error) {
@@ -324,8 +328,10 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 			return err
 		}
 		send(step("publish", v.GetName(), "done", false))
-		w.Mounts = append(w.Mounts, &hostv1.Mount{Volume: v.GetSource(), Request: v.GetName(), HostPath: path,
-			Destination: v.GetDestination(), ReadOnly: v.GetReadOnly(), Propagation: "rprivate"})
+		w.Mounts = append(w.Mounts, &hostv1.Mount{
+			Volume: v.GetSource(), Request: v.GetName(), HostPath: path,
+			Destination: v.GetDestination(), ReadOnly: v.GetReadOnly(), Propagation: "rprivate",
+		})
 	}
 	w.Steps = []*hostv1.Step{step("claim", "", "done", false)}
 	f.mu.Lock()

@@ -92,8 +92,10 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		}
 	}
 	if os.Geteuid() != 0 {
-		return nil, &hintError{&codeError{errors.New("workload run needs root, to bind the volumes in a mount namespace"), launch.CodeNotRun},
-			"run it with sudo; exec.user in the spec says who runs the program"}
+		return nil, &hintError{
+			&codeError{errors.New("workload run needs root, to bind the volumes in a mount namespace"), launch.CodeNotRun},
+			"run it with sudo; exec.user in the spec says who runs the program",
+		}
 	}
 	r.client, err = a.api()
 	return r, err
@@ -103,8 +105,10 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 // phase minds the signals itself.
 func (r *run) run(ctx context.Context) error {
 	r.signals = make(chan os.Signal, 32)
-	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
-		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP} {
+	for _, s := range []os.Signal{
+		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP,
+	} {
 		// What nohup or a shell's & has switched off stays off.
 		if !signal.Ignored(s) {
 			signal.Notify(r.signals, s)

@@ -180,7 +180,8 @@ func TestPatienceEnds(t *testing.T) {
 	p := a.progress()
 	defer p.close()
 	_, err = a.start(t.Context(), client, p, &hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
-		Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}}}})
+		Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
+	}})
 	if connect.CodeOf(err) != connect.CodeUnavailable || strings.Count(errs.String(), "claim ... failed") < 1 {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}

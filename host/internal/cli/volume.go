@@ -215,8 +215,10 @@ func (a *app) volumeDetach() *cobra.Command {
 			}
 			for _, c := range resp.Msg.GetClaims() {
 				if !c.GetReleased() {
-					return &hintError{errors.New("not every claim is released"),
-						"what is left is tried again by itself; -force frees the claims of a node that is down for certain"}
+					return &hintError{
+						errors.New("not every claim is released"),
+						"what is left is tried again by itself; -force frees the claims of a node that is down for certain",
+					}
 				}
 			}
 			return nil

@@ -11,9 +11,9 @@ import (
 )
 
 // load reads files given by name and text, out of a folder of their own.
-func load(t *testing.T, src Source, files map[string]string) (*Agent, error, string) {
+func load(t *testing.T, src Source, files map[string]string) (a *Agent, dir string, err error) {
 	t.Helper()
-	dir := t.TempDir()
+	dir = t.TempDir()
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -25,8 +25,8 @@ func load(t *testing.T, src Source, files map[string]string) (*Agent, error, str
 	if src.Environment == nil {
 		src.Environment = func(string) (string, bool) { return "", false }
 	}
-	a, err := Load(src)
-	return a, err, dir
+	a, err = Load(src)
+	return a, dir, err
 }
 
 func environment(vars map[string]string) func(string) (string, bool) {
@@ -37,7 +37,7 @@ func environment(vars map[string]string) func(string) (string, bool) {
 }
 
 func TestAgentDefaults(t *testing.T) {
-	a, err, _ := load(t, Source{BinDir: t.TempDir()}, nil)
+	a, _, err := load(t, Source{BinDir: t.TempDir()}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,14 +58,14 @@ func TestPluginsBesideTheProgram(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(bin, "plugins"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	a, err, _ := load(t, Source{BinDir: bin}, nil)
+	a, _, err := load(t, Source{BinDir: bin}, nil)
 	if err != nil || a.PluginDir != filepath.Join(bin, "plugins") {
 		t.Fatalf("%v, %v", a, err)
 	}
 }
 
 func TestAgentFilesMergeInOrder(t *testing.T) {
-	a, err, dir := load(t, Source{}, map[string]string{
+	a, dir, err := load(t, Source{}, map[string]string{
 		"10.hcl": `
 name = "n1"
 data_dir = "data"
@@ -113,8 +113,10 @@ csi_driver "two" {
 		t.Errorf("plugins: %s", a.Plugins)
 	}
 	drivers := []Driver{
-		{ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", HealthTimeout: time.Minute,
-			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"}},
+		{
+			ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", HealthTimeout: time.Minute,
+			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"},
+		},
 		{ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second},
 	}
 	if !reflect.DeepEqual(a.Drivers, drivers) {
@@ -133,7 +135,7 @@ csi_driver "d" {}
 `}
 	env := environment(map[string]string{"PANNIER_NAME": "env", "PANNIER_DATA_DIR": "/env", "PANNIER_HTTP_PORT": "2", "PANNIER_LOG_LEVEL": "warn"})
 	flag, port := "/flag", 3
-	a, err, _ := load(t, Source{Environment: env, Flags: Overrides{DataDir: &flag, HTTPPort: &port}}, files)
+	a, _, err := load(t, Source{Environment: env, Flags: Overrides{DataDir: &flag, HTTPPort: &port}}, files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,21 +155,23 @@ func TestDev(t *testing.T) {
 	}
 	name := "n"
 	src := Source{Dev: true, BinDir: bin, Flags: Overrides{DataDir: &data, Name: &name}}
-	a, err, _ := load(t, src, nil)
+	a, _, err := load(t, src, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	endpoint := "unix://" + data + "/csi/local/csi.sock"
-	want := []Driver{{ID: "local", Type: "monolith", Endpoint: endpoint, HealthTimeout: 30 * time.Second,
-		Command: []string{local, "-endpoint", endpoint, "-node-id", "n", "-data-dir", data + "/volumes"}}}
+	want := []Driver{{
+		ID: "local", Type: "monolith", Endpoint: endpoint, HealthTimeout: 30 * time.Second,
+		Command: []string{local, "-endpoint", endpoint, "-node-id", "n", "-data-dir", data + "/volumes"},
+	}}
 	if !reflect.DeepEqual(a.Drivers, want) || a.LeavePluginsOnStop || !a.Dev || a.Socket != data+"/pannier.sock" {
 		t.Errorf("%+v", a)
 	}
 	src.Flags.DataDir, src.TempDir = nil, func() (string, error) { return "/temporary", nil }
-	if a, err, _ = load(t, src, nil); err != nil || a.DataDir != "/temporary" {
+	if a, _, err = load(t, src, nil); err != nil || a.DataDir != "/temporary" {
 		t.Errorf("no temporary data directory: %+v, %v", a, err)
 	}
-	a, err, _ = load(t, src, map[string]string{"a.hcl": "data_dir = \"/d\"\nsocket = \"/s\"\ncsi_driver \"local\" {}"})
+	a, _, err = load(t, src, map[string]string{"a.hcl": "data_dir = \"/d\"\nsocket = \"/s\"\ncsi_driver \"local\" {}"})
 	if err != nil || a.Socket != "/s" || a.DataDir != "/d" || a.Drivers[0].Command != nil {
 		t.Errorf("a file's own settings lost: %+v, %v", a, err)
 	}
@@ -205,7 +209,7 @@ func TestBadAgents(t *testing.T) {
 		"syntax":               {"ports {", "1: unclosed configuration block: There is no closing brace for this block before the end of the file. This may be caused by incorrect brace nesting elsewhere in this file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err, dir := load(t, Source{}, map[string]string{"a.hcl": c.src})
+			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
 			wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+c.want, "DIR", dir))
 		})
 	}
@@ -223,11 +227,11 @@ func TestBadSettingsFromOutside(t *testing.T) {
 		"socket": {map[string]string{"PANNIER_SOCKET": "/" + strings.Repeat("a", 107)}, `socket: "/` + strings.Repeat("a", 107) + `" is longer than a socket's path may be (107 bytes); choose a shorter one`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err, _ := load(t, Source{Environment: environment(c.env)}, nil)
+			_, _, err := load(t, Source{Environment: environment(c.env)}, nil)
 			wantProblems(t, err, c.want)
 		})
 	}
-	_, err, _ := load(t, Source{Paths: []string{"/no/such"}}, nil)
+	_, _, err := load(t, Source{Paths: []string{"/no/such"}}, nil)
 	wantProblems(t, err, "/no/such: cannot be read: no such file or directory")
 }
 

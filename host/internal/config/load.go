@@ -141,8 +141,10 @@ func unreadable(path string, err error) Problem {
 }
 
 var rootFields = fields{
-	attrs: []string{"name", "datacenter", "data_dir", "plugin_dir", "socket", "socket_group", "bind_addr",
-		"log_level", "log_format", "leave_plugins_on_stop"},
+	attrs: []string{
+		"name", "datacenter", "data_dir", "plugin_dir", "socket", "socket_group", "bind_addr",
+		"log_level", "log_format", "leave_plugins_on_stop",
+	},
 	blocks:   []string{"ports", "server", "gc"},
 	labelled: []string{"plugin", "csi_driver"},
 }

@@ -121,8 +121,10 @@ func open(body hcl.Body, path string, f fields, eval *hcl.EvalContext, problems 
 	if content == nil {
 		content = &hcl.BodyContent{}
 	}
-	return &section{path: path, content: content, eval: eval, missing: body.MissingItemRange(),
-		problems: problems, failed: map[string]bool{}}
+	return &section{
+		path: path, content: content, eval: eval, missing: body.MissingItemRange(),
+		problems: problems, failed: map[string]bool{},
+	}
 }
 
 // key names a field of this section in a problem.

@@ -19,8 +19,10 @@ import (
 const maxSecret = 1 << 20
 
 var volumeFields = fields{
-	attrs: []string{"id", "name", "type", "namespace", "plugin_id", "external_id",
-		"capacity_min", "capacity_max", "clone_id", "snapshot_id"},
+	attrs: []string{
+		"id", "name", "type", "namespace", "plugin_id", "external_id",
+		"capacity_min", "capacity_max", "clone_id", "snapshot_id",
+	},
 	blocks: []string{"capability", "mount_options", "topology_request", "secrets", "secrets_from", "parameters", "context"},
 }
 

@@ -150,12 +150,14 @@ func TestBadVolumes(t *testing.T) {
 		"capability incomplete":  {with("capability {\n  access_mode = \"single-node-writer\"\n}"), []string{`v.hcl:8: capability: attachment_mode: is required`}},
 		"modes": {with("capability {\naccess_mode = \"rw\"\nattachment_mode = \"disk\"\n}"), []string{
 			`v.hcl:9: capability: access_mode: "rw" is not one of single-node-reader-only, single-node-writer, single-node-single-writer, single-node-multi-writer, multi-node-reader-only, multi-node-single-writer, multi-node-multi-writer`,
-			`v.hcl:10: capability: attachment_mode: "disk" is not one of file-system, block-device`}},
+			`v.hcl:10: capability: attachment_mode: "disk" is not one of file-system, block-device`,
+		}},
 		"nothing": {"", []string{
 			`v.hcl:1: id: is required`,
 			`v.hcl:1: plugin_id: is required`,
 			`v.hcl:1: type: "" is not supported; write type = "csi"`,
-			`v.hcl:1: capability: at least one block is required`}},
+			`v.hcl:1: capability: at least one block is required`,
+		}},
 		"id with a path":  {strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1), []string{`v.hcl:1: id: "../../etc" may have letters, digits and - _ . only`}},
 		"id of two dots":  {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: ".." is not allowed`}},
 		"id of 129":       {strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1), []string{`v.hcl:1: id: has 129 characters, 128 are allowed`}},

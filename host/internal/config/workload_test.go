@@ -46,12 +46,16 @@ workload "redis" {
 		Namespace: "prod", Id: "redis",
 		Volumes: []*hostv1.VolumeRequest{
 			{Name: "data", Source: "redis", Destination: "/data"},
-			{Name: "raw", Source: "raw.1", ReadOnly: true, AccessMode: "single-node-reader-only",
+			{
+				Name: "raw", Source: "raw.1", ReadOnly: true, AccessMode: "single-node-reader-only",
 				AttachmentMode: "block-device", Destination: "/dev/raw",
-				MountOptions: &hostv1.MountOptions{FsType: "xfs", MountFlags: []string{"noatime"}}},
+				MountOptions: &hostv1.MountOptions{FsType: "xfs", MountFlags: []string{"noatime"}},
+			},
 		},
-		Exec: &hostv1.Exec{Command: "redis-server", Args: []string{"--dir", "/data"}, User: "redis",
-			Env: map[string]string{"TZ": "UTC", "N": "1"}},
+		Exec: &hostv1.Exec{
+			Command: "redis-server", Args: []string{"--dir", "/data"}, User: "redis",
+			Env: map[string]string{"TZ": "UTC", "N": "1"},
+		},
 	}
 	if !proto.Equal(got, want) {
 		t.Fatalf("got  %v\nwant %v", got, want)

@@ -136,14 +136,13 @@ func bindAll(mounts []Mount) error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make the mount namespace a slave of the host's: %w", err)
 	}
+	// The descriptors close at the exec, or with the child.
 	sources := make([]int, len(mounts))
 	for i, m := range mounts {
-		fd, err := unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0)
-		if err != nil {
+		var err error
+		if sources[i], err = unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("open the volume's mount %s: %w", m.Source, err)
 		}
-		defer unix.Close(fd)
-		sources[i] = fd
 	}
 	// A destination inside another one comes after it.
 	order := make([]int, len(mounts))

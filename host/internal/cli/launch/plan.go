@@ -50,21 +50,19 @@ func LookupUser(text string) (*User, error) {
 	if err != nil {
 		known, err = user.LookupId(name)
 	}
-	switch {
-	case err == nil:
-		if u.UID, err = strconv.Atoi(known.Uid); err != nil {
-			return nil, fmt.Errorf("user %q has the id %q, which is no number", name, known.Uid)
+	if err == nil {
+		if u.UID, err = number(known.Uid); err != nil {
+			return nil, fmt.Errorf("user %q: %w", name, err)
 		}
-		if u.GID, err = strconv.Atoi(known.Gid); err != nil {
-			return nil, fmt.Errorf("user %q has the group id %q, which is no number", name, known.Gid)
+		if u.GID, err = number(known.Gid); err != nil {
+			return nil, fmt.Errorf("user %q: %w", name, err)
 		}
 		u.Name, u.Home = known.Username, known.HomeDir
-	default:
-		id, err := number(name)
-		if err != nil {
+	} else {
+		if u.UID, err = number(name); err != nil {
 			return nil, fmt.Errorf("there is no user %q on this machine", name)
 		}
-		u.UID, u.GID = id, id
+		u.GID = u.UID
 	}
 	if hasGroup {
 		if u.GID, err = lookupGroup(group); err != nil {
@@ -73,7 +71,10 @@ func LookupUser(text string) (*User, error) {
 		u.Groups = []int{u.GID}
 		return u, nil
 	}
-	return u, u.joinGroups(known)
+	if err := u.joinGroups(known); err != nil {
+		return nil, err
+	}
+	return u, nil
 }
 
 // joinGroups adds the groups that the system has the user in.

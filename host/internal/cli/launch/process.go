@@ -64,13 +64,10 @@ func Start(plan Plan) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer ordersOut.Close()
 	reportsOut, reportsIn, err := os.Pipe()
 	if err != nil {
-		ordersIn.Close()
-		return nil, err
+		return nil, errors.Join(err, ordersOut.Close(), ordersIn.Close())
 	}
-	defer reportsIn.Close()
 
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{os.Args[0], ChildArg},
@@ -82,14 +79,13 @@ func Start(plan Plan) (*Process, error) {
 		},
 	}
 	p := &Process{cmd: cmd, orders: ordersIn, reports: json.NewDecoder(reportsOut), pipe: reportsOut, done: make(chan struct{})}
-	if err := p.start(); err != nil {
-		ordersIn.Close()
-		reportsOut.Close()
+	err = p.start()
+	// Only the child has its ends now: when it dies, its reports end.
+	err = errors.Join(err, reportsIn.Close(), ordersOut.Close())
+	if err != nil {
+		p.close()
 		return nil, &Error{CodeNotRun, fmt.Sprintf("start in a mount namespace: %v", err)}
 	}
-	// A child that has died tells it by the end of its reports.
-	reportsIn.Close()
-	ordersOut.Close()
 	err = json.NewEncoder(ordersIn).Encode(plan)
 	if err == nil || errors.Is(err, unix.EPIPE) {
 		err = p.await()
@@ -131,6 +127,12 @@ func (p *Process) await() error {
 	return nil
 }
 
+// close closes this process's ends of the pipes; it may be called more than once.
+func (p *Process) close() {
+	// A pipe's end holds nothing that closing could lose.
+	_, _ = p.orders.Close(), p.pipe.Close()
+}
+
 // PID is the child's, and then the program's, process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
@@ -138,12 +140,11 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // it could not; the child has then ended.
 func (p *Process) Go() error {
 	_, err := io.WriteString(p.orders, `{"go":true}`+"\n")
-	p.orders.Close()
 	if err != nil && !errors.Is(err, unix.EPIPE) {
 		p.Abort()
 		return &Error{CodeNotRun, fmt.Sprintf("tell the child to go: %v", err)}
 	}
-	defer p.pipe.Close()
+	defer p.close()
 	// The pipe closes at the exec, or with the child, whose end Wait tells.
 	var r report
 	if err := p.reports.Decode(&r); err != nil {
@@ -157,8 +158,7 @@ func (p *Process) Go() error {
 // more than once.
 func (p *Process) Abort() {
 	_ = p.cmd.Process.Kill() // It may have ended by itself.
-	p.orders.Close()
-	p.pipe.Close()
+	p.close()
 	<-p.done
 }
 
