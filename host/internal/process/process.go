@@ -99,6 +99,49 @@ func start(spec Spec) (*Process, error) {
 	}
 	defer log.Close() // the process has its own copy, and with it the lock
 
+	var cred *syscall.Credential
+	if spec.User != "" {
+		if cred, err = credential(spec.User); err != nil {
+			return nil, err
+		}
+	}
+	p := &Process{done: make(chan struct{}), released: make(chan struct{})}
+	if p.child, err = p.fork(spec, log, cred); err == nil {
+		err = p.watch(spec.Intent(), p.child.Pid)
+		if err != nil { // nobody could find it again
+			_ = unix.Kill(-p.child.Pid, unix.SIGKILL)
+			_, _ = p.child.Wait()
+		}
+	}
+	if err != nil {
+		p.Release()
+		return nil, err
+	}
+	return p, nil
+}
+
+// fork starts the program. Where the program's file was only just written, a
+// child of ours that is between fork and exec at this moment may still have it
+// open for writing (ETXTBSY, execve(2)): that passes.
+func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.Process, error) {
+	for try := 0; ; try++ {
+		cmd := command(spec, log, cred)
+		start := cmd.Start
+		if spec.DieWithHost {
+			start = func() error { return p.startBound(cmd) }
+		}
+		err := start()
+		if err == nil {
+			return cmd.Process, nil
+		}
+		if !errors.Is(err, unix.ETXTBSY) || try == 100 {
+			return nil, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func command(spec Spec, log *os.File, cred *syscall.Credential) *exec.Cmd {
 	cmd := &exec.Cmd{
 		Path:        spec.Path,
 		Args:        append([]string{spec.Path}, spec.Args...),
@@ -106,7 +149,7 @@ func start(spec Spec) (*Process, error) {
 		Dir:         "/",
 		Stdout:      log,
 		Stderr:      log,
-		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true, Credential: cred},
 	}
 	if spec.Dir != "" {
 		cmd.Dir = spec.Dir
@@ -114,32 +157,7 @@ func start(spec Spec) (*Process, error) {
 	if spec.Stdout != nil {
 		cmd.Stdout = spec.Stdout
 	}
-	if spec.User != "" {
-		if cmd.SysProcAttr.Credential, err = credential(spec.User); err != nil {
-			return nil, err
-		}
-	}
-	p := &Process{done: make(chan struct{}), released: make(chan struct{})}
-	if spec.DieWithHost {
-		err = p.startBound(cmd)
-	} else {
-		err = cmd.Start()
-	}
-	if err != nil {
-		p.closeReleased()
-		p.ended.Wait()
-		return nil, err
-	}
-	p.child = cmd.Process
-	if err := p.watch(spec.Intent(), cmd.Process.Pid); err != nil {
-		// Nobody could find it again.
-		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-		_, _ = cmd.Process.Wait()
-		p.closeReleased()
-		p.ended.Wait()
-		return nil, err
-	}
-	return p, nil
+	return cmd
 }
 
 // startBound starts cmd so that it is killed when the host ends. The kernel
@@ -151,7 +169,11 @@ func (p *Process) startBound(cmd *exec.Cmd) error {
 	p.ended.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		started <- cmd.Start()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
 		select {
 		case <-p.done:
 		case <-p.released:

@@ -235,6 +235,30 @@ func TestStopEndsWhatACrashLeft(t *testing.T) {
 	}
 }
 
+// The program was just written, and a fork elsewhere still has it open.
+func TestStartWaitsForABusyFile(t *testing.T) {
+	spec := shell(t, "exit 4")
+	path := filepath.Join(t.TempDir(), "sh")
+	data, err := os.ReadFile(spec.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(30*time.Millisecond, func() { f.Close() })
+	spec.Path = path
+	p := mustStart(t, spec)
+	waitDone(t, p)
+	if p.Exit() != "exit status 4" {
+		t.Error(p.Exit())
+	}
+}
+
 func TestProcessOutlivesItsHost(t *testing.T) {
 	spec := shell(t, "while :; do sleep 0.05; done")
 	cmd, ref := host(t, spec)

@@ -94,7 +94,7 @@ func members(ref Ref) []stat {
 	leads := ref.PID != 0 && err == nil && leader.start == ref.StartTime
 	var found []stat
 	for _, s := range allProcesses() {
-		if leads && s.group == ref.PID || hasToken(s.pid, ref.Token) {
+		if leads && (s.group == ref.PID || s.pid == ref.PID) || ref.Token != "" && hasToken(s.pid, ref.Token) {
 			found = append(found, s)
 		}
 	}

@@ -32,6 +32,9 @@ func discover(dir string, skipped func(file, reason string)) (map[string]string,
 	for _, e := range entries {
 		file := e.Name()
 		name := strings.TrimSuffix(file, filepath.Ext(file))
+		if e.Type() == fs.ModeSymlink && !ignored(file) {
+			skipped(file, "it is a symbolic link, and only a file can be verified")
+		}
 		info, err := e.Info()
 		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || ignored(file) {
 			continue

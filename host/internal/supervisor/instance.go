@@ -73,7 +73,16 @@ func (i *instance) run(ctx context.Context) {
 		}
 		i.lost(ctx, gen, why, pause)
 	}
-	i.set(EventStopped, "", func(s *Status) { s.State = Stopped })
+	i.stopped(ctx)
+}
+
+// stopped is the end of an instance that has no generation at that moment.
+func (i *instance) stopped(ctx context.Context) {
+	var err error
+	if i.sup.stopsPlugins() && i.loaded {
+		err = i.clear(ctx, i.sup.cfg.StopTimeout) // one that was just being reattached
+	}
+	i.set(EventStopped, errorText(err), func(s *Status) { s.State = Stopped })
 }
 
 // bring gets a process of the plugin up: the one that an earlier host left, or a
@@ -115,16 +124,17 @@ func (i *instance) publish(gen *generation, how EventType) {
 
 // How a plugin that runs is judged.
 const (
-	// silence after which a plugin that has not told its health counts as hung; it
-	// promises to tell it every 30 s.
-	silence = 75 * time.Second
-	// unhealthyFor is how long a plugin may be unwell before a restart is tried.
-	unhealthyFor = 2 * time.Minute
+	// defaultSilence is the time after which a plugin that has not told its health
+	// counts as hung; it promises to tell it every 30 s.
+	defaultSilence = 75 * time.Second
+	// defaultUnwell is how long a plugin may be unwell before a restart is tried.
+	defaultUnwell = 2 * time.Minute
 )
 
 // watch returns when the generation must be replaced, with the reason, or when
 // ctx ends.
 func (i *instance) watch(ctx context.Context, gen *generation) error {
+	silence, unhealthyFor := i.sup.silence, i.sup.unwell
 	quiet := time.NewTimer(silence)
 	defer quiet.Stop()
 	unwell := time.NewTimer(unhealthyFor)
@@ -247,7 +257,7 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 func (i *instance) letGo(ctx context.Context, gen *generation) {
 	i.current.Store(nil)
 	gen.retire()
-	if !i.sup.cfg.StopPlugins && !i.sup.cfg.DieWithHost {
+	if !i.sup.stopsPlugins() {
 		gen.detach()
 		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
 		return

@@ -272,7 +272,8 @@ func callError(step string, err error) error {
 
 // reattach finds the process that an earlier host left and brings it up again,
 // if it is what we would start now. Otherwise, and when it does not answer, it is
-// stopped, and gen is nil. An error is returned only if it cannot be stopped.
+// stopped, and gen is nil. An error is returned if it cannot be stopped, or if
+// the host closes meanwhile.
 func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	if i.rec.Process == nil {
 		return nil, nil
@@ -280,6 +281,9 @@ func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	gen, err = i.tryReattach(ctx)
 	if err == nil {
 		return gen, nil
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err() // called off: the process stays for the next host
 	}
 	if !errors.Is(err, process.ErrGone) {
 		i.log.Warn("the plugin of the previous host is replaced", "pid", i.rec.Process.PID, "reason", err)

@@ -39,6 +39,8 @@ type Supervisor struct {
 	draining sync.WaitGroup // generations that are gone and still leased
 	drop     chan struct{}  // closed when those are not waited for any more
 
+	silence, unwell time.Duration // tests have less patience
+
 	closing chan struct{}
 	close   sync.Once
 
@@ -49,7 +51,11 @@ type Supervisor struct {
 // New makes a supervisor. It does nothing before Open.
 func New(cfg Config) *Supervisor {
 	cfg = cfg.withDefaults()
-	return &Supervisor{cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"), closing: make(chan struct{}), drop: make(chan struct{}), changed: make(chan struct{})}
+	return &Supervisor{
+		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
+		silence: defaultSilence, unwell: defaultUnwell,
+		closing: make(chan struct{}), drop: make(chan struct{}), changed: make(chan struct{}),
+	}
 }
 
 // Open takes the data directory, finds the plugins and begins to start them, each
@@ -261,6 +267,9 @@ func (s *Supervisor) Close() error {
 	})
 	return nil
 }
+
+// stopsPlugins tells whether Close ends the plugins.
+func (s *Supervisor) stopsPlugins() bool { return s.cfg.StopPlugins || s.cfg.DieWithHost }
 
 // Lease is a borrowed generation of a plugin.
 type Lease struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -242,6 +243,54 @@ func TestUnwellPluginIsReported(t *testing.T) {
 		t.Errorf("status: %+v", st)
 	}
 	mustCall(t, s, "fixture", "")
+}
+
+// A plugin that hangs, or does not get well again, is replaced.
+func TestPatienceEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mode            string
+		silence, unwell time.Duration
+		want            string
+	}{
+		"hung":   {"good", 200 * time.Millisecond, time.Hour, "it has not told its health for 200ms"},
+		"unwell": {"unwell", time.Hour, 200 * time.Millisecond, "it has been unhealthy for 200ms: no driver answers"},
+	} {
+		w := newWorld(t)
+		w.configure(supervisor.Plugin{Name: "fixture", Args: []string{tc.mode}})
+		s := supervisor.New(w.cfg)
+		s.SetPatience(tc.silence, tc.unwell)
+		if err := s.Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 })
+		if !strings.Contains(st.LastError, tc.want) {
+			t.Errorf("%s: %+v", name, st)
+		}
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Generation == 2 && st.PID != 0 })
+	}
+}
+
+// Sockets have short addresses, data directories need not.
+func TestDeepDataDirectory(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.DataDir = filepath.Join(w.cfg.DataDir, strings.Repeat("deep/", 30))
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	data, err := os.ReadFile(w.cfg.DataDir + "/plugins/fixture.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record struct {
+		RunDir string `json:"run_dir"`
+	}
+	if err := json.Unmarshal(data, &record); err != nil || strings.HasPrefix(record.RunDir, w.cfg.DataDir) {
+		t.Fatalf("the socket is in %q, %v", record.RunDir, err)
+	}
+	_ = s.Close()
+	if _, err := os.Stat(filepath.Dir(record.RunDir)); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", filepath.Dir(record.RunDir), err)
+	}
 }
 
 func TestFloodOfOutput(t *testing.T) {

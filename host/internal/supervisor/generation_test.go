@@ -1,0 +1,64 @@
+package supervisor
+
+import (
+	"testing"
+	"time"
+)
+
+// A generation is drained by its last lease, and gives out none once it is
+// retired. An immediate drain is one that did not have to wait.
+func TestLeases(t *testing.T) {
+	g := &generation{drained: make(chan struct{})}
+	first, ok := g.acquire()
+	if !ok {
+		t.Fatal("no lease")
+	}
+	second, _ := g.acquire()
+	if g.leased() != 2 {
+		t.Errorf("%d leases, want 2", g.leased())
+	}
+	g.retire()
+	g.retire()
+	if _, ok := g.acquire(); ok {
+		t.Error("a lease of a retired generation")
+	}
+	first()
+	first() // a second release of one lease is not one of the other
+	if isDrained(g) {
+		t.Error("drained, and one lease is still out")
+	}
+	second()
+	if !isDrained(g) {
+		t.Error("not drained by the last lease")
+	}
+	g.drain(time.Hour, nil)
+}
+
+func TestRetireWithoutLeases(t *testing.T) {
+	g := &generation{drained: make(chan struct{})}
+	g.retire()
+	if !isDrained(g) {
+		t.Error("not drained")
+	}
+}
+
+func TestDrainHasAnEnd(t *testing.T) {
+	g := &generation{drained: make(chan struct{})}
+	if _, ok := g.acquire(); !ok {
+		t.Fatal("no lease")
+	}
+	g.retire()
+	g.drain(time.Millisecond, nil)
+	drop := make(chan struct{})
+	close(drop)
+	g.drain(time.Hour, drop)
+}
+
+func isDrained(g *generation) bool {
+	select {
+	case <-g.drained:
+		return true
+	default:
+		return false
+	}
+}
