@@ -79,7 +79,7 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 	if err != nil {
 		return err
 	}
-	if cfg.Dev {
+	if f.dev {
 		a.note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)
 		a.note("  export PANNIER_ADDR=unix://%s", cfg.Socket)
 	}

@@ -44,6 +44,12 @@ be repeated. With -o docker the mounts are written as flags of docker run, with
 			p := a.progress()
 			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec})
 			p.close()
+			if ctx.Err() != nil {
+				return &hintError{
+					errors.New("left before the end"),
+					"the agent may go on with it; take it down with: pannier workload stop " + spec.GetId(),
+				}
+			}
 			if err != nil {
 				return hintStart(err)
 			}

@@ -36,7 +36,8 @@ type Agent struct {
 	// that the next one finds them.
 	LeavePluginsOnStop bool
 	GC                 GC
-	// Dev says that the agent was started for trying out.
+	// Dev says that the agent was started for trying out, with a data directory that
+	// was made for it and goes with it. One that was named is kept: Dev is then false.
 	Dev bool
 }
 

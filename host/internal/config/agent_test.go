@@ -164,11 +164,11 @@ func TestDev(t *testing.T) {
 		ID: "local", Type: "monolith", Endpoint: endpoint, HealthTimeout: 30 * time.Second,
 		Command: []string{local, "-endpoint", endpoint, "-node-id", "n", "-data-dir", data + "/volumes"},
 	}}
-	if !reflect.DeepEqual(a.Drivers, want) || a.LeavePluginsOnStop || !a.Dev || a.Socket != data+"/pannier.sock" {
+	if !reflect.DeepEqual(a.Drivers, want) || a.LeavePluginsOnStop || a.Dev || a.Socket != data+"/pannier.sock" {
 		t.Errorf("%+v", a)
 	}
 	src.Flags.DataDir, src.TempDir = nil, func() (string, error) { return "/temporary", nil }
-	if a, _, err = load(t, src, nil); err != nil || a.DataDir != "/temporary" {
+	if a, _, err = load(t, src, nil); err != nil || a.DataDir != "/temporary" || !a.Dev {
 		t.Errorf("no temporary data directory: %+v, %v", a, err)
 	}
 	a, _, err = load(t, src, map[string]string{"a.hcl": "data_dir = \"/d\"\nsocket = \"/s\"\ncsi_driver \"local\" {}"})

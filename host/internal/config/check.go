@@ -13,7 +13,7 @@ import (
 func (l *loader) complete() {
 	a := l.agent
 	const id = "local"
-	if a.Dev && l.drivers[id] == nil {
+	if l.src.Dev && l.drivers[id] == nil {
 		d := l.driver(id)
 		d.Command = []string{
 			firstThatIs(filepath.Join(l.src.BinDir, "csi-local"), systemCSILocal),

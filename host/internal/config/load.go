@@ -192,7 +192,7 @@ func (l *loader) dataDir() {
 		if err != nil {
 			l.problems = append(l.problems, Problem{Text: fmt.Sprintf("data_dir: make a temporary one: %v", err)})
 		}
-		l.agent.DataDir = dir
+		l.agent.DataDir, l.agent.Dev = dir, true
 	default:
 		l.agent.DataDir = DefaultDataDir
 	}
@@ -202,7 +202,6 @@ func (l *loader) dataDir() {
 func (l *loader) rest(env Overrides) {
 	a := l.agent
 	if l.src.Dev {
-		a.Dev = true
 		a.Socket = filepath.Join(a.DataDir, "pannier.sock")
 		a.LeavePluginsOnStop = false
 	}
