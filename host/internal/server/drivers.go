@@ -74,7 +74,7 @@ func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, er
 		return nil, err
 	}
 	here, missing := s.cfg.Drivers.Get(id)
-	if missing != nil && err != nil {
+	if missing != nil && !s.elsewhere(known) {
 		return nil, missing
 	}
 	return mergedDriver(here, missing == nil, known), nil
@@ -98,10 +98,23 @@ func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 		delete(known, here.ID)
 	}
 	for _, d := range known {
-		out = append(out, mergedDriver(drivers.Driver{}, false, d))
+		if s.elsewhere(d) {
+			out = append(out, mergedDriver(drivers.Driver{}, false, d))
+		}
 	}
 	slices.SortFunc(out, func(a, b *hostv1.Driver) int { return strings.Compare(a.Id, b.Id) })
 	return out, nil
+}
+
+// elsewhere says whether another node has the driver. What the ledger has of this
+// one may be older than what the registry says, or be kept until it is collected.
+func (s *Server) elsewhere(d claim.Driver) bool {
+	for node := range d.Nodes {
+		if node != s.cfg.Name {
+			return true
+		}
+	}
+	return false
 }
 
 // mergedDriver is a driver as this node has it, where it does, with the counts of
