@@ -55,6 +55,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PANNIER_ADDR", "unix://"+f.socket)
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("NO_COLOR", "")
+			// With -race every command would wait for a second at its end.
+			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return f.start()
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
