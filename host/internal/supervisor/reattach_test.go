@@ -156,6 +156,56 @@ func TestHostKilledAtAnyInstant(t *testing.T) {
 	}
 }
 
+// The instants around the fork are the ones that matter most: the record has the
+// intent, and the process is not there yet, or is not recorded yet.
+func TestHostKilledAroundTheFork(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	path := w.cfg.DataDir + "/plugins/fixture.json"
+	unrecorded := 0
+	for i := 0; i < 10 || unrecorded < 3; i++ {
+		if i == 100 {
+			t.Fatalf("only %d of 100 hosts were killed between the fork and the record", unrecorded)
+		}
+		w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"good", strconv.Itoa(i)}}) // the one before is replaced
+		h := w.host()
+		waitForStart(t, path, i)
+		time.Sleep(time.Duration(i%10) * 100 * time.Microsecond) // not to wait for something: to be somewhere around the fork
+		h.kill()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids := w.pids()
+		if len(pids) > 1 {
+			t.Fatalf("round %d: %d processes", i, len(pids))
+		}
+		if len(pids) == 1 && strings.Contains(string(data), `"token"`) && !strings.Contains(string(data), `"pid"`) {
+			unrecorded++
+		}
+	}
+	w.cfg.StopPlugins = true
+	s := w.open()
+	answer := mustCall(t, s, "fixture", "")
+	if pids := w.pids(); len(pids) != 1 || strconv.Itoa(pids[0]) != answer["pid"] {
+		t.Errorf("processes %v, the plugin says %s", pids, answer["pid"])
+	}
+}
+
+// waitForStart waits until a host has recorded that it is about to start
+// generation after+1.
+func waitForStart(t *testing.T, path string, after int) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		data, err := os.ReadFile(path)
+		var rec struct{ Generation int }
+		if err == nil && json.Unmarshal(data, &rec) == nil && rec.Generation > after {
+			return
+		}
+	}
+	t.Fatal("no start was recorded")
+}
+
 // What the next host would start differently is not reattached but replaced, and
 // so is what does not prove that it is ours.
 func TestReplacedInsteadOfReattached(t *testing.T) {
