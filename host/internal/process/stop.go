@@ -3,6 +3,8 @@ package process
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,10 +47,11 @@ func (p *Process) isReleased() bool {
 }
 
 func stopGroup(ctx context.Context, ref Ref) error {
-	asked := map[stat]bool{}
-	gone := waitGone(ctx, ref, func(m stat) {
-		if m.state = 0; !asked[m] { // once each, also what is forked meanwhile
-			asked[m] = true
+	g := &group{ref: ref, known: map[int]stat{}}
+	asked := map[int]bool{}
+	gone := g.wait(ctx, func(m stat) {
+		if !asked[m.pid] { // once each, also what is forked meanwhile
+			asked[m.pid] = true
 			signal(m, unix.SIGTERM)
 		}
 	})
@@ -57,24 +60,30 @@ func stopGroup(ctx context.Context, ref Ref) error {
 	}
 	killCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterKill)
 	defer cancel()
-	if waitGone(killCtx, ref, func(m stat) { signal(m, unix.SIGKILL) }) {
+	if g.wait(killCtx, func(m stat) { signal(m, unix.SIGKILL) }) {
 		return nil
 	}
-	var pids []int
-	for _, m := range members(ref) {
-		pids = append(pids, m.pid)
-	}
-	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill, pids)
+	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill, slices.Sorted(maps.Keys(g.known)))
 }
 
-// waitGone calls each for every member, again and again until none is left.
-func waitGone(ctx context.Context, ref Ref, each func(stat)) bool {
+// group is what belongs to a Ref while it is being stopped.
+//
+// A process that is ending has no environment any more while it still holds its
+// files, and one whose leader is gone may not be known as a member any more. So
+// a member that was seen once is waited for until it has ended.
+type group struct {
+	ref   Ref
+	known map[int]stat
+}
+
+// wait calls each for every member, again and again until none is left.
+func (g *group) wait(ctx context.Context, each func(stat)) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		left := members(ref)
-		if len(left) == 0 {
+		g.look()
+		if len(g.known) == 0 {
 			return true
 		}
-		for _, m := range left {
+		for _, m := range g.known {
 			each(m)
 		}
 		select {
@@ -82,6 +91,19 @@ func waitGone(ctx context.Context, ref Ref, each func(stat)) bool {
 			return false
 		case <-time.After(pause):
 		}
+	}
+}
+
+// look drops the members that have ended and adds those that are new.
+func (g *group) look() {
+	for pid, m := range g.known {
+		now, err := readStat(pid)
+		if err != nil || now.dead() || now.start != m.start {
+			delete(g.known, pid)
+		}
+	}
+	for _, m := range members(g.ref) {
+		g.known[m.pid] = m
 	}
 }
 

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -57,4 +58,19 @@ func lastWords(path string, from int64) string {
 	default:
 		return entry.Message
 	}
+}
+
+// explain adds to the error of a start how the process ended, if it did, and what
+// it printed last.
+func (i *instance) explain(err error, run *pluginRunner, logged int64) error {
+	if run.proc == nil {
+		return err
+	}
+	if run.ownEnd != "" {
+		err = fmt.Errorf("the process ended: %s: %w", run.ownEnd, err)
+	}
+	if words := lastWords(i.logPath, logged); words != "" {
+		err = fmt.Errorf("%w (it printed: %s)", err, words)
+	}
+	return err
 }

@@ -2,10 +2,8 @@ package supervisor_test
 
 import (
 	"bufio"
-	"crypto/tls"
 	"encoding/json"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/supervisor"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // hostProcess runs a real host, to be killed.
@@ -331,78 +328,6 @@ func TestDieWithHost(t *testing.T) {
 	waitFor(t, "the plugin's end", func() bool { return !alive(pid) })
 }
 
-// Another host's certificate, or none, opens no connection to a plugin.
-func TestWrongCertificateIsRefused(t *testing.T) {
-	w := newWorld(t)
-	s := w.open()
-	mustCall(t, s, "fixture", "")
-	socket := socketOf(t, w)
-	stranger, err := wire.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, cfg := range map[string]*tls.Config{
-		"another authority": stranger.ClientTLS("x"),
-		"no certificate":    {},
-	} {
-		cfg.InsecureSkipVerify = true // the plugin is to refuse, not we
-		conn, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := tls.Client(conn, cfg)
-		c.SetDeadline(time.Now().Add(5 * time.Second))
-		err = c.Handshake()
-		if err == nil { // TLS 1.3: the refusal comes with the first read
-			_, err = c.Read(make([]byte, 1))
-		}
-		if err == nil || !strings.Contains(err.Error(), "certificate") {
-			t.Errorf("%s: %v", name, err)
-		}
-		c.Close()
-	}
-}
-
-// The plugin directory is overwritten in place, bytes and all: what runs, and
-// what a restart of the process finds in memory, is the verified copy.
-func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
-	w := newWorld(t)
-	s := w.open()
-	before := mustCall(t, s, "fixture", "")
-	path := filepath.Join(w.cfg.PluginDir, "fixture")
-	if err := os.WriteFile(path, []byte("not a program"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {
-		t.Error("it was replaced")
-	}
-	exe, err := os.Readlink("/proc/" + before["pid"] + "/exe")
-	if want := w.cfg.DataDir + "/plugins/" + status(t, s, "fixture").SHA256 + "/fixture"; err != nil || exe != want {
-		t.Errorf("runs from %s, want %s", exe, want)
-	}
-}
-
-// Copies are kept for the one that runs and the last good one before it.
-func TestOldCopiesAreCollected(t *testing.T) {
-	w := newWorld(t)
-	var sums []string
-	for i := range 4 {
-		if i > 0 {
-			appendByte(t, filepath.Join(w.cfg.PluginDir, "fixture"))
-		}
-		s := w.open()
-		mustCall(t, s, "fixture", "")
-		sums = append(sums, status(t, s, "fixture").SHA256)
-		s.Close()
-	}
-	for i, sum := range sums {
-		_, err := os.Stat(filepath.Join(w.cfg.DataDir, "plugins", sum))
-		if kept := err == nil; kept != (i >= 2) {
-			t.Errorf("copy %d of 4 kept: %v", i, kept)
-		}
-	}
-}
-
 func stopProcess(t *testing.T, pid int) {
 	t.Helper()
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
@@ -418,20 +343,6 @@ func killProcess(t *testing.T, pid int) {
 	waitFor(t, "the end of a killed process", func() bool { return !alive(pid) })
 }
 
-func appendByte(t *testing.T, path string) {
-	t.Helper()
-	copyFile(t, path, path+".tmp")
-	f, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Write([]byte{0})
-	f.Close()
-	if err := os.Rename(path+".tmp", path); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func removeAll(t *testing.T, pattern string) {
 	t.Helper()
 	files, err := filepath.Glob(pattern)
@@ -441,13 +352,4 @@ func removeAll(t *testing.T, pattern string) {
 	for _, f := range files {
 		os.Remove(f)
 	}
-}
-
-func socketOf(t *testing.T, w *world) string {
-	t.Helper()
-	files, err := filepath.Glob(w.cfg.DataDir + "/plugins/run/*/plugin*")
-	if err != nil || len(files) != 1 {
-		t.Fatalf("sockets: %v", files)
-	}
-	return files[0]
 }

@@ -2,9 +2,6 @@ package supervisor_test
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -151,25 +148,6 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestFilesThatAreNoPlugins(t *testing.T) {
-	w := newWorld(t)
-	for file, mode := range map[string]os.FileMode{
-		".hidden": 0o755, "half.tmp": 0o755, "old~": 0o755, "README": 0o644, "bad name": 0o755, "fixture.sh": 0o755,
-	} {
-		if err := os.WriteFile(filepath.Join(w.cfg.PluginDir, file), []byte("#!/bin/sh\n"), mode); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Mkdir(filepath.Join(w.cfg.PluginDir, "folder"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	s := w.open()
-	mustCall(t, s, "fixture", "")
-	if all := s.Status(); len(all) != 1 {
-		t.Errorf("plugins: %+v", all)
-	}
-}
-
 func TestOneHostAtATime(t *testing.T) {
 	w := newWorld(t)
 	first := w.open()
@@ -271,28 +249,6 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-// Sockets have short addresses, data directories need not.
-func TestDeepDataDirectory(t *testing.T) {
-	w := newWorld(t)
-	w.cfg.DataDir = filepath.Join(w.cfg.DataDir, strings.Repeat("deep/", 30))
-	s := w.open()
-	mustCall(t, s, "fixture", "")
-	data, err := os.ReadFile(w.cfg.DataDir + "/plugins/fixture.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var record struct {
-		RunDir string `json:"run_dir"`
-	}
-	if err := json.Unmarshal(data, &record); err != nil || strings.HasPrefix(record.RunDir, w.cfg.DataDir) {
-		t.Fatalf("the socket is in %q, %v", record.RunDir, err)
-	}
-	_ = s.Close()
-	if _, err := os.Stat(filepath.Dir(record.RunDir)); !os.IsNotExist(err) {
-		t.Errorf("%s is left: %v", filepath.Dir(record.RunDir), err)
-	}
-}
-
 func TestFloodOfOutput(t *testing.T) {
 	w := newWorld(t)
 	w.install("printer")
@@ -386,14 +342,4 @@ func TestRunsAsAnotherUser(t *testing.T) {
 	if err != nil || !strings.Contains(string(data), "Uid:\t65534\t65534") {
 		t.Errorf("%v\n%s", err, data)
 	}
-}
-
-func sumOf(t *testing.T, path string) string {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
 }

@@ -1,0 +1,162 @@
+package supervisor_test
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// The plugin directory is overwritten in place, bytes and all: what runs, and
+// what a restart of the process finds in memory, is the verified copy.
+func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	before := mustCall(t, s, "fixture", "")
+	path := filepath.Join(w.cfg.PluginDir, "fixture")
+	if err := os.WriteFile(path, []byte("not a program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {
+		t.Error("it was replaced")
+	}
+	exe, err := os.Readlink("/proc/" + before["pid"] + "/exe")
+	if want := w.cfg.DataDir + "/plugins/" + status(t, s, "fixture").SHA256 + "/fixture"; err != nil || exe != want {
+		t.Errorf("runs from %s, want %s", exe, want)
+	}
+}
+
+// Copies are kept for the one that runs and the last good one before it.
+func TestOldCopiesAreCollected(t *testing.T) {
+	w := newWorld(t)
+	var sums []string
+	for i := range 4 {
+		if i > 0 {
+			appendByte(t, filepath.Join(w.cfg.PluginDir, "fixture"))
+		}
+		s := w.open()
+		mustCall(t, s, "fixture", "")
+		sums = append(sums, status(t, s, "fixture").SHA256)
+		s.Close()
+	}
+	for i, sum := range sums {
+		_, err := os.Stat(filepath.Join(w.cfg.DataDir, "plugins", sum))
+		if kept := err == nil; kept != (i >= 2) {
+			t.Errorf("copy %d of 4 kept: %v", i, kept)
+		}
+	}
+}
+
+// Another host's certificate, or none, opens no connection to a plugin.
+func TestWrongCertificateIsRefused(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	socket := socketOf(t, w)
+	stranger, err := wire.NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cfg := range map[string]*tls.Config{
+		"another authority": stranger.ClientTLS("x"),
+		"no certificate":    {},
+	} {
+		cfg.InsecureSkipVerify = true // the plugin is to refuse, not we
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := tls.Client(conn, cfg)
+		c.SetDeadline(time.Now().Add(5 * time.Second))
+		err = c.Handshake()
+		if err == nil { // TLS 1.3: the refusal comes with the first read
+			_, err = c.Read(make([]byte, 1))
+		}
+		if err == nil || !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("%s: %v", name, err)
+		}
+		c.Close()
+	}
+}
+
+func socketOf(t *testing.T, w *world) string {
+	t.Helper()
+	files, err := filepath.Glob(w.cfg.DataDir + "/plugins/run/*/plugin*")
+	if err != nil || len(files) != 1 {
+		t.Fatalf("sockets: %v", files)
+	}
+	return files[0]
+}
+
+func appendByte(t *testing.T, path string) {
+	t.Helper()
+	copyFile(t, path, path+".tmp")
+	f, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Write([]byte{0})
+	f.Close()
+	if err := os.Rename(path+".tmp", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFilesThatAreNoPlugins(t *testing.T) {
+	w := newWorld(t)
+	for file, mode := range map[string]os.FileMode{
+		".hidden": 0o755, "half.tmp": 0o755, "old~": 0o755, "README": 0o644, "bad name": 0o755, "fixture.sh": 0o755,
+	} {
+		if err := os.WriteFile(filepath.Join(w.cfg.PluginDir, file), []byte("#!/bin/sh\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(w.cfg.PluginDir, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	if all := s.Status(); len(all) != 1 {
+		t.Errorf("plugins: %+v", all)
+	}
+}
+
+// Sockets have short addresses, data directories need not.
+func TestDeepDataDirectory(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.DataDir = filepath.Join(w.cfg.DataDir, strings.Repeat("deep/", 30))
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	data, err := os.ReadFile(w.cfg.DataDir + "/plugins/fixture.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record struct {
+		RunDir string `json:"run_dir"`
+	}
+	if err := json.Unmarshal(data, &record); err != nil || strings.HasPrefix(record.RunDir, w.cfg.DataDir) {
+		t.Fatalf("the socket is in %q, %v", record.RunDir, err)
+	}
+	_ = s.Close()
+	if _, err := os.Stat(filepath.Dir(record.RunDir)); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", filepath.Dir(record.RunDir), err)
+	}
+}
+
+func sumOf(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
