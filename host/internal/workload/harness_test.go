@@ -52,7 +52,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	j, err := journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger())
+	j, err := openJournal(filepath.Join(dir, "journal"))
 	if err != nil {
 		return nil, err
 	}
@@ -70,6 +70,17 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		undoMin: time.Millisecond, undoMax: 5 * time.Millisecond,
 	}
 	return out, nil
+}
+
+// openJournal tries again while the lock of the host before is held: a process
+// that a test beside this one is just starting has it until its exec.
+func openJournal(dir string) (*journal.Journal, error) {
+	for late := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		j, err := journal.Open(dir, hclog.NewNullLogger())
+		if err == nil || !strings.Contains(err.Error(), "directory lock") || time.Now().After(late) {
+			return j, err
+		}
+	}
 }
 
 // newHost is a host that runs, in a directory of its own.

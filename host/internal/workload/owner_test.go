@@ -235,6 +235,9 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 		if left := process.InMountNamespace(p.inode); len(left) > 0 {
 			t.Errorf("it is unmounted while %v live in its namespace", left)
 		}
+		if i, err := h.find(ref("w")); err != nil || i.pin != nil || i.rec.MountNS != nil {
+			t.Errorf("the namespace, and with it the mount, is held: %v", err)
+		}
 		return nil
 	})
 	h.stop(t, "w")
@@ -263,12 +266,13 @@ func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 // namespace may be another's by now: only the kernel's ID tells.
 func TestAMountNamespaceAfterARestart(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(ns *namespace)
+		change func(rec *record)
 		killed bool
 	}{
-		"the same":                 {func(*namespace) {}, true},
-		"a later one":              {func(ns *namespace) { ns.ID++ }, false},
-		"a kernel that cannot say": {func(ns *namespace) { ns.ID = 0 }, false},
+		"the same":                 {func(*record) {}, true},
+		"a later one":              {func(rec *record) { rec.MountNS.ID++ }, false},
+		"a kernel that cannot say": {func(rec *record) { rec.MountNS.ID = 0 }, false},
+		"another boot":             {func(rec *record) { rec.BootID = "another" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
@@ -284,7 +288,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 					return err
 				}
 				had = *rec.MountNS
-				c.change(rec.MountNS)
+				c.change(rec)
 				return records.Put(tx, key(ref("w")), rec)
 			}))
 			if had.ID == 0 && c.killed {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/host/internal/drivers"
@@ -291,6 +292,38 @@ func TestAFailedUnstageIsNoStage(t *testing.T) {
 		t.Errorf("unstaged %d times below the second workload", n)
 	}
 	h.stop(t, "second")
+	h.clean(t)
+}
+
+// What is mounted where the volume is to be staged, and is nobody's, is left alone.
+func TestAForeignMountAtTheStagingPath(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	path := remade(t, h.Layout.Staging(full, volumeRef("a"), usage()))
+	must(t, unix.Mount("foreign", path, "tmpfs", 0, ""))
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is not ours: tmpfs of foreign") {
+		t.Errorf("got %v", err)
+	}
+	if h.count("stage a")+h.count("unstage a") > 0 || at(path) == nil {
+		t.Errorf("it was touched: %v", h.happened())
+	}
+	must(t, unix.Unmount(path, 0))
+	h.start(t, spec("w", "a"))
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+// What lies where the volume is to be published is taken away with the start.
+func TestALeftoverAtTheTarget(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	path := remade(t, h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"))
+	must(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is mounted already") {
+		t.Errorf("got %v", err)
+	}
+	h.start(t, spec("w", "a"))
+	h.stop(t, "w")
 	h.clean(t)
 }
 
