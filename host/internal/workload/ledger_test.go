@@ -207,6 +207,9 @@ func (l *ledger) NodeDetached(ctx context.Context, ref claim.WorkloadRef, volume
 	})
 }
 
+// foreign is the source of a mount that is no volume's.
+const foreign = "foreign"
+
 // checkDetached: a claim is let go of only when nothing of its volume is mounted
 // for the workload, and no staging mount is left behind by its last user.
 func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
@@ -223,7 +226,9 @@ func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
 		folders = append(folders, l.layout.StagingOf(v.PluginID, c.Volume))
 	}
 	for _, dir := range folders {
-		if there, err := mounts.Below(dir); err != nil || len(there) > 0 {
+		there, err := mounts.Below(dir)
+		there = slices.DeleteFunc(there, func(m mounts.Mount) bool { return m.Source == foreign })
+		if err != nil || len(there) > 0 {
 			l.wrong("the claim of %q on %q is let go of while %v is mounted (%v)", c.Workload, c.Volume, there, err)
 		}
 	}

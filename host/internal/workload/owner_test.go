@@ -281,18 +281,19 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 			h.shut(t)
 			p.kill(t)
 			h = prepareHost(t, h.dir)
-			var had namespace
-			must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error {
-				rec, err := records.Get(tx, key(ref("w")))
-				if err != nil {
-					return err
-				}
-				had = *rec.MountNS
-				c.change(rec)
-				return records.Put(tx, key(ref("w")), rec)
-			}))
-			if had.ID == 0 && c.killed {
+			rec := h.record(t, "w")
+			if rec.MountNS.ID == 0 && c.killed {
 				t.Skip("this kernel gives mount namespaces no ID")
+			}
+			c.change(rec)
+			must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Put(tx, key(ref("w")), rec) }))
+			if rec.MountNS.ID == 0 {
+				i, err := h.restore(rec)
+				must(t, err)
+				i.letGo()
+				if i.rec.MountNS != nil {
+					t.Error("a number alone counts")
+				}
 			}
 			h.open(t)
 			h.ended(t, "w")
@@ -302,6 +303,15 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 			h.clean(t)
 		})
 	}
+}
+
+func (h *host) record(t *testing.T, id string) (rec *record) {
+	t.Helper()
+	must(t, h.journal.View(func(tx *journal.Tx) (err error) {
+		rec, err = records.Get(tx, key(ref(id)))
+		return err
+	}))
+	return rec
 }
 
 func TestRunningComesTooLate(t *testing.T) {

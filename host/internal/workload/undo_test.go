@@ -300,7 +300,7 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	path := remade(t, h.Layout.Staging(full, volumeRef("a"), usage()))
-	must(t, unix.Mount("foreign", path, "tmpfs", 0, ""))
+	must(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
 	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is not ours: tmpfs of foreign") {
 		t.Errorf("got %v", err)
 	}
