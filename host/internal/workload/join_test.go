@@ -3,7 +3,6 @@ package workload
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -167,7 +166,7 @@ func TestStopOfWhatIsNotThere(t *testing.T) {
 }
 
 func TestAClosedManager(t *testing.T) {
-	h := newHost(t)
+	h, p := newHost(t), runScript(t, false, idle)
 	h.start(t, spec("w"))
 	h.shut(t)
 	h.shut(t)
@@ -177,7 +176,7 @@ func TestAClosedManager(t *testing.T) {
 	if _, err := h.Stop(t.Context(), ref("w"), "", nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("stop: %v", err)
 	}
-	if err := h.Running(ref("w"), os.Getpid()); !errors.Is(err, ErrClosed) {
+	if err := h.Running(ref("w"), p.pid()); !errors.Is(err, ErrClosed) {
 		t.Errorf("running: %v", err)
 	}
 }

@@ -3,7 +3,6 @@ package workload
 import (
 	"context"
 	"errors"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -151,7 +150,7 @@ func TestRestoredOnceAndOnlyOnce(t *testing.T) {
 func TestALostMountIsMountedAgain(t *testing.T) {
 	for _, lost := range []string{"target", "target and staging"} {
 		t.Run(lost, func(t *testing.T) {
-			h := newHost(t)
+			h, p := newHost(t), runScript(t, false, idle)
 			h.volume(t, full, "a")
 			h.volume(t, full, "b")
 			s := spec("w", "a", "b")
@@ -166,7 +165,7 @@ func TestALostMountIsMountedAgain(t *testing.T) {
 			h.on("publish:before", 1, held.hold)
 			h.open(t)
 			held.await(t)
-			if err := h.Running(ref("w"), os.Getpid()); err == nil || !strings.Contains(err.Error(), "may not begin") {
+			if err := h.Running(ref("w"), p.pid()); err == nil || !strings.Contains(err.Error(), "may not begin") {
 				t.Errorf("its process may begin without the mount: %v", err)
 			}
 			if w, err := h.Get(ref("w")); err != nil || w.State != Starting {
