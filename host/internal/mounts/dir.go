@@ -17,10 +17,10 @@ var ErrOutside = errors.New("the path is outside the drivers' folders")
 // ErrHoldsData is returned by Remove for what is not empty.
 var ErrHoldsData = errors.New("it is not empty and is left alone")
 
-// Make makes the directory and its parents below the driver's folder, 0700. A
-// link on the way is an error, wherever it leads.
-func (l Layout) Make(driver, path string) error {
-	dir, rel, err := l.split(driver, path)
+// Make makes the directory and its parents, 0700. A link on the way below the
+// driver's folder is an error, wherever it leads.
+func (l Layout) Make(path string) error {
+	dir, rel, err := l.split(path)
 	if err != nil {
 		return err
 	}
@@ -76,8 +76,8 @@ func kind(m fs.FileMode) string {
 // Remove removes the directory at path, or the file that stood for a block
 // device, where it is empty, and the parents that are empty then. What holds
 // anything stays, with ErrHoldsData where that is path itself.
-func (l Layout) Remove(driver, path string) error {
-	dir, rel, err := l.split(driver, path)
+func (l Layout) Remove(path string) error {
+	dir, rel, err := l.split(path)
 	if err != nil {
 		return err
 	}
@@ -110,22 +110,11 @@ func (l Layout) Remove(driver, path string) error {
 	return nil
 }
 
-// split cuts a path where the driver may mount into the driver's folder and the
-// rest.
-func (l Layout) split(driver, path string) (dir, rel string, err error) {
-	dir = l.Driver(driver)
-	rel, err = filepath.Rel(dir, path)
-	if err != nil || !l.ours(path) || !filepath.IsLocal(rel) || !isBase(rel) {
-		return "", "", fmt.Errorf("%s: %w", path, ErrOutside)
-	}
-	return dir, rel, nil
-}
-
 // Unmount takes away every mount on path. It is for mounts that a driver said it
 // had taken away, or forgot: a mount that is busy is an error, never detached lazily.
 func (l Layout) Unmount(path string) error {
-	if !l.ours(path) {
-		return fmt.Errorf("%s: %w", path, ErrOutside)
+	if _, _, err := l.split(path); err != nil {
+		return err
 	}
 	for {
 		m, err := At(path)

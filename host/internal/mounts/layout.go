@@ -97,19 +97,14 @@ func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
 	return claim.VolumeRef{}, false
 }
 
-// ours says whether a path is where this package lets drivers mount.
-func (l Layout) ours(path string) bool {
-	rel, err := filepath.Rel(l.Dir, path)
-	if err != nil || !filepath.IsLocal(rel) {
-		return false
+// split cuts a path where this package lets drivers mount into the driver's
+// folder and the rest; any other path is ErrOutside.
+func (l Layout) split(path string) (dir, rel string, err error) {
+	if rel, err = filepath.Rel(l.Dir, path); err == nil && filepath.IsLocal(rel) {
+		parts := strings.SplitN(rel, string(filepath.Separator), 3)
+		if len(parts) == 3 && (parts[1] == stagingDir || parts[1] == workloadDir) {
+			return l.Driver(parts[0]), filepath.Join(parts[1:]...), nil
+		}
 	}
-	_, rest, _ := strings.Cut(rel, "/")
-	return isBase(rest)
-}
-
-// isBase says whether a path in a driver's folder is below one of the two that
-// it may mount into.
-func isBase(rel string) bool {
-	first, rest, _ := strings.Cut(rel, "/")
-	return (first == stagingDir || first == workloadDir) && rest != ""
+	return "", "", fmt.Errorf("%s: %w", path, ErrOutside)
 }

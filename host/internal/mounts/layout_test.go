@@ -78,8 +78,11 @@ func TestVolumeReadsBackEveryPath(t *testing.T) {
 			if ref, ok := l.Volume(path); !ok || ref != v {
 				t.Fatalf("%s is read as volume %q (%t), want %q", path, ref, ok, v)
 			}
-			if !strings.HasPrefix(path, l.Driver(driver)+"/") || filepath.Clean(path) != path || !l.ours(path) {
+			if !strings.HasPrefix(path, l.Driver(driver)+"/") || filepath.Clean(path) != path {
 				t.Fatalf("%s is not in the folder of driver %q", path, driver)
+			}
+			if dir, rel, err := l.split(path); err != nil || dir != l.Driver(driver) || filepath.Join(dir, rel) != path {
+				t.Fatalf("%s is cut into %s and %s: %v", path, dir, rel, err)
 			}
 		}
 		if strings.HasPrefix(staging, target) || strings.HasPrefix(target, staging) {

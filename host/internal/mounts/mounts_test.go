@@ -55,7 +55,7 @@ func newLayout(t *testing.T) Layout {
 func target(t *testing.T, l Layout) string {
 	t.Helper()
 	path := l.Target("d", redis, data, rw, "r")
-	must(t, l.Make("d", path))
+	must(t, l.Make(path))
 	return path
 }
 
@@ -74,7 +74,7 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 	}
 
 	bound := l.Target("d", redis, data, rw, "bound")
-	must(t, l.Make("d", bound))
+	must(t, l.Make(bound))
 	mount(t, path, bound, "", unix.MS_BIND)
 	b, err := At(bound)
 	must(t, err)
@@ -126,7 +126,7 @@ func TestBlockDeviceOnAFile(t *testing.T) {
 	testbin.RequireRoot(t, "block devices")
 	l := newLayout(t)
 	path := l.Target("d", redis, data, Usage{AttachmentMode: claim.BlockDevice, AccessMode: claim.SingleNodeWriter}, "r")
-	must(t, l.Make("d", filepath.Dir(path)))
+	must(t, l.Make(filepath.Dir(path)))
 	must(t, os.WriteFile(path, nil, 0o600))
 	if is, err := BlockDevice(path); is || err != nil {
 		t.Fatalf("a file is a block device: %t, %v", is, err)
@@ -139,7 +139,7 @@ func TestBlockDeviceOnAFile(t *testing.T) {
 		t.Errorf("the bind mount of the device is not in the table: %v, %v", m, err)
 	}
 	must(t, l.Unmount(path))
-	must(t, l.Remove("d", path))
+	must(t, l.Remove(path))
 	if is, err := BlockDevice(path); is || err != nil {
 		t.Errorf("what is not there: %t, %v", is, err)
 	}
@@ -190,7 +190,7 @@ func TestUnmountIsNeverLazy(t *testing.T) {
 	if m, err := At(path); m == nil || err != nil {
 		t.Errorf("the busy mount is gone: %v", err)
 	}
-	if err := l.Remove("d", path); err == nil {
+	if err := l.Remove(path); err == nil {
 		t.Error("a mount point was removed")
 	}
 	f.Close()
@@ -207,17 +207,11 @@ func TestOnlyDriversFoldersAreTouched(t *testing.T) {
 		elsewhere, l.Dir, l.Driver("d"), l.Driver("d") + "/staging", "/tmp", l.Dir + "/../x/staging/y",
 		l.Driver("d") + "/staging/../elsewhere/x",
 	} {
-		for what, err := range map[string]error{"Make": l.Make("d", path), "Remove": l.Remove("d", path), "Unmount": l.Unmount(path)} {
+		for what, err := range map[string]error{"Make": l.Make(path), "Remove": l.Remove(path), "Unmount": l.Unmount(path)} {
 			if !errors.Is(err, ErrOutside) {
 				t.Errorf("%s %s: %v, want ErrOutside", what, path, err)
 			}
 		}
-	}
-	if err := l.Make("other", l.Staging("d", data, rw)); !errors.Is(err, ErrOutside) {
-		t.Errorf("a path in another driver's folder: %v", err)
-	}
-	if err := l.Make("", l.Staging("d", data, rw)); !errors.Is(err, ErrOutside) {
-		t.Errorf("no driver: %v", err)
 	}
 	if m, _ := At(elsewhere); m == nil {
 		t.Error("the foreign mount is gone")
@@ -241,13 +235,13 @@ func TestLinksAreRefused(t *testing.T) {
 			namespace := filepath.Dir(filepath.Dir(path)) // d/staging/default, and "data" in it is the link
 			must(t, os.MkdirAll(namespace, 0o700))
 			symlink(t, to, filepath.Join(namespace, data.ID))
-			if err := l.Make("d", path); err == nil {
+			if err := l.Make(path); err == nil {
 				t.Error("Make went through the link")
 			}
-			if err := l.Make("d", filepath.Join(path, "deeper")); err == nil {
+			if err := l.Make(filepath.Join(path, "deeper")); err == nil {
 				t.Error("Make went through the link")
 			}
-			if err := l.Remove("d", path); err == nil {
+			if err := l.Remove(path); err == nil {
 				t.Error("Remove went through the link")
 			}
 			for _, dir := range []string{out, inside} {
@@ -265,7 +259,7 @@ func TestMakeRefusesALinkAsTheDirectoryItself(t *testing.T) {
 	path := l.Staging("d", data, rw)
 	must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	symlink(t, t.TempDir(), path)
-	if err := l.Make("d", path); err == nil {
+	if err := l.Make(path); err == nil {
 		t.Error("a link was taken for the directory")
 	}
 }
@@ -273,7 +267,7 @@ func TestMakeRefusesALinkAsTheDirectoryItself(t *testing.T) {
 func TestMakeIsPrivateAndRepeatable(t *testing.T) {
 	l := newLayout(t)
 	path := target(t, l)
-	must(t, l.Make("d", path))
+	must(t, l.Make(path))
 	for p := path; p != l.Dir; p = filepath.Dir(p) {
 		if info, err := os.Stat(p); err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("%s: %v, %v", p, info.Mode(), err)
@@ -284,30 +278,30 @@ func TestMakeIsPrivateAndRepeatable(t *testing.T) {
 func TestRemoveLeavesWhatHoldsAnything(t *testing.T) {
 	l := newLayout(t)
 	path, sibling := target(t, l), l.Target("d", redis, data, rw, "sibling")
-	must(t, l.Make("d", sibling))
+	must(t, l.Make(sibling))
 	file := filepath.Join(path, "file")
 	must(t, os.WriteFile(file, nil, 0o600))
-	if err := l.Remove("d", path); !errors.Is(err, ErrHoldsData) {
+	if err := l.Remove(path); !errors.Is(err, ErrHoldsData) {
 		t.Errorf("a directory with a file in it: %v", err)
 	}
 	must(t, os.Remove(file))
-	must(t, l.Remove("d", path))
+	must(t, l.Remove(path))
 	if _, err := os.Stat(sibling); err != nil {
 		t.Errorf("the sibling is gone: %v", err)
 	}
-	must(t, l.Remove("d", path)) // again: no error
+	must(t, l.Remove(path)) // again: no error
 
 	must(t, os.WriteFile(path, []byte("data"), 0o600))
-	if err := l.Remove("d", path); !errors.Is(err, ErrHoldsData) {
+	if err := l.Remove(path); !errors.Is(err, ErrHoldsData) {
 		t.Errorf("a file with data: %v", err)
 	}
 	must(t, os.Truncate(path, 0))
-	must(t, l.Remove("d", path))
-	must(t, l.Remove("d", sibling))
+	must(t, l.Remove(path))
+	must(t, l.Remove(sibling))
 	if entries, err := os.ReadDir(filepath.Join(l.Driver("d"), workloadDir)); err != nil || len(entries) != 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
-	if err := l.Remove("never", l.Staging("never", data, rw)); err != nil {
+	if err := l.Remove(l.Staging("never", data, rw)); err != nil {
 		t.Errorf("a driver without a folder: %v", err)
 	}
 	if _, err := os.Stat(l.Driver("never")); err == nil {
@@ -323,7 +317,7 @@ func TestMakeBesideRemove(t *testing.T) {
 		wg.Go(func() {
 			path := l.Staging("d", claim.VolumeRef{Namespace: "shared", ID: id}, rw)
 			for range 300 {
-				if err := l.Make("d", path); err != nil {
+				if err := l.Make(path); err != nil {
 					t.Errorf("make: %v", err)
 					return
 				}
@@ -331,7 +325,7 @@ func TestMakeBesideRemove(t *testing.T) {
 					t.Errorf("it was made and is not there: %v", err)
 					return
 				}
-				if err := l.Remove("d", path); err != nil {
+				if err := l.Remove(path); err != nil {
 					t.Errorf("remove: %v", err)
 					return
 				}
