@@ -20,15 +20,15 @@ type Layout struct {
 
 // Check makes sure that Dir is what it must be.
 func (l Layout) Check() error {
-	real, err := filepath.EvalSymlinks(l.Dir)
+	resolved, err := filepath.EvalSymlinks(l.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("resolve the folder of volumes: %w", err)
 	}
-	if real != l.Dir || !filepath.IsAbs(real) {
-		return fmt.Errorf("the folder of volumes, %s, is really %s: data_dir must be absolute, without links", l.Dir, real)
+	if resolved != l.Dir || !filepath.IsAbs(resolved) {
+		return fmt.Errorf("the folder of volumes, %s, is really %s: data_dir must be absolute, without links", l.Dir, resolved)
 	}
 	return nil
 }

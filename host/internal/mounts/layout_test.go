@@ -95,7 +95,7 @@ func TestVolumeReadsBackEveryPath(t *testing.T) {
 }
 
 func TestCheckRefusesALinkOnTheWay(t *testing.T) {
-	dir := real(t, t.TempDir())
+	dir := resolved(t, t.TempDir())
 	if err := (Layout{Dir: filepath.Join(dir, "not", "there")}).Check(); err != nil {
 		t.Errorf("a folder that is still to be made: %v", err)
 	}

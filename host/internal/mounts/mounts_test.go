@@ -25,7 +25,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func real(t *testing.T, path string) string {
+func resolved(t *testing.T, path string) string {
 	t.Helper()
 	p, err := filepath.EvalSymlinks(path)
 	must(t, err)
@@ -48,7 +48,7 @@ func mount(t *testing.T, source, target, fstype string, flags uintptr) {
 
 func newLayout(t *testing.T) Layout {
 	t.Helper()
-	return Layout{Dir: real(t, t.TempDir())}
+	return Layout{Dir: resolved(t, t.TempDir())}
 }
 
 // target makes the directory that a driver mounts on.
@@ -114,7 +114,7 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 
 func TestAtReadsOddNames(t *testing.T) {
 	testbin.RequireRoot(t, "mount points with spaces in their names")
-	path := filepath.Join(real(t, t.TempDir()), "a b\\040\tc")
+	path := filepath.Join(resolved(t, t.TempDir()), "a b\\040\tc")
 	must(t, os.Mkdir(path, 0o700))
 	mount(t, "odd", path, "tmpfs", 0)
 	if m, err := At(path); err != nil || m == nil || m.Source != "odd" {
@@ -222,7 +222,7 @@ func TestOnlyDriversFoldersAreTouched(t *testing.T) {
 func TestLinksAreRefused(t *testing.T) {
 	for name, to := range map[string]string{"out, absolute": "", "out, relative": "../../../../out", "inside": "../../inside"} {
 		t.Run(name, func(t *testing.T) {
-			base := real(t, t.TempDir())
+			base := resolved(t, t.TempDir())
 			l := Layout{Dir: filepath.Join(base, "csi")}
 			out, inside := filepath.Join(base, "out"), filepath.Join(l.Driver("d"), "inside")
 			if to == "" {

@@ -150,7 +150,7 @@ func (i *instance) letGo() {
 // unpin lets the mount namespace be forgotten. i.mu is held.
 func (i *instance) unpin() {
 	if i.pin != nil {
-		i.pin.Close()
+		_ = i.pin.Close()
 		i.pin = nil
 	}
 }

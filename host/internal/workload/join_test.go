@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 )
@@ -179,4 +180,24 @@ func TestAClosedManager(t *testing.T) {
 	if err := h.Running(ref("w"), p.pid()); !errors.Is(err, ErrClosed) {
 		t.Errorf("running: %v", err)
 	}
+}
+
+func TestStopAllWaitsForWhatItCan(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.volume(t, staged, "b")
+	h.start(t, spec("ends", "a"))
+	h.start(t, spec("hangs", "b"))
+	held := newGate()
+	h.on("unstage:before b", 1, held.hold)
+	if err := h.StopAll(100*time.Millisecond, "the host goes"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	h.ended(t, "ends")
+	close(held.open)
+	must(t, h.StopAll(patience, "the host goes"))
+	if w := h.ended(t, "hangs"); w.Message != "the host goes" {
+		t.Errorf("it says %q", w.Message)
+	}
+	h.clean(t)
 }

@@ -110,7 +110,7 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 		return Workload{}, err
 	}
 	for {
-		i, err := m.begin(spec, opts.Owner)
+		i, err := m.begin(spec, opts.Owner) //nolint:contextcheck // observing a process waits for nothing
 		if errors.Is(err, errReleasing) {
 			if err := m.await(ctx, i); err != nil {
 				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)

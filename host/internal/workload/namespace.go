@@ -24,22 +24,22 @@ type namespace struct {
 
 // private opens the mount namespace of a process; nil where it is the host's
 // own, which must never be emptied.
-func private(p *process.Process) (pin *os.File, ns *namespace, err error) {
+func private(ctx context.Context, p *process.Process) (pin *os.File, ns *namespace, err error) {
 	pin, theirs, err := namespaceOf(p.PID())
 	if err != nil {
 		return nil, nil, err
 	}
 	own, ours, err := namespaceOf(os.Getpid())
 	if err == nil {
-		own.Close()
+		_ = own.Close()
 		// p lives, so what was opened is its own and not that of a later process.
 		var again *process.Process
-		if again, err = process.Find(context.Background(), p.Ref()); err == nil {
+		if again, err = process.Find(ctx, p.Ref()); err == nil {
 			again.Release()
 		}
 	}
 	if err != nil || theirs == ours {
-		pin.Close()
+		_ = pin.Close()
 		return nil, nil, err
 	}
 	return pin, &theirs, nil
@@ -52,7 +52,7 @@ func namespaceOf(pid int) (*os.File, namespace, error) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		f.Close()
+		_ = f.Close()
 		return nil, namespace{}, fmt.Errorf("look at the mount namespace of process %d: %w", pid, err)
 	}
 	ns := namespace{Inode: st.Ino}
@@ -66,13 +66,13 @@ func namespaceOf(pid int) (*os.File, namespace, error) {
 // observeNamespace holds on to the namespace of a process that still lives. That
 // of one which is gone may live on with its children; without an ID it cannot be
 // told from a later one, and what lives in it is left alone.
-func (r *run) observeNamespace() error {
+func (r *run) observeNamespace(ctx context.Context) error {
 	ns := r.rec.MountNS
 	if ns == nil {
 		return nil
 	}
 	if r.process != nil {
-		pin, now, err := private(r.process)
+		pin, now, err := private(ctx, r.process)
 		if err != nil && !errors.Is(err, process.ErrGone) {
 			return err
 		}
@@ -80,7 +80,7 @@ func (r *run) observeNamespace() error {
 			r.pin = pin
 			return nil
 		}
-		pin.Close() // nil where there is none
+		_ = pin.Close() // nil where there is none
 	}
 	if ns.ID == 0 {
 		r.log.Warn("the workload's process is gone, and others may live on in its mount namespace: they are left alone", "workload", r.ref)
@@ -108,7 +108,7 @@ func (r *run) emptyNamespace(ctx context.Context, ns namespace) error {
 // killIn kills a process unless it is another one by now, or elsewhere. It says
 // whether there was one in the namespace, which may have left children.
 func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err error) {
-	p, err := process.Observe(pid)
+	p, err := process.Observe(pid) //nolint:contextcheck // it waits for nothing
 	if err != nil {
 		if errors.Is(err, process.ErrGone) {
 			return true, ctx.Err()
@@ -120,7 +120,7 @@ func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err 
 	if err != nil {
 		return true, ctx.Err() // it just ended
 	}
-	f.Close()
+	_ = f.Close()
 	if now != ns {
 		return false, nil
 	}

@@ -14,21 +14,23 @@ import (
 
 // observe opens the processes whose end releases the workload. One that is gone
 // already asks for the stop at once.
-func (r *run) observe() (err error) {
-	if r.owner, err = r.again("owner", r.rec.Owner); err != nil {
+func (r *run) observe(ctx context.Context) (err error) {
+	if r.owner, err = r.again(ctx, "owner", r.rec.Owner); err != nil {
 		return err
 	}
-	if r.process, err = r.again("process", r.rec.Process); err != nil {
+	if r.process, err = r.again(ctx, "process", r.rec.Process); err != nil {
 		return err
 	}
-	return r.observeNamespace()
+	return r.observeNamespace(ctx)
 }
 
-func (r *run) again(what string, ref *process.Ref) (*process.Process, error) {
+// again finds a process that an earlier process of the host observed; nil where
+// there is none.
+func (r *run) again(ctx context.Context, what string, ref *process.Ref) (*process.Process, error) {
 	if ref == nil {
 		return nil, nil
 	}
-	p, err := process.Find(context.Background(), *ref)
+	p, err := process.Find(ctx, *ref)
 	if errors.Is(err, process.ErrGone) {
 		r.askStop(fmt.Sprintf("its %s (pid %d) is gone", what, ref.PID))
 		return nil, nil
@@ -70,12 +72,12 @@ func ended(p *process.Process) <-chan struct{} {
 // ran notes which process is the workload, and its private mount namespace. The
 // instance lets go of p in the end, or at once where it is not noted.
 func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
-	pin, ns, err := private(p)
+	pin, ns, err := private(context.Background(), p)
 	noted := false
 	defer func() {
 		if !noted {
 			p.Release()
-			pin.Close() // nil where there is none
+			_ = pin.Close() // nil where there is none
 		}
 	}()
 	if err != nil {

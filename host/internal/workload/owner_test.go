@@ -288,7 +288,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 			c.change(rec)
 			must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Put(tx, key(ref("w")), rec) }))
 			if rec.MountNS.ID == 0 {
-				i, err := h.restore(rec)
+				i, err := h.restore(t.Context(), rec)
 				must(t, err)
 				i.letGo()
 				if i.rec.MountNS != nil {

@@ -45,7 +45,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	}
 	var restored []*instance
 	for _, rec := range found {
-		i, err := m.restore(rec)
+		i, err := m.restore(ctx, rec)
 		restored = append(restored, i)
 		if err != nil {
 			for _, i := range restored {
@@ -88,7 +88,7 @@ func (m *Manager) noteBoot() error {
 }
 
 // restore makes an instance of a record.
-func (m *Manager) restore(rec *record) (*instance, error) {
+func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 	i := newInstance(*rec)
 	i.resumed = true
 	if rec.BootID != m.bootID {
@@ -97,7 +97,7 @@ func (m *Manager) restore(rec *record) (*instance, error) {
 		return i, nil
 	}
 	r := &run{m, i}
-	if err := r.observe(); err != nil {
+	if err := r.observe(ctx); err != nil {
 		return i, fmt.Errorf("restore %s: %w", i, err)
 	}
 	if rec.State == Running {

@@ -205,7 +205,7 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
 				t.Fatalf("got %v, want %q (%v)", err, c.want, c.is)
 			}
-			if c.is != ErrInvalid && !errors.Is(err, ErrFailed) {
+			if !errors.Is(c.is, ErrInvalid) && !errors.Is(err, ErrFailed) {
 				t.Errorf("%v is no ErrFailed", err)
 			}
 			if after := h.happened(); !slices.Equal(before, after) {
