@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -60,6 +61,10 @@ func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.V
 		if err := r.unpublish(ctx, v); err != nil {
 			return err
 		}
+	}
+	// Whatever the walk did not find counts too: the claim goes after this.
+	if there, err := mounts.Below(targets); err != nil || len(there) > 0 {
+		return errors.Join(err, fmt.Errorf("below %s there are mounts still: %v", targets, there))
 	}
 	staged := m.Layout.StagingOf(v.Driver, v.Ref)
 	if found, err = fs.Glob(os.DirFS(staged), "*"); err != nil {

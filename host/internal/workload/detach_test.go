@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -100,6 +101,20 @@ func TestDetachOfAnUnknownWorkload(t *testing.T) {
 	}
 }
 
+// A mount that is nowhere a volume is published keeps the claim all the same.
+func TestDetachOfAnUnknownWorkloadLeavesNoMount(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	path := remade(t, filepath.Dir(h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a")))
+	must(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
+	c, v := h.claimOf(t, "w", "a")
+	if err := h.DetachUnknown(t.Context(), c, v); err == nil || !strings.Contains(err.Error(), "mounts still: [tmpfs of foreign") {
+		t.Errorf("got %v", err)
+	}
+	must(t, unix.Unmount(path, 0))
+	must(t, h.DetachUnknown(t.Context(), c, v))
+}
+
 // The last one is unstaged too, in a data directory with an odd name.
 func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 	dir := filepath.Join(newDir(t), "[o]dd*")
@@ -118,6 +133,43 @@ func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 	}
 	inOrder(t, h.happened(), "end w", "unpublish a", "unstage a")
 	must(t, h.ledger.NodeDetached(t.Context(), ref("w"), []claim.VolumeRef{volumeRef("a")})) // what the releaser does then
+	h.clean(t)
+}
+
+// The claims are the leader's to free: the workload has ended when they are.
+func TestTheLeaderFreesTheClaims(t *testing.T) {
+	h := newHost(t)
+	h.ledger.keep = true
+	h.volume(t, full, "a")
+	if h.Owns(ref("w")) {
+		t.Error("a workload that was never here is owned")
+	}
+	h.start(t, spec("w", "a"))
+	waits := newGate()
+	close(waits.open)
+	h.on("freed:before", 1, waits.hold)
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := h.Stop(context.Background(), ref("w"), "the test stops it", nil)
+		stopped <- err
+	}()
+	waits.await(t)
+	if w, err := h.Get(ref("w")); err != nil || w.State != Stopping || len(w.Mounts) > 0 || !h.Owns(ref("w")) {
+		t.Errorf("before the claims are freed: %+v, %v", w, err)
+	}
+	if c := h.ledger.claims(); len(c) != 1 || c[0].State != claim.NodeDetached {
+		t.Errorf("claims: %+v", c)
+	}
+	h = h.restart(t) // and the next process of the host waits on
+	h.eventually(t, "w", "stopping", func(w Workload) bool { return w.State == Stopping })
+	must(t, h.ledger.free(ref("w")))
+	h.ended(t, "w")
+	if err := <-stopped; !errors.Is(err, ErrClosed) {
+		t.Errorf("the stop in the process before says %v", err)
+	}
+	if h.Owns(ref("w")) {
+		t.Error("a workload that has ended is owned")
+	}
 	h.clean(t)
 }
 

@@ -9,6 +9,8 @@
 //   - Do and Undo may be called again at any time with the same outcome.
 //   - A claim is let go of only when nothing of its volume is mounted for the
 //     workload on this node any more.
+//   - No process is killed that is not known to be the workload's: neither a pid
+//     nor the number of a mount namespace is proof (see namespace).
 //   - One goroutine owns a workload (see instance): steps of two starts or stops
 //     of one workload never interleave.
 //
