@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -180,7 +181,10 @@ func background(t *testing.T, h *testhost.Host, spec, script string) (*exec.Cmd,
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	// Whoever waits for its output waits no longer than for anything else.
+	late := time.AfterFunc(testhost.Wait, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() {
+		late.Stop()
 		if cmd.ProcessState == nil {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
@@ -191,12 +195,14 @@ func background(t *testing.T, h *testhost.Host, spec, script string) (*exec.Cmd,
 
 func await(t *testing.T, lines *bufio.Scanner, want string) {
 	t.Helper()
+	var got []string
 	for lines.Scan() {
 		if lines.Text() == want {
 			return
 		}
+		got = append(got, lines.Text())
 	}
-	t.Fatalf("the workload ended without %q", want)
+	t.Fatalf("the workload ended without %q, it said %q", want, got)
 }
 
 func exitCode(cmd *exec.Cmd) int {
@@ -224,4 +230,24 @@ func mounted(h *testhost.Host, path string) bool {
 		}
 	}
 	return false
+}
+
+// A workload's mount namespace begins as a copy of the host's, with the mounts of
+// all other workloads in it.
+func TestRunningWorkloadKeepsNobodyElsesVolume(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "mine", "single-node-writer", "")
+		volume(h, d, "other", "single-node-writer", "")
+		h.Run("workload", "start", workload(h, "other", "other", ""))
+		cmd, lines := background(t, h, workload(h, "w", "mine", ""), "grep -c "+h.Path("data/csi")+" /proc/self/mountinfo; echo up; sleep infinity")
+		await(t, lines, "0")
+		await(t, lines, "up")
+		h.Run("workload", "stop", "other")
+		h.Run("volume", "delete", "other")
+		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		exitCode(cmd)
+		h.NothingInUse()
+	})
 }

@@ -267,8 +267,8 @@ func (h *Host) Refused(code int, words []string, args ...string) {
 		h.t.Fatalf("pannier %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), r.Code, code, r.Stdout, r.Stderr)
 	}
 	for _, w := range words {
-		if !strings.Contains(r.Stderr, w) {
-			h.t.Errorf("pannier %s does not say %q:\n%s", strings.Join(args, " "), w, r.Stderr)
+		if !strings.Contains(r.Stdout+r.Stderr, w) {
+			h.t.Errorf("pannier %s does not say %q:\n%s%s", strings.Join(args, " "), w, r.Stdout, r.Stderr)
 		}
 	}
 }

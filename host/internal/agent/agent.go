@@ -95,17 +95,13 @@ func (a *agent) open(ctx context.Context) error {
 }
 
 // close closes what is open, the last first. An agent for trying out takes its
-// workloads down before that, and its directory along.
+// workloads down before that: nobody would find them again.
 func (a *agent) close() error {
-	var errs []error
+	var stopped error
 	if a.cfg.Dev && a.workloads != nil {
-		errs = append(errs, a.workloads.StopAll(devStopTimeout, "the agent stops"))
+		stopped = a.workloads.StopAll(devStopTimeout, "the agent stops")
 	}
-	errs = append(errs, a.closers.Close())
-	if a.cfg.Dev && errors.Join(errs...) == nil {
-		errs = append(errs, os.RemoveAll(a.cfg.DataDir))
-	}
-	return errors.Join(errs...)
+	return errors.Join(stopped, a.closers.Close())
 }
 
 // devStopTimeout bounds how long an agent for trying out waits for its workloads.
@@ -173,7 +169,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	a.controllers = controllers.New(controllers.Config{
 		Node: a.cfg.Name, ClusterID: a.clusterID, Drivers: a.drivers, Storage: a.catalog.Storage, Secrets: a.unseal,
 	})
-	a.workloads = workload.New(a.cfg.Name, mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}, a.journal, a.log.Named("workload"), workload.Deps{
+	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
 		Storage: a.catalog.Storage, Secrets: a.unseal, Events: a.events,
 	})
@@ -211,12 +207,18 @@ func (a *agent) openServer(ctx context.Context) error {
 		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: a.httpAddress(),
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
-		Health: a.health, Leftovers: func() []string { return a.leftovers }, Plugins: a.plugins.Status,
+		VolumesDir: a.layout().Dir,
+		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Plugins: a.plugins.Status,
 		Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
 		Events: a.events, Sealer: a.sealer,
 	})
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)
+}
+
+// layout is where volumes are mounted.
+func (a *agent) layout() mounts.Layout {
+	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
 }
 
 // unseal opens a volume's secrets for one call.

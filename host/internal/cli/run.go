@@ -287,7 +287,7 @@ func countProcesses(n int) string {
 // plan says what the program is to find.
 func (r *run) plan(w *hostv1.Workload) launch.Plan {
 	exec := r.spec.GetExec()
-	plan := launch.Plan{Command: exec.GetCommand(), Args: exec.GetArgs(), User: r.user}
+	plan := launch.Plan{Command: exec.GetCommand(), Args: exec.GetArgs(), User: r.user, VolumesDir: w.GetVolumesDir()}
 	env := map[string]string{}
 	for _, kv := range os.Environ() {
 		if key, value, ok := strings.Cut(kv, "="); ok {

@@ -50,6 +50,7 @@ func (s *Server) shownWorkload(w workload.Workload) *hostv1.Workload {
 	out := &hostv1.Workload{
 		Spec: shownWorkloadSpec(w.Spec), Node: s.cfg.Name, State: string(w.State), Message: w.Message,
 		StartedAt: timestamp(w.StartedAt), EndedAt: timestamp(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
+		VolumesDir: s.cfg.VolumesDir,
 	}
 	if w.State == workload.Stopping && w.Waiting != "" {
 		out.Message = w.Waiting

@@ -36,6 +36,8 @@ type Config struct {
 	// What Status tells of the agent.
 	Name, Version, Datacenter, DataDir string
 	StartedAt                          time.Time
+	// VolumesDir is where the host mounts volumes.
+	VolumesDir string
 	// Health says what is wrong with the agent now; nothing: it is ready. It is
 	// called often and must not block.
 	Health func() (reasons []string)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -47,6 +48,9 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 		return fmt.Errorf("read the plan: %w", err)
 	}
 	if err := bindAll(plan.Mounts); err != nil {
+		return err
+	}
+	if err := letGo(plan.VolumesDir); err != nil {
 		return err
 	}
 	if err := reports.Encode(report{Ready: true}); err != nil {
@@ -155,6 +159,27 @@ func bindAll(mounts []Mount) error {
 	for _, i := range order {
 		if err := bind(sources[i], mounts[i]); err != nil {
 			return fmt.Errorf("bind %s at %s: %w", mounts[i].Source, mounts[i].Destination, err)
+		}
+	}
+	return nil
+}
+
+// letGo takes away this namespace's copies of the host's mounts of volumes. Where
+// the host's mounts do not propagate, they would keep other workloads' volumes
+// in use for as long as the program runs.
+func letGo(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	copies, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("read the mount table: %w", err)
+	}
+	for _, m := range slices.Backward(copies) {
+		err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		// The host may have taken it away meanwhile, here too.
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("let go of %s: %w", m.Mountpoint, err)
 		}
 	}
 	return nil

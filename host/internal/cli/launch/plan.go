@@ -11,6 +11,9 @@ import (
 // it is in an argument list.
 type Plan struct {
 	Mounts []Mount `json:"mounts"`
+	// VolumesDir is where the host mounts everyone's volumes: the namespace's copies of
+	// these mounts are taken away. Empty: there are none.
+	VolumesDir string `json:"volumes_dir,omitempty"`
 	// Command is looked up in the PATH of Env, in the new namespace.
 	Command string   `json:"command"`
 	Args    []string `json:"args"`

@@ -272,7 +272,12 @@ type Workload struct {
 	// owner_pid is the process whose end releases the workload; 0: none.
 	OwnerPid int64 `protobuf:"varint,9,opt,name=owner_pid,json=ownerPid,proto3" json:"owner_pid,omitempty"`
 	// pid of the workload's own process; 0: none.
-	Pid           int64 `protobuf:"varint,10,opt,name=pid,proto3" json:"pid,omitempty"`
+	Pid int64 `protobuf:"varint,10,opt,name=pid,proto3" json:"pid,omitempty"`
+	// volumes_dir is where the host mounts the volumes of all its workloads. Whoever
+	// gives the workload a mount namespace of its own must let go of what is mounted
+	// below it there, once the workload's own volumes are bound: a copy of another
+	// workload's mount would keep that volume in use.
+	VolumesDir    string `protobuf:"bytes,11,opt,name=volumes_dir,json=volumesDir,proto3" json:"volumes_dir,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +380,13 @@ func (x *Workload) GetPid() int64 {
 		return x.Pid
 	}
 	return 0
+}
+
+func (x *Workload) GetVolumesDir() string {
+	if x != nil {
+		return x.VolumesDir
+	}
+	return ""
 }
 
 // Mount is what a workload needs of one volume.
@@ -1155,7 +1167,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xff\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa0\x03\n" +
 	"\bWorkload\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -1168,7 +1180,9 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\bended_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1b\n" +
 	"\towner_pid\x18\t \x01(\x03R\bownerPid\x12\x10\n" +
 	"\x03pid\x18\n" +
-	" \x01(\x03R\x03pid\"\xcd\x01\n" +
+	" \x01(\x03R\x03pid\x12\x1f\n" +
+	"\vvolumes_dir\x18\v \x01(\tR\n" +
+	"volumesDir\"\xcd\x01\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +

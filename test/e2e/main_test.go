@@ -1,0 +1,9 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/pannier/pannier/test/testns"
+)
+
+func TestMain(m *testing.M) { testns.Main(m) }

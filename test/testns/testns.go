@@ -1,0 +1,80 @@
+// Package testns runs a package's tests in a mount namespace of their own, in
+// which mounts propagate as they do on a host with systemd.
+//
+// Without it, every program that makes a namespace meanwhile, in the tests of
+// another package say, would get a copy of our mounts and keep our volumes in use
+// for as long as it runs.
+package testns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// envParent is set in the namespace, to the process that made it.
+const envParent = "PANNIER_TEST_NAMESPACE"
+
+// Main is what a package's TestMain calls. It does not return. Without root the
+// tests run where they are, and skip what needs root.
+func Main(m *testing.M) {
+	if os.Geteuid() != 0 {
+		os.Exit(m.Run())
+	}
+	switch os.Getenv(envParent) {
+	case strconv.Itoa(os.Getppid()): // the first process in it
+		if err := prepare(); err != nil {
+			fmt.Fprintln(os.Stderr, "prepare the tests' mount namespace:", err)
+			os.Exit(1)
+		}
+		os.Exit(m.Run())
+	case "":
+		os.Exit(runInNamespace())
+	default: // a process that a test has started from its own program
+		os.Exit(m.Run())
+	}
+}
+
+func runInNamespace() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), envParent+"="+strconv.Itoa(os.Getpid()))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// prepare gives back what the new namespace got a copy of, since it would keep the
+// volumes of others in use, and lets its mounts propagate to the namespaces that are
+// made in it.
+func prepare() error {
+	loops, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(m.Source, "/dev/loop"), false
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(loops) {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
+		}
+	}
+	return unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, "")
+}
