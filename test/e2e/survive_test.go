@@ -149,10 +149,12 @@ func TestStopWhileTheDriverIsDown(t *testing.T) {
 		}
 		return nil
 	})
-	h.Kill() // and the host forgets none of it
-	_ = stop.Wait()
+	h.Kill() // and the host forgets none of it, nor does the command give up
 	h.Launch()
 	d.start(t)
+	if err := stop.Wait(); err != nil {
+		t.Errorf("the stop came to %v", err)
+	}
 	h.NothingInUse()
 	d.kill()
 	h.Eventually("the driver is deregistered", func() error {

@@ -18,7 +18,16 @@ import (
 // Mounts lists what is mounted below the host's directory.
 func (h *Host) Mounts() []string {
 	h.t.Helper()
-	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(h.Dir))
+	table := "/proc/self/mountinfo"
+	if h.Namespace != 0 {
+		table = fmt.Sprintf("/proc/%d/mountinfo", h.Namespace)
+	}
+	f, err := os.Open(table)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer f.Close()
+	found, err := mountinfo.GetMountsFromReader(f, mountinfo.PrefixFilter(h.Dir))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -117,8 +126,8 @@ func (h *Host) cleanUp() {
 		time.Sleep(5 * time.Millisecond)
 	}
 	for _, path := range slices.Backward(h.Mounts()) {
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			h.t.Errorf("unmount %s: %v", path, err)
+		if out, err := h.inNamespace("umount", "-l", path).CombinedOutput(); err != nil {
+			h.t.Errorf("unmount %s: %v: %s", path, err, out)
 		}
 	}
 	for _, dev := range h.Loops() {

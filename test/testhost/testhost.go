@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,9 @@ type Host struct {
 	Pannier string
 	// PluginDir holds the host's own copies of the plugins.
 	PluginDir string
+	// Namespace is a process in whose mount namespace the agent and the commands
+	// run; 0 is the test's own. It is set before Start.
+	Namespace int
 
 	agent *exec.Cmd
 	ended chan struct{}
@@ -132,7 +136,7 @@ func (h *Host) Launch() {
 		h.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
+	cmd := h.inNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)
@@ -228,9 +232,19 @@ type Result struct {
 	Code           int
 }
 
+// inNamespace prepares a program that runs in the host's mount namespace, with
+// the process id that exec.Cmd has.
+func (h *Host) inNamespace(program string, args ...string) *exec.Cmd {
+	if h.Namespace == 0 {
+		return exec.Command(program, args...)
+	}
+	enter := []string{"--target", strconv.Itoa(h.Namespace), "--mount", "--", program}
+	return exec.Command("nsenter", append(enter, args...)...)
+}
+
 // Command prepares a command of the CLI.
 func (h *Host) Command(args ...string) *exec.Cmd {
-	cmd := exec.Command(h.Pannier, args...)
+	cmd := h.inNamespace(h.Pannier, args...)
 	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.Socket(), "NO_COLOR=1")
 	return cmd
 }

@@ -166,12 +166,11 @@ func (a *agent) openDrivers(ctx context.Context) error {
 		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
 		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
 	})
-	a.controllers = controllers.New(controllers.Config{
-		Node: a.cfg.Name, ClusterID: a.clusterID, Drivers: a.drivers, Storage: a.catalog.Storage, Secrets: a.unseal,
-	})
+	calls := drivers.Caller{Drivers: a.drivers, Storage: a.catalog.Do}
+	a.controllers = controllers.New(controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: calls, Secrets: a.unseal})
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
-		Storage: a.catalog.Storage, Secrets: a.unseal, Events: a.events,
+		Calls: calls, Secrets: a.unseal, Events: a.events,
 	})
 	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) })
 	return a.drivers.Open(ctx, a.declared())

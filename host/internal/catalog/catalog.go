@@ -53,8 +53,30 @@ func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release f
 		return nil, nil, fmt.Errorf("storage: plugin %q: %w: it is %s, and %s is needed", name, ErrWrongKind, lease.Kind, storage.Kind)
 	}
 	prefix := "storage(" + name + ")"
-	return storage.NewClient(&conn{ClientConnInterface: lease.Conn, prefix: prefix}), lease.Release, nil
+	return storage.NewClient(&conn{ClientConnInterface: lease.Conn, prefix: prefix, ended: lease.Ended}), lease.Release, nil
 }
+
+// Do runs fn with the storage plugin, within CallTimeout. When the plugin's process
+// ends in the middle of a call, fn is run again with the next one: all of a
+// storage plugin's calls may be repeated.
+func (c *Catalog) Do(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		client, release, err := c.Storage(ctx)
+		if err != nil {
+			return err
+		}
+		err = fn(ctx, client)
+		release()
+		if !errors.Is(err, errEnded) || try == maxTries {
+			return err
+		}
+	}
+}
+
+// maxTries bounds how often a call is made that ends the plugin each time.
+const maxTries = 4
 
 // pick names the plugin of a kind: the preferred one where it exists, else the
 // only one. What kind a plugin has is known once it has come up, so pick may have

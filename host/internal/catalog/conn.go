@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 )
 
@@ -19,7 +20,14 @@ const CallTimeout = 150 * time.Second
 type conn struct {
 	grpc.ClientConnInterface
 	prefix string // kind(name)
+	ended  <-chan struct{}
 }
+
+// errEnded: the plugin's process ended in the middle of the call.
+var errEnded = errors.New("the plugin ended")
+
+// endWait is how long after a broken connection the end of the process may be seen.
+const endWait = time.Second
 
 // Invoke is a unary call.
 func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
@@ -53,13 +61,29 @@ func (c *conn) wrap(err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
 	}
-	return &callError{prefix: c.prefix, err: err}
+	return &callError{prefix: c.prefix, err: err, ended: status.Code(err) == codes.Unavailable && c.hasEnded()}
+}
+
+// hasEnded tells a connection that broke with its process from one that is whole:
+// a driver may be unavailable too.
+func (c *conn) hasEnded() bool {
+	g, ok := c.ClientConnInterface.(*grpc.ClientConn)
+	if ok && g.GetState() == connectivity.Ready {
+		return false
+	}
+	select {
+	case <-c.ended:
+		return true
+	case <-time.After(endWait):
+		return false
+	}
 }
 
 // callError is an error of a call to a plugin.
 type callError struct {
 	prefix string
 	err    error
+	ended  bool
 }
 
 func (e *callError) Error() string { return e.prefix + ": " + status.Convert(e.err).Message() }
@@ -77,6 +101,8 @@ func (e *callError) GRPCStatus() *status.Status {
 // by its own name again.
 func (e *callError) Is(target error) bool {
 	switch target {
+	case errEnded:
+		return e.ended
 	case context.Canceled:
 		return status.Code(e.err) == codes.Canceled
 	case context.DeadlineExceeded:

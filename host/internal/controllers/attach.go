@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/sdk/storage"
 )
+
+// defaultAttachWait is how long an attach, which is a step of a workload's start, waits
+// for a driver that is not healthy, as one that is being restarted.
+const defaultAttachWait = 30 * time.Second
 
 // Attach makes a volume available on a node and returns the driver's publish
 // context (CSI spec, ControllerPublishVolume). Where the driver has no controller
@@ -20,7 +25,7 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability sto
 		return nil, err
 	}
 	defer unlock()
-	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		if !attaches(d) {
 			return nil
 		}
@@ -44,13 +49,13 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability sto
 // fails where that cannot be told: for a driver that is not on this node, or that
 // has not answered yet.
 func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
-	d, err := c.cfg.Drivers.Get(driverID)
+	d, err := c.cfg.Calls.Drivers.Get(driverID)
 	if err != nil {
 		return false, err
 	}
 	if fp := d.Fingerprint; !d.Healthy && fp.Provider == "" && fp.Controller == nil && fp.Node == nil {
 		return false, fmt.Errorf("driver %q: %w, so it is not known whether it attaches volumes: %s (see: pannier driver status %s)",
-			driverID, ErrUnhealthy, d.Message, driverID)
+			driverID, drivers.ErrUnhealthy, d.Message, driverID)
 	}
 	return attaches(d), nil
 }

@@ -25,22 +25,22 @@ type plugin struct {
 	detached []string
 	created  []storage.CreateRequest
 	volumes  []storage.Volume // of any call
-	deadline time.Time        // of the last call
 	err      error            // what every call answers
 	entered  chan string      // where set: an attach tells that it began, and ends when proceed lets it
 	proceed  chan struct{}
 	leases   int
 }
 
-func (p *plugin) lease(context.Context) (storage.Client, func(), error) {
+func (p *plugin) do(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.leases++
-	return p, func() {
+	p.mu.Unlock()
+	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.leases--
-	}, nil
+	}()
+	return fn(ctx, p)
 }
 
 func (p *plugin) begin(ctx context.Context, name string, v storage.Volume) error {
@@ -51,7 +51,7 @@ func (p *plugin) begin(ctx context.Context, name string, v storage.Volume) error
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.volumes = append(p.volumes, v)
-	p.deadline, _ = ctx.Deadline()
+
 	return p.err
 }
 
@@ -88,6 +88,8 @@ func (p *plugin) Expand(ctx context.Context, _ storage.Driver, req storage.Expan
 
 type registry map[string]drivers.Driver
 
+func (r registry) Changed() <-chan struct{} { return nil }
+
 func (r registry) Get(id string) (drivers.Driver, error) {
 	if d, ok := r[id]; ok {
 		return d, nil
@@ -117,12 +119,14 @@ func open(p *plugin, all ...drivers.Driver) *Controllers {
 	for _, d := range all {
 		r[d.ID] = d
 	}
-	return New(Config{Node: "n1", ClusterID: "c1", Drivers: r, Storage: p.lease, Secrets: func(v claim.Volume) (map[string]string, error) {
+	c := New(Config{Node: "n1", ClusterID: "c1", Calls: drivers.Caller{Drivers: r, Storage: p.do}, Secrets: func(v claim.Volume) (map[string]string, error) {
 		if string(v.SealedSecrets) == "damaged" {
 			return nil, errSecrets
 		}
 		return map[string]string{"password": "of " + v.ID}, nil
 	}})
+	c.attachWait = 0
+	return c
 }
 
 var vol = claim.Volume{
@@ -147,9 +151,6 @@ func TestAttach(t *testing.T) {
 	if req.NodeID != "driver-n1" || req.ReadOnly || req.Volume.ExternalID != "ext-0" || req.Volume.Name != "mysql" ||
 		req.Volume.Secrets["password"] != "of mysql" || req.Volume.Context["endpoint"] != "e" || req.Volume.Capability.AccessMode != storage.SingleNodeWriter {
 		t.Errorf("the driver was asked %+v", req)
-	}
-	if left := time.Until(p.deadline); left < 2*time.Minute || left > callTimeout {
-		t.Errorf("the call has %s", left)
 	}
 	reader := storage.Capability{AccessMode: storage.MultiNodeReaderOnly, AttachmentMode: storage.FileSystem}
 	if _, err := c.Attach(t.Context(), vol, reader, "n1"); err != nil || !p.attached[1].ReadOnly {
@@ -197,7 +198,7 @@ func TestErrorsNameWhatWasTried(t *testing.T) {
 		says   []string
 	}{
 		"unknown driver":    {volume: on("other"), node: "n1", is: drivers.ErrNotFound, says: []string{`attach volume "mysql"`, `node "n1"`, `driver "other"`}},
-		"unhealthy driver":  {volume: on("sick"), node: "n1", is: ErrUnhealthy, says: []string{`driver "sick"`, "socket is gone", "pannier driver status sick"}},
+		"unhealthy driver":  {volume: on("sick"), node: "n1", is: drivers.ErrUnhealthy, says: []string{`driver "sick"`, "socket is gone", "pannier driver status sick"}},
 		"other node":        {volume: on("d"), node: "n2", says: []string{`node "n2"`, "not known"}},
 		"no node id":        {volume: on("nameless"), node: "n1", says: []string{"NodeGetInfo"}},
 		"secrets":           {volume: damaged, node: "n1", is: errSecrets, says: []string{"open the secrets"}},
@@ -228,7 +229,7 @@ func TestErrorsNameWhatWasTried(t *testing.T) {
 	}
 
 	c := open(&plugin{}, sick, silent)
-	if _, err := c.NeedsDetach("silent"); !errors.Is(err, ErrUnhealthy) {
+	if _, err := c.NeedsDetach("silent"); !errors.Is(err, drivers.ErrUnhealthy) {
 		t.Errorf("a driver that never answered: %v", err)
 	}
 	if needs, err := c.NeedsDetach("sick"); err != nil || !needs {

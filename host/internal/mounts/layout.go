@@ -97,6 +97,15 @@ func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
 	return claim.VolumeRef{}, false
 }
 
+// Published is Volume for the paths at which volumes are published.
+func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
+	rel, err := filepath.Rel(l.Dir, path)
+	if parts := strings.SplitN(rel, string(filepath.Separator), 3); err != nil || len(parts) < 3 || parts[1] != workloadDir {
+		return claim.VolumeRef{}, false
+	}
+	return l.Volume(path)
+}
+
 // split cuts a path where this package lets drivers mount into the driver's
 // folder and the rest; any other path is ErrOutside.
 func (l Layout) split(path string) (dir, rel string, err error) {

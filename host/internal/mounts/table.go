@@ -3,7 +3,6 @@ package mounts
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -61,10 +60,9 @@ func list(want func(path string) bool) ([]Mount, error) {
 	}
 	found := make([]Mount, 0, len(infos))
 	for _, i := range infos {
-		options := strings.Split(i.Options+","+i.VFSOptions, ",")
 		found = append(found, Mount{
 			Path: filepath.Clean(i.Mountpoint), Source: i.Source, FSType: i.FSType, Root: i.Root,
-			Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: slices.Contains(options, "ro"),
+			Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: readOnly(i),
 		})
 	}
 	return found, nil

@@ -27,7 +27,7 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, drivers.ErrClosed, controllers.ErrUnhealthy, errStopping,
+		workload.ErrClosed, drivers.ErrClosed, drivers.ErrUnhealthy, errStopping,
 	}},
 	{connect.CodeNotFound, []error{
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound,

@@ -242,9 +242,12 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	registry := drivers.New(drivers.Config{DataDir: dir, Logger: log, Storage: h.fake.lease, Events: h.bus})
 	must(t, registry.Open(h.ctx, []drivers.Spec{{ID: "fake", Endpoint: "unix://" + dir + "/fake.sock"}}))
 	t.Cleanup(func() { must(t, registry.Close(true)) })
-	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: "c1", Drivers: registry, Storage: h.fake.lease, Secrets: unseal})
+	calls := drivers.Caller{Drivers: registry, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+		return fn(ctx, h.fake)
+	}}
+	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: "c1", Calls: calls, Secrets: unseal})
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Storage: h.fake.lease, Secrets: unseal, Events: h.bus,
+		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Calls: calls, Secrets: unseal, Events: h.bus,
 	})
 	_, err = manager.Open(h.ctx)
 	must(t, err)

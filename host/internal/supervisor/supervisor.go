@@ -276,6 +276,8 @@ type Lease struct {
 	Conn    grpc.ClientConnInterface
 	Kind    string // such as "storage.v1"
 	Version string
+	// Ended is closed when the generation's process has ended.
+	Ended   <-chan struct{}
 	Release func() // must be called; further calls do nothing
 }
 
@@ -291,7 +293,7 @@ func (s *Supervisor) Acquire(ctx context.Context, name string) (Lease, error) {
 	if err != nil {
 		return Lease{}, err
 	}
-	return Lease{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Release: release}, nil
+	return Lease{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Ended: gen.run.proc.Done(), Release: release}, nil
 }
 
 // WaitReady waits until a plugin is up. Errors are those of Acquire.

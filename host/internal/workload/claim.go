@@ -58,7 +58,7 @@ func (r *run) prepare(ctx context.Context, v *volume) (claim.Claim, error) {
 	if err != nil {
 		return claim.Claim{}, err
 	}
-	driver, err := r.awaitDriver(ctx, info.PluginID)
+	driver, err := r.Calls.Await(ctx, info.PluginID, r.limits.driver)
 	if err != nil {
 		return claim.Claim{}, err
 	}

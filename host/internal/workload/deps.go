@@ -50,8 +50,7 @@ type Deps struct {
 	Ledger     Ledger
 	Controller Controller
 	Drivers    Drivers
-	// Storage leases a storage plugin; release must be called.
-	Storage func(ctx context.Context) (c storage.Client, release func(), err error)
+	Calls      drivers.Caller
 	// Secrets opens a volume's sealed secrets.
 	Secrets func(v claim.Volume) (map[string]string, error)
 	Events  *events.Bus

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
@@ -62,7 +63,9 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	}
 	out.Manager = New(here, layout, j, hclog.NewNullLogger(), Deps{
 		Ledger: l, Controller: controller{out.driver}, Drivers: out.drivers, Events: out.bus,
-		Storage: func(context.Context) (storage.Client, func(), error) { return out.driver, func() {}, nil },
+		Calls: drivers.Caller{Drivers: out.drivers, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+			return fn(ctx, out.driver)
+		}},
 		Secrets: func(claim.Volume) (map[string]string, error) { return map[string]string{"user": "admin"}, nil },
 	})
 	out.limits = limits{

@@ -32,7 +32,7 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 	if err := r.Layout.Make(filepath.Dir(v.Target)); err != nil {
 		return fmt.Errorf("make the directory of volume %q: %w", v.Ref, err)
 	}
-	err = r.call(ctx, "publish", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	err = r.call(ctx, "publish", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		req := storage.PublishRequest{
 			Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
 		}
@@ -76,7 +76,7 @@ func (r *run) published(v *volume) (*mounts.Mount, error) {
 
 // unpublish takes the mount of this request away.
 func (r *run) unpublish(ctx context.Context, v *volume) error {
-	err := r.call(ctx, "unpublish", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	err := r.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		return c.Unpublish(ctx, d.Ref(), v.known(), d.Translate(v.Target))
 	})
 	if err != nil {

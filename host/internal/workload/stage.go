@@ -55,7 +55,7 @@ func (r *run) stageNow(ctx context.Context, v *volume) error {
 	if err := r.Layout.Make(v.Staging); err != nil {
 		return fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err)
 	}
-	return r.call(ctx, "stage", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	return r.call(ctx, "stage", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		return c.Stage(ctx, d.Ref(), storage.StageRequest{
 			Volume: asked, PublishContext: v.PublishContext, StagingPath: d.Translate(v.Staging),
 		})
@@ -87,7 +87,7 @@ func (r *run) unstage(ctx context.Context, v *volume) error {
 }
 
 func (r *run) unstageNow(ctx context.Context, v *volume) error {
-	err := r.call(ctx, "unstage", v, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	err := r.call(ctx, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		return c.Unstage(ctx, d.Ref(), v.known(), d.Translate(v.Staging))
 	})
 	if err != nil {

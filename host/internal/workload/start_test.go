@@ -185,7 +185,7 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 		"no node service": {func(t *testing.T, h *host, _ *Spec) {
 			h.drivers.set(full, func(d *drivers.Driver) { d.Fingerprint.Node = nil })
 		}, "no node service", nil},
-		"unhealthy driver": {func(t *testing.T, h *host, _ *Spec) { h.limits.driver = 1; h.drivers.healthy(full, false) }, "has not been healthy for", nil},
+		"unhealthy driver": {func(t *testing.T, h *host, _ *Spec) { h.limits.driver = 1; h.drivers.healthy(full, false) }, "the driver is not healthy: the test took it away", nil},
 		"held by another":  {func(t *testing.T, h *host, _ *Spec) { h.volume(t, full, "b", single); h.start(t, spec("other", "b")) }, `held by workload "other"`, claim.ErrHeld},
 		"used in two ways": {func(t *testing.T, h *host, s *Spec) {
 			h.volume(t, full, "b", single, claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})

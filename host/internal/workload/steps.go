@@ -10,7 +10,7 @@ var steps = []step{
 	{name: "claim", do: (*run).claim, undo: (*run).release},
 	{name: "attach", each: true, when: attaches, do: (*run).attach, undo: (*run).leaveAttachment},
 	{name: "stage", each: true, when: stages, do: (*run).stage, undo: (*run).unstage},
-	{name: "publish", each: true, do: (*run).publish, undo: (*run).unpublish},
+	{name: "publish", each: true, do: (*run).publish, undo: (*run).withdraw},
 }
 
 // step is one reversible action. Do and Undo are told the volume where the step
