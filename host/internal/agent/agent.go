@@ -107,12 +107,25 @@ func (a *agent) close() error {
 // devStopTimeout bounds how long an agent for trying out waits for its workloads.
 const devStopTimeout = 20 * time.Second
 
-func (a *agent) openDataDir(context.Context) error {
+func (a *agent) openDataDir(ctx context.Context) error {
 	a.events = events.New(recentEvents)
-	if err := os.MkdirAll(a.cfg.DataDir, 0o700); err != nil {
+	// What lies in it has modes of its own; a plugin that runs as another user has to
+	// get through.
+	if err := os.MkdirAll(a.cfg.DataDir, 0o711); err != nil {
 		return err
 	}
-	return os.Chmod(a.cfg.DataDir, 0o700)
+	// The kernel's mount table has real paths.
+	dir, err := filepath.EvalSymlinks(a.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	a.cfg.DataDir = dir
+	lock, err := lockDir(ctx, dir)
+	if err != nil {
+		return err
+	}
+	a.closers.add(lock.Close)
+	return nil
 }
 
 func (a *agent) openJournal(context.Context) (err error) {

@@ -152,8 +152,8 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 		case !s.Spec.equal(spec):
 			return nil, fmt.Errorf("workload %q: %w; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, spec.ID)
 		case s.OwnerPID != owner:
-			return nil, fmt.Errorf("workload %q: %w: it belongs to process %d, this call to %d; stop it first: pannier workload stop %s",
-				spec.WorkloadRef, ErrConflict, s.OwnerPID, owner, spec.ID)
+			return nil, fmt.Errorf("workload %q: %w: it belongs to %s, this call to %s; stop it first: pannier workload stop %s",
+				spec.WorkloadRef, ErrConflict, whose(s.OwnerPID), whose(owner), spec.ID)
 		default:
 			return i, nil
 		}
@@ -179,6 +179,13 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 	}
 	m.launch(i)
 	return i, nil
+}
+
+func whose(owner int) string {
+	if owner == 0 {
+		return "no process (pannier workload start)"
+	}
+	return fmt.Sprintf("process %d", owner)
 }
 
 // launch gives the instance its goroutine. m.mu is held.

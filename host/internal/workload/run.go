@@ -216,8 +216,12 @@ func (r *run) takeDown(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.log.Warn("the workload is not released yet, it is tried again", "workload", r.ref, "error", err)
-		_ = r.update(nil, 0, func(rec *record) { rec.Waiting = err.Error() })
+		_ = r.update(nil, 0, func(rec *record) {
+			if rec.Waiting != err.Error() { // said once, however often it is tried
+				r.log.Warn("the workload is not released yet, it is tried again", "workload", r.ref, "error", err)
+			}
+			rec.Waiting = err.Error()
+		})
 		select {
 		case <-ctx.Done():
 			return
