@@ -67,6 +67,15 @@ func (d *Driver) AttachedTo(id string) []string {
 	return nil
 }
 
+// Forget makes the driver lose all that it knows, as one does whose state was in
+// memory or on a disk that is gone. Mounts stay.
+func (d *Driver) Forget() {
+	d.backend.mu.Lock()
+	defer d.backend.mu.Unlock()
+	d.backend.volumes, d.backend.snapshots = nil, nil
+	clear(d.backend.names)
+}
+
 func (b *backend) find(id string) *volume {
 	for _, v := range b.volumes {
 		if v.GetVolumeId() == id {

@@ -58,6 +58,7 @@ type Driver struct {
 	served   sync.WaitGroup
 	arrived  chan struct{} // closed and replaced when a call arrives
 	mounted  []string      // in their order, with those that are gone again
+	watch    watch
 }
 
 // Start serves a driver until the test ends.
@@ -94,6 +95,15 @@ func (d *Driver) Script(rpc string, faults ...Fault) {
 	defer d.mu.Unlock()
 	d.scripts[rpc] = append(d.scripts[rpc], faults...)
 }
+
+// ScriptVolume is Script for the calls that are about one volume, by its id.
+// It comes before what Script says of the RPC.
+func (d *Driver) ScriptVolume(volume, rpc string, faults ...Fault) {
+	d.Script(scriptOf(rpc, volume), faults...)
+}
+
+// scriptOf is the key of a volume's own script.
+func scriptOf(rpc, volume string) string { return rpc + " " + volume }
 
 // Always makes every call of an RPC that no script is left for do f. A zero
 // Fault ends that.
@@ -233,7 +243,14 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	fault, end := d.begin(call)
 	defer end()
 	return recovered(func() (any, error) {
-		return fault.run(ctx, d, func() (any, error) { return handler(ctx, req) })
+		return fault.run(ctx, d, func() (any, error) {
+			d.watch.before(req)
+			resp, err := handler(ctx, req)
+			if err == nil {
+				d.watch.after(req)
+			}
+			return resp, err
+		})
 	})
 }
 
@@ -251,9 +268,11 @@ func (d *Driver) begin(call Call) (fault Fault, end func()) {
 		defer d.mu.Unlock()
 		d.inFlight[volume]--
 	}
-	if script := d.scripts[call.RPC]; len(script) > 0 {
-		d.scripts[call.RPC] = script[1:]
-		return script[0], end
+	for _, key := range []string{scriptOf(call.RPC, volume), call.RPC} {
+		if script := d.scripts[key]; len(script) > 0 {
+			d.scripts[key] = script[1:]
+			return script[0], end
+		}
 	}
 	if f, ok := d.always[call.RPC]; ok {
 		return f, end

@@ -99,6 +99,11 @@ func Reply(resp proto.Message) Fault {
 	}}
 }
 
+// Lie answers with resp and does nothing.
+func Lie(resp proto.Message) Fault {
+	return Fault{"lie", func(context.Context, *Driver, func() (any, error)) (any, error) { return resp, nil }}
+}
+
 func recovered(f func() (any, error)) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
