@@ -11,6 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/crashpoint"
 )
 
 // DeregisterVolume forgets a volume and leaves it at its driver.
@@ -45,6 +46,7 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 	if err := s.cfg.Controllers.Delete(ctx, v, req.Msg.GetSecrets()); err != nil {
 		return nil, err
 	}
+	crashpoint.Here("volume", "deleted")
 	if _, err := s.cfg.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
 		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish", v.VolumeRef, v.PluginID, err)
 	}
@@ -72,6 +74,7 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 	}
 	v.Capacity = max(grown.Capacity, minBytes, v.Capacity)
 	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
+	v.Grown = v.Grown || grown.NodeExpansionRequired
 	if _, err := s.put(ctx, v); err != nil {
 		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger does not say so: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
 	}

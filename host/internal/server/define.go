@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
@@ -130,6 +131,8 @@ func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string,
 
 // put writes a volume into the ledger.
 func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
+	crashpoint.Here("volume", "put")
+	defer crashpoint.Here("volume", "written")
 	result, err := s.cfg.Ledger.RegisterVolume(ctx, v)
 	if err != nil {
 		return v, err

@@ -8,6 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/events"
 )
 
@@ -94,7 +95,9 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 }
 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
+	crashpoint.Here(string(to), "advance")
 	_, err := w.Cluster.AdvanceClaims(ctx, "", command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
+	crashpoint.Here(string(to), "advanced")
 	if err != nil {
 		return fmt.Errorf("mark the claim of workload %q on volume %q as %s: %w", c.Workload, c.Volume, to, err)
 	}

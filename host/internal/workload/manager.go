@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/process"
@@ -177,6 +178,7 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 		i.letGo()
 		return nil, fmt.Errorf("begin %s: %w", i, err)
 	}
+	crashpoint.Here("workload", "begun")
 	m.launch(i)
 	return i, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
 )
@@ -79,6 +80,7 @@ func (r *run) bringUp(ctx context.Context) error {
 	if err := r.set(Running, nil); err != nil {
 		return err
 	}
+	crashpoint.Here("workload", "running")
 	if !r.intact {
 		r.event("started", "")
 	}
@@ -169,11 +171,14 @@ func (r *run) do(ctx context.Context, s step, v *volume) error {
 			return err
 		}
 	}
+	crashpoint.Here(s.name, "intended")
 	end := r.beginStep(s.name, v.name(), false)
 	err := s.do(r, ctx, v)
+	crashpoint.Here(s.name, "called")
 	if err == nil {
 		err = r.mark(s, v, done)
 	}
+	crashpoint.Here(s.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
 		if errors.As(err, new(untouchedError)) && before == "" {
@@ -189,11 +194,14 @@ func (r *run) undo(ctx context.Context, s step, v *volume) error {
 	if r.progress(s, v) == "" {
 		return nil
 	}
+	crashpoint.Here(s.name, "undo")
 	end := r.beginStep(s.name, v.name(), true)
 	err := s.undo(r, ctx, v)
+	crashpoint.Here(s.name, "undone")
 	if err == nil {
 		err = r.mark(s, v, "")
 	}
+	crashpoint.Here(s.name, "forgotten")
 	if err != nil {
 		end(StepWaiting, err)
 		return err
@@ -238,7 +246,9 @@ func (r *run) down(ctx context.Context) error {
 	if err := r.endProcesses(ctx); err != nil {
 		return err
 	}
+	crashpoint.Here("workload", "stopping")
 	r.unsaid = r.sayEnded(ctx)
+	crashpoint.Here("workload", "ended")
 	if err := r.backward(ctx); err != nil {
 		return err
 	}

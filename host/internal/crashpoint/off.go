@@ -1,0 +1,6 @@
+//go:build !crashpoint
+
+package crashpoint
+
+// Here does nothing in a normal build.
+func Here(_, _ string) {}
