@@ -12,6 +12,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -29,6 +31,10 @@ type Config struct {
 	// Mounts makes staging and target real bind mounts of a folder beside the
 	// socket, which needs root. Without, both are plain folders.
 	Mounts bool
+	// Forward is the endpoint of a real driver, which then does all the work: only
+	// the faults are this one's, and so is what it claims to be by what it lacks
+	// (NoController, NoNode).
+	Forward string
 	// Raw capabilities are added by number, for those that a spec no longer has.
 	RawController, RawNode []int32
 }
@@ -45,6 +51,7 @@ type Call struct {
 type Driver struct {
 	t       testing.TB
 	backend *backend
+	behind  *grpc.ClientConn // of Config.Forward
 
 	mu       sync.Mutex
 	config   Config
@@ -78,6 +85,9 @@ func Start(t testing.TB, config Config) *Driver {
 		scripts: map[string][]Fault{}, always: map[string]Fault{},
 		inFlight: map[string]int{}, most: map[string]int{},
 		arrived: make(chan struct{}),
+	}
+	if config.Forward != "" {
+		d.dial()
 	}
 	t.Cleanup(d.unmountAll)
 	t.Cleanup(d.Stop)
@@ -197,6 +207,13 @@ func (d *Driver) Restart() {
 	d.served.Go(func() { _ = server.Serve(&tracked{listener, d}) })
 }
 
+// Kill ends the driver as kill -9 does, and leaves its socket's file behind. It may
+// be called within a fault, and may be repeated.
+func (d *Driver) Kill() { d.crash() }
+
+// DropConnections closes every connection, as a driver does that dies.
+func (d *Driver) DropConnections() { d.dropConnections() }
+
 // crash ends the server without waiting for calls: it may run in one.
 func (d *Driver) crash() {
 	d.mu.Lock()
@@ -242,9 +259,12 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	call.Deadline, _ = ctx.Deadline()
 	fault, end := d.begin(call)
 	defer end()
-	return recovered(func() (any, error) {
+	resp, err := recovered(func() (any, error) {
 		return fault.run(ctx, d, func() (any, error) {
 			d.watch.before(req)
+			if d.behind != nil {
+				handler = func(ctx context.Context, req any) (any, error) { return d.forward(ctx, info.FullMethod, req) }
+			}
 			resp, err := handler(ctx, req)
 			if err == nil {
 				d.watch.after(req)
@@ -252,6 +272,10 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 			return resp, err
 		})
 	})
+	if err == nil || status.Code(err) == codes.NotFound {
+		d.watch.after(req) // the driver says so, true or not
+	}
+	return resp, err
 }
 
 func (d *Driver) begin(call Call) (fault Fault, end func()) {

@@ -62,6 +62,27 @@ func Until(release <-chan struct{}) Fault {
 	}}
 }
 
+// Before calls f when the call has arrived, and then does nothing until the caller
+// goes away or the driver stops.
+func Before(f func()) Fault {
+	return Fault{"before", func(ctx context.Context, _ *Driver, _ func() (any, error)) (any, error) {
+		f()
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}}
+}
+
+// After does the work and calls f, and then does not answer until the caller goes
+// away or the driver stops.
+func After(f func()) Fault {
+	return Fault{"after", func(ctx context.Context, _ *Driver, do func() (any, error)) (any, error) {
+		_, _ = do()
+		f()
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}}
+}
+
 // Drop does the work and then closes every connection instead of answering.
 func Drop() Fault {
 	return Fault{"drop", func(_ context.Context, d *Driver, do func() (any, error)) (any, error) {
