@@ -49,6 +49,13 @@ func Build(t testing.TB, pkg string) string {
 	return build(t, Root(), "./"+pkg, filepath.Base(pkg))
 }
 
+// BuildTags is Build with build tags. The program has a path of its own.
+func BuildTags(t testing.TB, pkg string, tags ...string) string {
+	t.Helper()
+	name := filepath.Base(pkg) + "-" + strings.Join(tags, "-")
+	return build(t, Root(), "./"+pkg, name, "-tags", strings.Join(tags, ","))
+}
+
 // BuildDir compiles the main package in a folder that may lie in another
 // module, such as a fixture below testdata.
 func BuildDir(t testing.TB, dir string) string {
@@ -60,7 +67,7 @@ func BuildDir(t testing.TB, dir string) string {
 	return build(t, abs, ".", "fixture-"+strings.ReplaceAll(strings.Trim(abs, "/"), "/", "-"))
 }
 
-func build(t testing.TB, dir, pkg, name string) string {
+func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	t.Helper()
 	bin := filepath.Join(CacheDir(t), "test-bin", fmt.Sprintf("%x", hash(Root())))
 	if err := os.MkdirAll(bin, 0o755); err != nil {
@@ -69,11 +76,11 @@ func build(t testing.TB, dir, pkg, name string) string {
 	out := filepath.Join(bin, name)
 	unlock := lock(t, out+".lock")
 	defer unlock()
-	args := []string{"build", "-o", out}
 	if raceEnabled {
 		out += "-race"
-		args = []string{"build", "-race", "-o", out}
+		flags = append(flags, "-race")
 	}
+	args := append([]string{"build", "-o", out}, flags...)
 	cmd := exec.Command("go", append(args, pkg)...)
 	cmd.Dir = dir
 	if msg, err := cmd.CombinedOutput(); err != nil {

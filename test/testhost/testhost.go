@@ -37,6 +37,8 @@ type Host struct {
 	Pannier string
 	// PluginDir holds the host's own copies of the plugins.
 	PluginDir string
+	// Env is added to the agent's environment at its next start.
+	Env []string
 	// Namespace is a process in whose mount namespace the agent and the commands
 	// run; 0 is the test's own. It is set before Start.
 	Namespace int
@@ -138,6 +140,7 @@ func (h *Host) Launch() {
 	defer log.Close()
 	cmd := h.inNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), h.Env...)
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)
 	}
@@ -167,6 +170,23 @@ func (h *Host) Kill() { h.end(unix.SIGKILL) }
 // Stop ends the agent as systemd does.
 func (h *Host) Stop() { h.end(unix.SIGTERM) }
 
+// AwaitEnd waits until the agent has ended by itself.
+func (h *Host) AwaitEnd() {
+	h.t.Helper()
+	h.awaitEnd("")
+}
+
+// Ended is closed when the agent that runs has ended.
+func (h *Host) Ended() <-chan struct{} { return h.ended }
+
+// Use lets failures count for a test within the one that made the host, until it
+// ends.
+func (h *Host) Use(t testing.TB) {
+	before := h.t
+	h.t = t
+	t.Cleanup(func() { h.t = before })
+}
+
 // PID of the agent.
 func (h *Host) PID() int { return h.agent.Process.Pid }
 
@@ -175,10 +195,15 @@ func (h *Host) end(sig unix.Signal) {
 	if err := h.agent.Process.Signal(sig); err != nil {
 		h.t.Fatalf("signal the agent: %v", err)
 	}
+	h.awaitEnd(" on " + unix.SignalName(sig))
+}
+
+func (h *Host) awaitEnd(why string) {
+	h.t.Helper()
 	select {
 	case <-h.ended:
 	case <-time.After(Wait):
-		h.t.Fatalf("the agent did not end on %s\n%s", unix.SignalName(sig), h.LogTail())
+		h.t.Fatalf("the agent did not end%s\n%s", why, h.LogTail())
 	}
 	h.agent = nil
 }
