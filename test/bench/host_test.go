@@ -1,0 +1,116 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// newHost is a host with csi-bridge and csi-local, which end with the agent. It logs
+// what an agent logs by default.
+func newHost(b *testing.B) *testhost.Host {
+	b.Helper()
+	h := testhost.New(b, "leave_plugins_on_stop = false\n"+testhost.LocalDriver(b))
+	config, err := os.ReadFile(h.Path("agent.hcl"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	h.Write("agent.hcl", regexp.MustCompile(`log_level.*\n`).ReplaceAllString(string(config), ""))
+	return h
+}
+
+// caller is one client of a host's API.
+type caller struct {
+	b *testing.B
+	*api.Client
+}
+
+// volumeSpec is that of a small volume with the id, which csi-local is to make.
+func volumeSpec(id string) *hostv1.VolumeSpec {
+	return &hostv1.VolumeSpec{
+		Id: id, Type: "csi", PluginId: "local", CapacityMin: 64 << 20, CapacityMax: 64 << 20,
+		Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
+	}
+}
+
+// create makes a volume and returns its id at the driver.
+func (c caller) create(ctx context.Context, id string) string {
+	c.b.Helper()
+	res, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: volumeSpec(id)}))
+	if err != nil {
+		c.b.Fatalf("create volume %s: %v", id, err)
+	}
+	return res.Msg.GetVolume().GetSpec().GetExternalId()
+}
+
+// start starts a workload of the volume's name and returns how long it took from the
+// call to the answer that it runs.
+func (c caller) start(ctx context.Context, volume string) (time.Duration, error) {
+	at := time.Now()
+	stream, err := c.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+		Id: volume, Volumes: []*hostv1.VolumeRequest{{Name: "data", Source: volume, Destination: "/data"}},
+	}}))
+	if err != nil {
+		return 0, err
+	}
+	state := ""
+	for stream.Receive() {
+		if w := stream.Msg().GetWorkload(); w != nil {
+			state = w.GetState()
+		}
+	}
+	took := time.Since(at)
+	if err := errors.Join(stream.Err(), stream.Close()); err != nil {
+		return 0, fmt.Errorf("start %s: %w", volume, err)
+	}
+	if state != "running" {
+		return 0, fmt.Errorf("start %s: it is %q", volume, state)
+	}
+	return took, nil
+}
+
+// stop stops that workload and returns how long it took until nothing was left.
+func (c caller) stop(ctx context.Context, volume string) (time.Duration, error) {
+	at := time.Now()
+	stream, err := c.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: volume}))
+	if err != nil {
+		return 0, err
+	}
+	for stream.Receive() {
+	}
+	took := time.Since(at)
+	if err := errors.Join(stream.Err(), stream.Close()); err != nil {
+		return 0, fmt.Errorf("stop %s: %w", volume, err)
+	}
+	return took, nil
+}
+
+// resident is a process's resident memory and the part of it that is its own, not
+// mapped from files, in MiB (proc_pid_status(5): VmRSS, RssAnon).
+func resident(b *testing.B, pid int) (all, anonymous float64) {
+	b.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	read := func(field string) float64 {
+		m := regexp.MustCompile(field + `:\s*(\d+) kB`).FindSubmatch(status)
+		if m == nil {
+			b.Fatalf("process %d has no %s", pid, field)
+		}
+		kib, _ := strconv.ParseFloat(string(m[1]), 64)
+		return kib / 1024
+	}
+	return read("VmRSS"), read("RssAnon")
+}

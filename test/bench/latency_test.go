@@ -1,0 +1,165 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	warmUp = 10
+	rounds = 300
+)
+
+// measureLatency starts and stops workloads through the API, and makes the same
+// CSI calls on the same driver's socket, in turns.
+func measureLatency(b *testing.B, r *report) {
+	ctx := b.Context()
+	h := newHost(b)
+	h.Start()
+	pannier := caller{b, h.Client()}
+	pannier.create(ctx, "pannier")
+	direct := newDirect(b, h.Path("data/csi/local/csi.sock"), pannier.create(ctx, "direct"))
+
+	var start, stop, stage, unstage samples
+	for n := range warmUp + rounds {
+		if n == warmUp {
+			start, stop, stage, unstage = nil, nil, nil, nil
+		}
+		start = append(start, took(b)(pannier.start(ctx, "pannier")))
+		stop = append(stop, took(b)(pannier.stop(ctx, "pannier")))
+		stage = append(stage, took(b)(direct.stagePublish(ctx)))
+		unstage = append(unstage, took(b)(direct.unpublishUnstage(ctx)))
+	}
+	r.add(
+		row{what: "claim → published, p50", value: start.p50(), unit: "ms"},
+		row{what: "claim → published, p99", value: start.p99(), unit: "ms"},
+		row{what: "stage and publish alone, p50", value: stage.p50(), unit: "ms"},
+		row{what: "stage and publish alone, p99", value: stage.p99(), unit: "ms"},
+		row{what: "added by Pannier to a start, p50", value: start.p50() - stage.p50(), unit: "ms", target: 2},
+		row{what: "release, p50", value: stop.p50(), unit: "ms"},
+		row{what: "release, p99", value: stop.p99(), unit: "ms"},
+		row{what: "unpublish and unstage alone, p50", value: unstage.p50(), unit: "ms"},
+		row{what: "unpublish and unstage alone, p99", value: unstage.p99(), unit: "ms"},
+		row{what: "added by Pannier to a release, p50", value: stop.p50() - unstage.p50(), unit: "ms", target: 2},
+	)
+	measureSyncs(b, r, pannier, h.PID())
+}
+
+// measureSyncs counts the agent's system calls that wait for the disk.
+func measureSyncs(b *testing.B, r *report, pannier caller, pid int) {
+	const together = 16
+	for n := range together {
+		pannier.create(b.Context(), fmt.Sprint("sync-", n))
+	}
+	all := func(do func(ctx context.Context, volume string) (time.Duration, error)) {
+		var wg sync.WaitGroup
+		for n := range together {
+			wg.Go(func() {
+				if _, err := do(b.Context(), fmt.Sprint("sync-", n)); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	all(pannier.start) // makes the file systems
+	all(pannier.stop)
+	one := func(do func(ctx context.Context, volume string) (time.Duration, error)) func() {
+		return func() {
+			for n := range together {
+				took(b)(do(b.Context(), fmt.Sprint("sync-", n)))
+			}
+		}
+	}
+	perOne := func(do func()) float64 { return float64(countSyncs(b, pid, do)) / together }
+	r.add(
+		row{what: "fsyncs of the agent for a start, one by one", value: perOne(one(pannier.start)), target: 2},
+		row{what: "fsyncs of the agent for a release, one by one", value: perOne(one(pannier.stop))},
+		row{what: "fsyncs of the agent for a start, 16 at once", value: perOne(func() { all(pannier.start) }), target: 2},
+		row{what: "fsyncs of the agent for a release, 16 at once", value: perOne(func() { all(pannier.stop) })},
+	)
+}
+
+// took fails the benchmark where a call did not work.
+func took(b *testing.B) func(time.Duration, error) time.Duration {
+	return func(d time.Duration, err error) time.Duration {
+		b.Helper()
+		if err != nil {
+			b.Fatal(err)
+		}
+		return d
+	}
+}
+
+// direct makes CSI calls on a driver's socket as a program without Pannier would.
+type direct struct {
+	csi.NodeClient
+	volume, staging, target string
+	capability              *csi.VolumeCapability
+}
+
+func newDirect(b *testing.B, socket, volume string) *direct {
+	b.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "pt-")
+	if err != nil {
+		b.Fatal(err)
+	}
+	d := &direct{
+		NodeClient: csi.NewNodeClient(conn), volume: volume,
+		staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target"),
+		capability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		},
+	}
+	if err := os.Mkdir(d.staging, 0o700); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_, _ = d.unpublishUnstage(context.Background()) // it may be down already
+		if err := conn.Close(); err != nil {
+			b.Error(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			b.Error(err)
+		}
+	})
+	return d
+}
+
+func (d *direct) stagePublish(ctx context.Context) (time.Duration, error) {
+	at := time.Now()
+	_, err := d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: d.volume, StagingTargetPath: d.staging, VolumeCapability: d.capability,
+	})
+	if err != nil {
+		return 0, err
+	}
+	_, err = d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: d.volume, StagingTargetPath: d.staging, TargetPath: d.target, VolumeCapability: d.capability,
+	})
+	return time.Since(at), err
+}
+
+func (d *direct) unpublishUnstage(ctx context.Context) (time.Duration, error) {
+	at := time.Now()
+	_, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.volume, TargetPath: d.target})
+	if err != nil {
+		return 0, err
+	}
+	_, err = d.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: d.volume, StagingTargetPath: d.staging})
+	return time.Since(at), err
+}

@@ -1,0 +1,124 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+const (
+	fewVolumes  = 100
+	manyVolumes = 100_000
+)
+
+// measureLedger calls cluster.Node in this process: a node's claims without the
+// node's own work. Each claim is a workload's start, one entry of raft's log.
+func measureLedger(b *testing.B, r *report) {
+	few, many := clustertest.Start(b).Node, clustertest.Start(b).Node
+	fill(b, few, fewVolumes, "")
+	fill(b, many, manyVolumes, "")
+
+	const turns = 2000
+	var small, large samples
+	for n := range turns {
+		small = append(small, claimAndFree(b, few, n%fewVolumes))
+		large = append(large, claimAndFree(b, many, n*(manyVolumes/turns)))
+	}
+	r.add(
+		row{what: "a claim with 100 volumes in the ledger, p50", value: small.p50(), unit: "ms"},
+		row{what: "a claim with 100,000 volumes in the ledger, p50", value: large.p50(), unit: "ms"},
+		row{what: "the second over the first", value: large.p50() / small.p50(), target: 1.2},
+	)
+
+	next := 0
+	for _, load := range []struct{ clients, claims int }{{1, 4000}, {16, 16_000}, {256, 60_000}} {
+		rate := claimRate(b, many, next, load.claims, load.clients)
+		next += load.claims
+		r.add(row{what: fmt.Sprintf("claims per second, %d clients", load.clients), value: rate, unit: "/s"})
+	}
+}
+
+// fill registers volumes and, where a node is named, lets a workload on it claim
+// each of them.
+func fill(b *testing.B, n *cluster.Node, volumes int, node string) {
+	b.Helper()
+	parallel(b, volumes, 256, func(i int) error {
+		_, err := n.RegisterVolume(b.Context(), claim.Volume{
+			VolumeRef: volumeRef(i), Name: volumeRef(i).ID, PluginID: "local", ExternalID: volumeRef(i).ID,
+			Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+		})
+		if err != nil || node == "" {
+			return err
+		}
+		return take(b.Context(), n, i, node)
+	})
+}
+
+// claimRate claims volumes from first on, each for a workload of its own.
+func claimRate(b *testing.B, n *cluster.Node, first, claims, clients int) float64 {
+	b.Helper()
+	at := time.Now()
+	parallel(b, claims, clients, func(i int) error { return take(b.Context(), n, first+i, "a") })
+	return float64(claims) / time.Since(at).Seconds()
+}
+
+// claimAndFree returns how long the claim took.
+func claimAndFree(b *testing.B, n *cluster.Node, i int) time.Duration {
+	b.Helper()
+	at := time.Now()
+	err := take(b.Context(), n, i, "a")
+	took := time.Since(at)
+	if err == nil {
+		_, err = n.EndWorkload(b.Context(), workloadRef(i))
+	}
+	if err == nil {
+		_, err = n.AdvanceClaims(b.Context(), "", command.Advance{Volume: volumeRef(i), Workload: workloadRef(i), To: claim.Freed})
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	return took
+}
+
+func take(ctx context.Context, n *cluster.Node, i int, node string) error {
+	_, err := n.StartWorkload(ctx, workloadRef(i), node, []claim.Claim{{
+		Volume: volumeRef(i), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+	}})
+	return err
+}
+
+func volumeRef(i int) claim.VolumeRef {
+	return claim.VolumeRef{Namespace: "default", ID: fmt.Sprintf("volume-%06d", i)}
+}
+
+func workloadRef(i int) claim.WorkloadRef {
+	return claim.WorkloadRef{Namespace: "default", ID: fmt.Sprintf("workload-%06d", i)}
+}
+
+// parallel does what there is to do, each once, from a number of goroutines.
+func parallel(b *testing.B, n, goroutines int, do func(i int) error) {
+	b.Helper()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && !b.Failed(); i = int(next.Add(1)) - 1 {
+				if err := do(i); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+}

@@ -1,0 +1,62 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// measureMemory registers volumes, which asks the driver through csi-bridge for each,
+// lists them, and starts and stops workloads with some.
+func measureMemory(b *testing.B, r *report) {
+	const volumes, used = 10_000, 200
+	ctx := b.Context()
+	h := newHost(b)
+	h.Start()
+	c := caller{b, h.Client()}
+	external := c.create(ctx, "base")
+	id := func(i int) string { return fmt.Sprintf("volume-%05d", i) }
+	parallel(b, volumes, 16, func(i int) error {
+		spec := volumeSpec(id(i))
+		spec.ExternalId = external // the driver has one volume, the ledger a name for it each time
+		_, err := c.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+		return err
+	})
+	for i := range used {
+		took(b)(c.start(ctx, id(i)))
+		took(b)(c.stop(ctx, id(i)))
+	}
+	list, err := c.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{}))
+	if err != nil || len(list.Msg.GetVolumes()) != volumes+1 {
+		b.Fatalf("%d volumes are listed: %v", len(list.Msg.GetVolumes()), err)
+	}
+	for _, p := range []struct {
+		name   string
+		pid    int
+		target float64
+	}{{"the host", h.PID(), 64}, {"csi-bridge", processOf(b, h, "csi-bridge"), 24}} {
+		all, own := resident(b, p.pid)
+		r.add(
+			row{what: "resident memory of " + p.name, value: all, unit: "MiB", target: p.target},
+			row{what: "of that not mapped from files", value: own, unit: "MiB"},
+		)
+	}
+}
+
+// processOf finds the host's process that runs a program of that name.
+func processOf(b *testing.B, h *testhost.Host, program string) int {
+	b.Helper()
+	for _, pid := range h.Processes() {
+		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && strings.HasSuffix(exe, "/"+program) {
+			return pid
+		}
+	}
+	b.Fatalf("no process runs %s", program)
+	return 0
+}

@@ -1,0 +1,92 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// measureStart starts an agent that has nothing yet, and one whose plugin and driver
+// outlived the one before it.
+func measureStart(b *testing.B, r *report) {
+	const turns = 9
+	h := newHost(b)
+	var first, again samples
+	for range turns {
+		a := startAgent(b, h)
+		first = append(first, a.ready)
+		h.Eventually("the driver is healthy", driversHealthy(h))
+		a.end(unix.SIGKILL)
+		a = startAgent(b, h)
+		again = append(again, a.ready)
+		a.end(unix.SIGTERM)
+		if left := h.Processes(); len(left) > 0 {
+			b.Fatalf("processes %v are left", left)
+		}
+		if err := os.RemoveAll(h.Path("data")); err != nil {
+			b.Fatal(err)
+		}
+	}
+	r.add(
+		row{what: "exec → ready, for the first time, p50", value: first.p50(), unit: "ms", target: 500},
+		row{what: "exec → ready after kill -9, plugin and driver alive, p50", value: again.p50(), unit: "ms", target: 500},
+	)
+}
+
+func driversHealthy(h *testhost.Host) func() error {
+	return func() error {
+		s, err := h.Status()
+		if err != nil {
+			return err
+		}
+		if len(s.GetDrivers()) == 0 {
+			return fmt.Errorf("there is no driver")
+		}
+		for _, d := range s.GetDrivers() {
+			if !d.GetHealthy() {
+				return fmt.Errorf("driver %s: %s", d.GetId(), d.GetMessage())
+			}
+		}
+		return nil
+	}
+}
+
+// measureRestart starts an agent on a ledger with 100,000 volumes, each claimed by a
+// workload on another node.
+func measureRestart(b *testing.B, r *report) {
+	const turns = 3
+	h := newHost(b)
+	if err := os.MkdirAll(h.Path("data"), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	ledger, err := cluster.Open(b.Context(), cluster.Config{Dir: h.Path("data/ledger"), Name: "a", BootstrapExpect: 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	fill(b, ledger, manyVolumes, "b")
+	if err := ledger.Close(); err != nil {
+		b.Fatal(err)
+	}
+	var stopped, killed samples
+	for range turns {
+		a := startAgent(b, h)
+		stopped = append(stopped, a.ready)
+		h.Eventually("the driver is healthy", driversHealthy(h))
+		a.end(unix.SIGKILL)
+		a = startAgent(b, h)
+		killed = append(killed, a.ready)
+		h.Eventually("the driver is healthy", driversHealthy(h))
+		all, own := resident(b, a.cmd.Process.Pid)
+		b.Logf("the agent with 100,000 claims: %.1f MiB resident, %.1f MiB its own", all, own)
+		a.end(unix.SIGTERM)
+	}
+	r.add(
+		row{what: "exec → ready after a stop, p50", value: stopped.p50(), unit: "ms", target: 2000},
+		row{what: "exec → ready after kill -9, p50", value: killed.p50(), unit: "ms", target: 2000},
+	)
+}
