@@ -1,0 +1,123 @@
+package crash
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestMatrix kills everything everywhere. What there is after it must be what
+// there is without it.
+func TestMatrix(t *testing.T) {
+	m := &matrix{}
+	t.Cleanup(m.print)
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			p := &rigs{kind: k, t: t}
+			t.Run("start", func(t *testing.T) { p.each(t, m, starts(k), (*rig).start) })
+			t.Run("stop", func(t *testing.T) { p.each(t, m, stops(k), (*rig).stop) })
+		})
+	}
+}
+
+// each runs the cases of a family, or a sample of them.
+func (p *rigs) each(t *testing.T, m *matrix, cases []crash, run func(r *rig, t *testing.T, c crash)) {
+	family := t.Name()[strings.Index(t.Name(), "/")+1:]
+	for _, c := range p.sample(cases) {
+		m.add(t, c.String(), family+": "+c.described(), func(t *testing.T) { run(p.take(t), t, c) })
+	}
+}
+
+// sample leaves out what make test has no time for: it keeps every instant within
+// the host with the bundled driver, and a few of the rest.
+func (p *rigs) sample(cases []crash) []crash {
+	if *full {
+		return cases
+	}
+	rng := rand.New(rand.NewPCG(*seed, uint64(len(cases))))
+	return slices.DeleteFunc(slices.Clone(cases), func(c crash) bool {
+		return !(p.name == "local" && c.point != "") && rng.IntN(12) != 0
+	})
+}
+
+// together are those that are killed at one time.
+var together = [][]string{
+	{"host"},
+	{"bridge"},
+	{"driver"},
+	{"host", "bridge"},
+	{"host", "driver"},
+	{"bridge", "driver"},
+	{"host", "bridge", "driver"},
+	{}, // only the connection is lost
+}
+
+func cases(points []string, rpcs []string) (out []crash) {
+	for _, p := range points {
+		out = append(out, crash{who: []string{"host"}, point: p})
+	}
+	for _, rpc := range rpcs {
+		for _, who := range together {
+			if len(who) > 0 {
+				out = append(out, crash{who: who, rpc: rpc})
+			}
+			out = append(out, crash{who: who, rpc: rpc, worked: true})
+		}
+	}
+	return out
+}
+
+func of(step string, points ...string) (out []string) {
+	for _, p := range points {
+		out = append(out, step+":"+p)
+	}
+	return out
+}
+
+// starts are all instants of a start.
+func starts(k kind) []crash {
+	do := []string{"intended", "called", "noted"}
+	points, rpcs := append(of("workload", "begun"), of("claim", do...)...), []string(nil)
+	if k.attach {
+		points = slices.Concat(points, of("attach", do...), of("attachment", "saved", "saved#2"))
+		rpcs = append(rpcs, "ControllerPublishVolume")
+	}
+	points = slices.Concat(points, of("stage", do...), of("staging", "saved", "saved#2"), of("publish", do...), of("workload", "running"))
+	return cases(points, append(rpcs, "NodeStageVolume", "NodePublishVolume"))
+}
+
+// stops are all instants of a stop.
+func stops(k kind) []crash {
+	undo := []string{"undo", "undone", "forgotten"}
+	points := slices.Concat(of("workload", "stopping", "ended"), of("publish", undo...), of("stage", undo...), of("staging", "saved", "saved#2"))
+	rpcs := []string{"NodeUnpublishVolume", "NodeUnstageVolume"}
+	if k.attach {
+		points = slices.Concat(points, of("attach", undo...), of("attachment", "saved"), of("controller-detached", "advance", "advanced"))
+		rpcs = append(rpcs, "ControllerUnpublishVolume")
+	}
+	points = slices.Concat(points, of("claim", undo...), of("freed", "advance", "advanced"))
+	return cases(points, rpcs)
+}
+
+func (r *rig) start(t *testing.T, c crash) {
+	crashed := r.arm(t, c)
+	cmd := r.run(t, "workload", "start", r.h.Path(workloadSpec))
+	struck(t, c.described(), crashed, cmd)
+	r.restart(c.who)
+	cmd.succeeds(t)
+	r.equals(t, "after the start", r.running)
+	r.h.Run("workload", "stop", "w")
+	r.equals(t, "after the stop", r.stopped)
+}
+
+func (r *rig) stop(t *testing.T, c crash) {
+	r.h.Run("workload", "start", r.h.Path(workloadSpec))
+	crashed := r.arm(t, c)
+	cmd := r.run(t, "workload", "stop", "w")
+	struck(t, c.described(), crashed, cmd)
+	r.restart(c.who)
+	cmd.succeeds(t)
+	r.equals(t, "after the stop", r.stopped)
+}

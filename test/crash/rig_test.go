@@ -1,0 +1,260 @@
+package crash
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/faultydriver"
+	"github.com/pannier/pannier/test/hostpath"
+	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// kind is a driver that the matrix is run with. Its calls go through a faulty
+// driver in front of it, which tells when they are in the middle.
+type kind struct {
+	name    string
+	attach  bool                        // it has ControllerPublishVolume
+	command func(t testing.TB) []string // what runs it; nil: the one in front works by itself
+}
+
+var kinds = []kind{
+	{"local", false, func(t testing.TB) []string {
+		return []string{testbin.Build(t, "plugins/csi-local"), "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"}
+	}},
+	{"hostpath", true, func(t testing.TB) []string {
+		return []string{
+			hostpath.Binary(t), "-drivername", "hostpath.csi.k8s.io", "-endpoint", "${endpoint}", "-nodeid", "${node.name}-at-hostpath",
+			"-statedir", "${data_dir}/volumes", "-enable-attach",
+		}
+	}},
+	{"faulty", true, nil},
+}
+
+// Ids of the two drivers: volumes name the one in front.
+const (
+	front  = "front"
+	behind = "real"
+)
+
+// rig is a host that crashes at instants that the test names, with its driver.
+type rig struct {
+	kind
+	h      *testhost.Host
+	driver *faultydriver.Driver
+	// What there is while the workload runs and when it is stopped, without a crash.
+	running, stopped state
+}
+
+// rigs are the hosts of one kind: a case takes one that is idle and gives it back
+// as it was, unless it has failed.
+type rigs struct {
+	kind
+	t    *testing.T // of all their cases
+	mu   sync.Mutex
+	idle []*rig
+}
+
+func (p *rigs) take(t *testing.T) *rig {
+	t.Helper()
+	p.mu.Lock()
+	var r *rig
+	if n := len(p.idle); n > 0 {
+		r, p.idle = p.idle[n-1], p.idle[:n-1]
+	}
+	p.mu.Unlock()
+	if r == nil {
+		r = newRig(p.t, p.kind)
+	}
+	r.h.Use(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(r.h.LogTail())
+			return
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.idle = append(p.idle, r)
+	})
+	return r
+}
+
+// volumeSpec and workloadSpec are files in the host's directory.
+const (
+	volumeSpec   = "data.hcl"
+	workloadSpec = "w.hcl"
+)
+
+func newRig(t *testing.T, k kind) *rig {
+	t.Helper()
+	testbin.RequireRoot(t, "what a crash leaves behind")
+	r := &rig{kind: k}
+	dir, err := os.MkdirTemp("", "front")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "csi.sock")
+	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n}\n", front, "unix://"+socket)
+	if k.command != nil {
+		blocks += driverBlock(behind, k.command(t))
+	}
+	r.h = testhost.New(t, blocks)
+	r.h.Pannier = testbin.BuildTags(t, "host/cmd/pannier", "crashpoint")
+	r.h.Env = []string{"PANNIER_CRASHPOINT=" + r.h.Path("crash")}
+	config := faultydriver.Config{Socket: socket, NodeID: "a-at-faulty", Mounts: true}
+	if k.command != nil {
+		config = faultydriver.Config{Socket: socket, Forward: r.endpoint()}
+	}
+	r.driver = faultydriver.Start(t, config)
+	r.h.Start()
+	r.writeVolume("data")
+	r.h.Write(workloadSpec, fmt.Sprintf("workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n}\n", "w", "data", "data", r.h.Path("mnt")))
+	r.h.Run("volume", "create", r.h.Path(volumeSpec))
+	r.observe(t)
+	return r
+}
+
+// observe notes what there is without a crash.
+func (r *rig) observe(t *testing.T) {
+	t.Helper()
+	r.h.Run("workload", "start", r.h.Path(workloadSpec))
+	r.running = r.look()
+	r.h.Run("workload", "stop", "w")
+	r.stopped = r.look()
+	if len(r.running["claims"]) == len(r.stopped["claims"]) || len(r.running["mounts"]) < 2 || len(r.stopped["mounts"]) > 0 ||
+		len(r.running["journal"]) < 2 || len(r.stopped["journal"]) > 0 || len(r.stopped["loop devices"]) > 0 {
+		t.Fatalf("what is looked at is not what a workload makes: running\n%v\nstopped\n%v", r.running, r.stopped)
+	}
+}
+
+func driverBlock(id string, command []string) string {
+	quoted := make([]string, len(command))
+	for n, word := range command {
+		quoted[n] = fmt.Sprintf("%q", word)
+	}
+	return fmt.Sprintf("csi_driver %q {\n  command = [%s]\n}\n", id, strings.Join(quoted, ", "))
+}
+
+// endpoint of the driver that works.
+func (r *rig) endpoint() string {
+	if r.command == nil {
+		return r.driver.Endpoint()
+	}
+	return "unix://" + r.h.Path("data/csi/"+behind+"/csi.sock")
+}
+
+// writeVolume writes a volume's specification.
+func (r *rig) writeVolume(id string, more ...string) string {
+	return r.h.Write(id+".hcl", fmt.Sprintf(`
+id           = %q
+type         = "csi"
+plugin_id    = %q
+capacity_min = "16MiB"
+capacity_max = "64MiB"
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+%s`, id, front, strings.Join(more, "\n")))
+}
+
+// pids of what may be killed: "host", "bridge", "driver".
+func (r *rig) pids(t *testing.T) map[string]int {
+	t.Helper()
+	s, err := r.h.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := map[string]int{"host": r.h.PID(), "bridge": int(s.GetPlugins()[0].GetPid())}
+	for _, d := range s.GetDrivers() {
+		if d.GetId() == behind {
+			pids["driver"] = int(d.GetPid())
+		}
+	}
+	return pids
+}
+
+// kill kills those who are named, as fast as it can; it may run in a driver's call.
+func (r *rig) kill(pids map[string]int, who []string) {
+	for _, name := range who {
+		if pid := pids[name]; pid != 0 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if name == "driver" && r.command == nil {
+			r.driver.Kill()
+		} else if name == "driver" {
+			r.driver.DropConnections()
+		}
+	}
+}
+
+// settle waits until plugin and drivers are back after a crash.
+func (r *rig) settle() {
+	r.h.Eventually("the plugin and the drivers are well", func() error {
+		s, err := r.h.Status()
+		if err != nil {
+			return err
+		}
+		for _, p := range s.GetPlugins() {
+			if p.GetState() != "running" {
+				return fmt.Errorf("plugin %s is %s", p.GetName(), p.GetState())
+			}
+		}
+		for _, d := range s.GetDrivers() {
+			if !d.GetHealthy() {
+				return fmt.Errorf("driver %s: %s", d.GetId(), d.GetMessage())
+			}
+		}
+		return r.idleProcesses(s)
+	})
+}
+
+// idleProcesses fails unless there is one plugin and one process for each driver
+// with a command, the very ones that the host knows.
+func (r *rig) idleProcesses(s *hostv1.StatusResponse) error {
+	known := map[int]bool{}
+	for _, p := range s.GetPlugins() {
+		known[int(p.GetPid())] = true
+	}
+	for _, d := range s.GetDrivers() {
+		if d.GetPid() != 0 {
+			known[int(d.GetPid())] = true
+		}
+	}
+	found := r.h.Processes()
+	for _, pid := range found {
+		if !known[pid] {
+			return fmt.Errorf("process %d is nobody's; known are %v", pid, known)
+		}
+	}
+	if len(found) != len(known) {
+		return fmt.Errorf("processes %v run, known are %v", found, known)
+	}
+	return nil
+}
+
+// struck waits for what closes or ends when a crash has come, and fails the test
+// when the command ended before.
+func struck(t *testing.T, what string, crashed <-chan struct{}, cmd *command) {
+	t.Helper()
+	select {
+	case <-crashed:
+	case <-cmd.done:
+		select {
+		case <-crashed:
+		default:
+			t.Fatalf("%s never came: %s ended with %s\n%s", what, cmd, cmd.state(), cmd.output)
+		}
+	case <-time.After(testhost.Wait):
+		t.Fatalf("%s never came, and %s goes on\n%s", what, cmd, cmd.output)
+	}
+}
