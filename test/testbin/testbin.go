@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -81,13 +82,20 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 		flags = append(flags, "-race")
 	}
 	args := append([]string{"build", "-o", out}, flags...)
+	if _, done := built.Load(out); done {
+		return out
+	}
 	cmd := exec.Command("go", append(args, pkg)...)
 	cmd.Dir = dir
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build %s in %s: %v\n%s", pkg, dir, err, msg)
 	}
+	built.Store(out, true)
 	return out
 }
+
+// built are the paths that this process has built: all its tests run the same.
+var built sync.Map
 
 // RequireRoot skips the test when it does not run as root, and says what is
 // then not covered.
