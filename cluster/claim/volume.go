@@ -66,8 +66,11 @@ type Volume struct {
 	CapacityMin int64  `json:"capacity_min,omitempty"` // bytes; 0: no bound
 	CapacityMax int64  `json:"capacity_max,omitempty"` // bytes; 0: no bound
 	Capacity    int64  `json:"capacity,omitempty"`     // bytes, as the driver said; 0: unknown
-	CloneID     string `json:"clone_id,omitempty"`
-	SnapshotID  string `json:"snapshot_id,omitempty"`
+	// Grown says that it has grown at its driver, which asks that each node that
+	// mounts it grows what is in it too (CSI spec, node_expansion_required).
+	Grown      bool   `json:"grown,omitempty"`
+	CloneID    string `json:"clone_id,omitempty"`
+	SnapshotID string `json:"snapshot_id,omitempty"`
 
 	Capabilities  []Capability      `json:"capabilities"`
 	MountOptions  MountOptions      `json:"mount_options"`

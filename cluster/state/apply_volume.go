@@ -32,6 +32,7 @@ func (tx *writeTx) registerVolume(c *command.RegisterVolume) (any, error) {
 			return nil, err
 		}
 		next.CreateIndex, next.CreatedAt = old.CreateIndex, old.CreatedAt
+		next.Grown = next.Grown || old.Grown
 		before = volumeIndexKeys(&old)
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At

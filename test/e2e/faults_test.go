@@ -67,3 +67,21 @@ func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 		})
 	}
 }
+
+// A volume that grew while nobody had it mounted is grown on the node by its next
+// user (CSI spec, node_expansion_required).
+func TestExpandedWhileUnused(t *testing.T) {
+	h, d, id := faulty(t)
+	volume(h, id, "data", "single-node-writer", "")
+	spec := workload(h, "w", "data", "")
+	h.Run("workload", "run", spec, "--", "true")
+	if n := len(d.Calls("NodeExpandVolume")); n != 0 {
+		t.Errorf("a volume that never grew was expanded %d times", n)
+	}
+	h.Run("volume", "expand", "data", "128MiB")
+	h.Run("workload", "run", spec, "--", "true")
+	if n := len(d.Calls("NodeExpandVolume")); n != 1 {
+		t.Errorf("the volume was expanded %d times on the node, want once", n)
+	}
+	h.NothingInUse()
+}

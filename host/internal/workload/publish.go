@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
@@ -13,7 +12,9 @@ import (
 )
 
 // publish mounts the volume for this request. The host makes the parent of the
-// target, the driver makes the target (CSI spec, NodePublishVolume).
+// target, the driver makes the target (CSI spec, NodePublishVolume). What is in the
+// way and not the host's own stays as it is: the driver is not asked, for the start
+// nor for its undoing.
 func (r *run) publish(ctx context.Context, v *volume) error {
 	there, err := mounts.At(v.Target)
 	if err != nil {
@@ -23,14 +24,14 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 	case there != nil && v.Mounted != nil && v.Mounted.Same(*there):
 		return nil // published before a restart of the host
 	case there != nil && !r.resumed:
-		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)
+		return untouchedError{fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)}
 	}
 	asked, err := r.asked(v)
 	if err != nil {
 		return err
 	}
-	if err := r.Layout.Make(filepath.Dir(v.Target)); err != nil {
-		return fmt.Errorf("make the directory of volume %q: %w", v.Ref, err)
+	if err := r.Layout.MakeParent(v.Target); err != nil {
+		return untouchedError{fmt.Errorf("make the directory of volume %q: %w", v.Ref, err)}
 	}
 	err = r.call(ctx, "publish", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		req := storage.PublishRequest{
@@ -48,7 +49,33 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 	if err != nil {
 		return fmt.Errorf("publish volume %q for %s on driver %q: %w", v.Ref, r.instance, v.Driver, err)
 	}
-	return r.update(nil, 0, func(*record) { v.Mounted = mounted })
+	if v.info.Grown && !v.Usage.ReadOnly {
+		if err := r.grow(ctx, v); err != nil {
+			return err
+		}
+	}
+	return r.update(nil, func(*record) { v.Mounted = mounted })
+}
+
+// grow makes what is in the volume as big as the volume, which may have grown
+// while nobody had it mounted. A driver that has done so says so (CSI spec,
+// NodeExpandVolume, is to be idempotent).
+func (r *run) grow(ctx context.Context, v *volume) error {
+	if n := v.driver.Fingerprint.Node; n == nil || !n.Expand {
+		return nil
+	}
+	asked, err := r.asked(v)
+	if err != nil {
+		return err
+	}
+	return r.call(ctx, "expand", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		req := storage.ExpandNodeRequest{Volume: asked, CapacityMin: v.info.CapacityMin, CapacityMax: v.info.CapacityMax, VolumePath: d.Translate(v.Target)}
+		if stages(v) {
+			req.StagingPath = d.Translate(v.Staging)
+		}
+		_, err := c.ExpandNode(ctx, d.Ref(), req)
+		return err
+	})
 }
 
 // published looks at what the driver made. A success without a mount would let
