@@ -99,6 +99,4 @@ func dockerStillRunning(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	d.Run(t, container(flags, "first", "--detach", image, "sleep", "1000")...)
 	t.Cleanup(func() { _, _ = d.Try("rm", "--force", "c-first") })
 	r := h.Try("workload", "stop", "first")
-	fmt.Fprintln(os.Stderr, r)
-	fmt.Fprintln(os.Stderr, h.Run("workload", "status", "first"), h.Loops(), h.Mounts())
 }

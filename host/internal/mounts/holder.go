@@ -42,9 +42,11 @@ func (h Holder) String() string {
 // let the container open it as long as it runs.
 //
 // A copy that goes away together with the mount at path is not held, since
-// unmounting propagates (mount_namespaces(7)): a driver's container has such.
+// unmounting propagates (mount_namespaces(7)): a driver's container has such. Nor
+// is one that came with a copy of the host's whole tree, as a new mount namespace
+// has one: it was not given to anybody to use.
 // What cannot be seen, such as a namespace that is only held open, is not listed.
-func Holders(path, destination string) ([]Holder, error) {
+func (l Layout) Holders(path, destination string) ([]Holder, error) {
 	table, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
@@ -57,7 +59,7 @@ func Holders(path, destination string) ([]Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := search{at: topmost(table, path), destination: destination, receives: map[string][]string{}}
+	s := search{Layout: l, at: topmost(table, path), destination: destination, receives: map[string][]string{}}
 	if s.at == nil {
 		return nil, nil
 	}
@@ -82,6 +84,7 @@ func Holders(path, destination string) ([]Holder, error) {
 
 // search collects who has the same thing mounted.
 type search struct {
+	Layout
 	at          *mountinfo.Info
 	device      uint64 // 0: no block device
 	destination string
@@ -106,7 +109,7 @@ func (s *search) look(pid int) bool {
 	}
 	s.learn(table)
 	for _, m := range table {
-		if m.Major != s.at.Major || m.Minor != s.at.Minor || !within(m.Root, s.at.Root) {
+		if m.Major != s.at.Major || m.Minor != s.at.Minor || !within(m.Root, s.at.Root) || strings.Contains(m.Mountpoint, s.Dir+"/") {
 			continue
 		}
 		group, masters := propagation(parent(table, m))

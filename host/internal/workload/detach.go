@@ -58,10 +58,7 @@ func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.V
 	}
 	for _, usageAndRequest := range found {
 		v.Target = filepath.Join(targets, usageAndRequest)
-		if err := r.notHeld(ctx, v); err != nil {
-			return err
-		}
-		if err := r.unpublish(ctx, v); err != nil {
+		if err := r.withdraw(ctx, v); err != nil {
 			return err
 		}
 	}

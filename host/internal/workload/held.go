@@ -9,9 +9,7 @@ import (
 )
 
 // heldWait is how long a volume may be held before its release is given up until
-// the next attempt: a container that is just being started, or a process that
-// has just been forked into a namespace of its own, has a copy of every mount for
-// a moment.
+// the next attempt: who is just ending has it for a moment still.
 const heldWait = 250 * time.Millisecond
 
 // withdraw takes the mount of a request away, unless a container still has the
@@ -19,8 +17,8 @@ const heldWait = 250 * time.Millisecond
 // The claim would be free, and the container go on writing.
 func (r *run) withdraw(ctx context.Context, v *volume) error {
 	// Held over the call: of two workloads that share the volume and stop at once,
-	// one sees that it is the last.
-	unlock, err := r.locks.lock(ctx, v.Ref)
+	// one sees that it is the last. Who starts with the volume need not wait.
+	unlock, err := r.leaving.lock(ctx, v.Ref)
 	if err != nil {
 		return err
 	}
@@ -31,8 +29,7 @@ func (r *run) withdraw(ctx context.Context, v *volume) error {
 	return r.unpublish(ctx, v)
 }
 
-// notHeld fails with the first of those who hold the volume. It is called under
-// the volume's lock.
+// notHeld fails with the first of those who hold the volume.
 func (r *run) notHeld(ctx context.Context, v *volume) error {
 	tick := time.NewTicker(heldWait / 10)
 	defer tick.Stop()
@@ -68,7 +65,7 @@ func (r *run) holder(v *volume) (*mounts.Holder, error) {
 	if err != nil || others && (v.Usage.ReadOnly || writers) {
 		return nil, err
 	}
-	held, err := mounts.Holders(v.Target, v.Request.Destination)
+	held, err := r.Layout.Holders(v.Target, v.Request.Destination)
 	if err != nil {
 		return nil, err
 	}

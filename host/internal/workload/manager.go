@@ -41,6 +41,7 @@ type Manager struct {
 	log     hclog.Logger
 	journal *journal.Journal
 	locks   volumeLocks
+	leaving volumeLocks // see withdraw; taken after locks
 	bootID  string
 	limits  limits
 
