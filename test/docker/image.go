@@ -11,9 +11,10 @@ import (
 	"testing"
 )
 
-// Shell makes an image with busybox as its shell, and with programs of this
-// host in its /bin, each with its libraries. There is no registry to pull from.
-func (d *Daemon) Shell(t testing.TB, image string, programs ...string) {
+// Image makes an image with busybox as its shell, and with programs of this host
+// in its /bin, each with its libraries; config is a line of a Dockerfile, such as
+// its command. There is no registry to pull from.
+func (d *Daemon) Image(t testing.TB, image, config string, programs ...string) {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
 	if err == nil {
@@ -55,7 +56,7 @@ func (d *Daemon) Shell(t testing.TB, image string, programs ...string) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	cmd := d.Command("import", "-", image)
+	cmd := d.Command("import", "--change", config, "-", image)
 	cmd.Stdin = &content
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("docker import: %v\n%s", err, out)

@@ -126,7 +126,7 @@ func (h *Host) cleanUp() {
 		time.Sleep(5 * time.Millisecond)
 	}
 	for _, path := range slices.Backward(h.Mounts()) {
-		if out, err := h.inNamespace("umount", "-l", path).CombinedOutput(); err != nil {
+		if out, err := h.InNamespace("umount", "-l", path).CombinedOutput(); err != nil {
 			h.t.Errorf("unmount %s: %v: %s", path, err, out)
 		}
 	}

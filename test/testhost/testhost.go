@@ -138,7 +138,7 @@ func (h *Host) Launch() {
 		h.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := h.inNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
+	cmd := h.InNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), h.Env...)
 	if err := cmd.Start(); err != nil {
@@ -257,9 +257,9 @@ type Result struct {
 	Code           int
 }
 
-// inNamespace prepares a program that runs in the host's mount namespace, with
+// InNamespace prepares a program that runs in the host's mount namespace, with
 // the process id that exec.Cmd has.
-func (h *Host) inNamespace(program string, args ...string) *exec.Cmd {
+func (h *Host) InNamespace(program string, args ...string) *exec.Cmd {
 	if h.Namespace == 0 {
 		return exec.Command(program, args...)
 	}
@@ -269,7 +269,7 @@ func (h *Host) inNamespace(program string, args ...string) *exec.Cmd {
 
 // Command prepares a command of the CLI.
 func (h *Host) Command(args ...string) *exec.Cmd {
-	cmd := h.inNamespace(h.Pannier, args...)
+	cmd := h.InNamespace(h.Pannier, args...)
 	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.Socket(), "NO_COLOR=1")
 	return cmd
 }

@@ -103,7 +103,12 @@ type candidate struct {
 
 // look looks at the namespace of a process; false if it could not.
 func (s *search) look(pid int) bool {
-	table, err := mountinfo.PidMountInfo(pid)
+	f, err := os.Open(proc(pid, "mountinfo"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	table, err := mountinfo.GetMountsFromReader(f, nil)
 	if err != nil || len(table) == 0 {
 		return false
 	}

@@ -79,7 +79,7 @@ func (r *run) holder(v *volume) (*mounts.Holder, error) {
 
 // others says whether the volume is published for other requests on this node,
 // and whether one of them may write.
-func (r *run) others(v *volume) (any, writers bool, err error) {
+func (r *run) others(v *volume) (found, writers bool, err error) {
 	there, err := mounts.Below(r.Layout.Driver(v.Driver))
 	if err != nil {
 		return false, false, err
@@ -87,8 +87,8 @@ func (r *run) others(v *volume) (any, writers bool, err error) {
 	for _, m := range there {
 		ref, published := r.Layout.Published(m.Path)
 		if published && ref == v.Ref && m.Path != v.Target {
-			any, writers = true, writers || !m.ReadOnly
+			found, writers = true, writers || !m.ReadOnly
 		}
 	}
-	return any, writers, nil
+	return found, writers, nil
 }

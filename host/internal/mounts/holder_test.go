@@ -1,0 +1,127 @@
+package mounts
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// inNamespace runs a script in a mount namespace of its own, where it ends only
+// with the test, and returns its process.
+func inNamespace(t *testing.T, propagation, script string, args ...string) int {
+	t.Helper()
+	args = append([]string{"--mount", "--propagation", propagation, "sh", "-ec", script + "\necho ready\nexec cat", "sh"}, args...)
+	cmd := exec.Command("unshare", args...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() { _, _ = in.Close(), cmd.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the script in the namespace: %q, %v", line, err)
+	}
+	return cmd.Process.Pid
+}
+
+// held is what a process holds of what is mounted at path.
+func held(t *testing.T, l Layout, path, destination string, pid int) []Holder {
+	t.Helper()
+	found, err := l.Holders(path, destination)
+	must(t, err)
+	return slices.DeleteFunc(found, func(h Holder) bool { return h.PID != pid })
+}
+
+func TestHoldersOfAMount(t *testing.T) {
+	testbin.RequireRoot(t, "who holds a mount in another namespace")
+	for name, c := range map[string]struct {
+		script   string // $1 is where it is mounted, $2 a folder
+		at       string // below $2; empty: it is not held
+		readOnly bool
+	}{
+		"bound":             {script: "mount --bind $1 $2", at: "."},
+		"bound read-only":   {script: "mount --bind $1 $2; mount -o remount,bind,ro $2", at: ".", readOnly: true},
+		"a part of it":      {script: "mount --bind $1/part $2", at: "."},
+		"beside it":         {script: "mount -t tmpfs other $2"},
+		"a copy of all":     {script: "true"},
+		"a copy of all ...": {script: "mount --rbind / $2; mount --make-rprivate $2"}, // at another place
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, dir := newLayout(t), resolved(t, t.TempDir())
+			path := target(t, l)
+			mount(t, "volume", path, "tmpfs", 0)
+			must(t, os.Mkdir(filepath.Join(path, "part"), 0o700))
+			pid := inNamespace(t, "private", c.script, path, dir)
+			got := held(t, l, path, "", pid)
+			if c.at == "" {
+				if len(got) > 0 {
+					t.Errorf("it is held: %v", got)
+				}
+				return
+			}
+			if len(got) != 1 || got[0].Path != filepath.Join(dir, c.at) || got[0].ReadOnly != c.readOnly || got[0].Command != "cat" {
+				t.Errorf("got %v", got)
+			}
+			if none := held(t, l, filepath.Dir(path), "", pid); len(none) > 0 {
+				t.Errorf("what is not mounted is held: %v", none)
+			}
+		})
+	}
+}
+
+// What is bound with propagation, as a driver's container has it, goes with the
+// host's mount. So does what receives through a namespace between.
+func TestHoldersOfWhatPropagates(t *testing.T) {
+	testbin.RequireRoot(t, "who holds a mount in another namespace")
+	for script, want := range map[string]int{
+		"mount --rbind $1 $2; mount --make-rshared $2": 0,
+		"mount --rbind $1 $2; mount --make-rslave $2":  0,
+		"mount --rbind $1 $2; mount --make-rslave $2; mount --make-rshared $2; exec unshare -m --propagation slave sh -c 'echo ready; exec cat'": 0,
+		"mount --rbind $1 $2; mount --make-rprivate $2": 1,
+	} {
+		t.Run(script, func(t *testing.T) {
+			l, dir := newLayout(t), resolved(t, t.TempDir())
+			mount(t, "host", l.Dir, "tmpfs", 0)
+			must(t, unix.Mount("", l.Dir, "", unix.MS_SHARED, ""))
+			path := target(t, l)
+			mount(t, "volume", path, "tmpfs", 0)
+			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, l.Dir, dir)
+			if got := held(t, l, path, "", pid); len(got) != want {
+				t.Errorf("it is held by %v", got)
+			}
+			must(t, unix.Unmount(path, 0))
+			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh", strconv.Itoa(pid)).Output()
+			if (err == nil) != (want > 0) {
+				t.Errorf("after the unmount the namespace has %s of it, so it was foretold wrong", left)
+			}
+		})
+	}
+}
+
+func TestHoldersOfADevice(t *testing.T) {
+	testbin.RequireRoot(t, "who holds a block device in another namespace")
+	device := "/dev/loop0"
+	if block, err := BlockDevice(device); err != nil || !block {
+		t.Skipf("needs %s; not covered: block devices in containers", device)
+	}
+	l, dir := newLayout(t), resolved(t, t.TempDir())
+	path := l.Target("d", redis, data, rw, "r")
+	must(t, l.Make(filepath.Dir(path)))
+	must(t, os.WriteFile(path, nil, 0o600))
+	mount(t, device, path, "", unix.MS_BIND)
+	pid := inNamespace(t, "private", "mount -t tmpfs root $1; mknod $1/disk b 7 0; mknod $1/other b 7 1; ln -s disk $1/link", dir)
+	for name, want := range map[string]int{"disk": 1, "link": 1, "other": 0, "none": 0} {
+		if got := held(t, l, path, filepath.Join(dir, name), pid); len(got) != want {
+			t.Errorf("with %s in the container it is held by %v", name, got)
+		}
+	}
+}
