@@ -16,8 +16,7 @@ var ErrClosed = errors.New("the journal is closed")
 
 // Journal is safe for concurrent use.
 type Journal struct {
-	db   *badger.DB
-	sync syncer
+	db *badger.DB
 }
 
 // Open opens the journal in dir and makes it (0700) where there is none. A
@@ -44,9 +43,7 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
 	}
-	j := &Journal{db: db}
-	j.sync.do = db.Sync
-	return j, nil
+	return &Journal{db: db}, nil
 }
 
 // Close waits for writes under way. It may be called more than once.
@@ -60,33 +57,20 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-// Durability says what a write must survive.
-type Durability int
-
-const (
-	// Process: the death of this process. The default for a step's record.
-	Process Durability = iota
-	// Power: the loss of power too. Update returns after an fsync.
-	Power
-)
-
-// Update runs fn in one transaction and commits it when fn returns nil. A
-// conflict with another Update is repeated, so fn may run more than once.
-func (j *Journal) Update(d Durability, fn func(tx *Tx) error) error {
+// Update runs fn in one transaction and commits it when fn returns nil; then it
+// survives the death of this process. A conflict with another Update is repeated, so
+// fn may run more than once.
+func (j *Journal) Update(fn func(tx *Tx) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
 	}
 	for {
 		err := j.db.Update(func(txn *badger.Txn) error { return fn(&Tx{txn}) })
-		switch {
-		case errors.Is(err, badger.ErrConflict):
+		if errors.Is(err, badger.ErrConflict) {
 			continue
-		case err != nil:
+		}
+		if err != nil {
 			return fmt.Errorf("write the journal: %w", err)
-		case d == Power:
-			if err := j.sync.Sync(); err != nil {
-				return fmt.Errorf("sync the journal: %w", err)
-			}
 		}
 		return nil
 	}

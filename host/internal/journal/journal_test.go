@@ -48,7 +48,7 @@ func all(t *testing.T, j *journal.Journal) map[string]int {
 func TestUpdateIsAllOrNothing(t *testing.T) {
 	j := open(t, t.TempDir())
 	boom := errors.New("boom")
-	err := j.Update(journal.Process, func(tx *journal.Tx) error {
+	err := j.Update(func(tx *journal.Tx) error {
 		if err := numbers.Put(tx, "a", &record{1}); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 func TestBucketsAreApart(t *testing.T) {
 	j := open(t, t.TempDir())
 	const longer journal.Bucket[record] = "numbers-2"
-	if err := j.Update(journal.Process, func(tx *journal.Tx) error {
+	if err := j.Update(func(tx *journal.Tx) error {
 		return errors.Join(numbers.Put(tx, "k", &record{1}), longer.Put(tx, "k", &record{2}))
 	}); err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ func TestConcurrentUpdatesOfOneRecordAllCount(t *testing.T) {
 	for range workers {
 		wg.Go(func() {
 			for range each {
-				err := j.Update(journal.Power, func(tx *journal.Tx) error {
+				err := j.Update(func(tx *journal.Tx) error {
 					r, err := numbers.Get(tx, "sum")
 					if err != nil {
 						return err
@@ -110,13 +110,13 @@ func TestCloseIsRepeatable(t *testing.T) {
 	if err := errors.Join(j.Close(), j.Close()); err != nil {
 		t.Error(err)
 	}
-	if err := j.Update(journal.Process, func(*journal.Tx) error { return nil }); !errors.Is(err, journal.ErrClosed) {
+	if err := j.Update(func(*journal.Tx) error { return nil }); !errors.Is(err, journal.ErrClosed) {
 		t.Errorf("an update after Close gave %v, want ErrClosed", err)
 	}
 }
 
 // A process that is killed while it writes loses nothing that Update had
-// acknowledged, synced or not.
+// acknowledged.
 func TestSurvivesKill(t *testing.T) {
 	dir := t.TempDir()
 	if os.Getenv("JOURNAL_WRITER") != "" {
@@ -166,11 +166,7 @@ func writeForEver(dir string) {
 		os.Exit(1)
 	}
 	for i := 0; ; i++ {
-		d := journal.Process
-		if i%50 == 0 {
-			d = journal.Power
-		}
-		if err := j.Update(d, func(tx *journal.Tx) error { return numbers.Put(tx, fmt.Sprint(i), &record{i}) }); err != nil {
+		if err := j.Update(func(tx *journal.Tx) error { return numbers.Put(tx, fmt.Sprint(i), &record{i}) }); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -31,7 +31,7 @@ func (r *run) attach(ctx context.Context, v *volume) error {
 			return err
 		}
 	}
-	return r.update(nil, 0, func(*record) { v.PublishContext = u.PublishContext })
+	return r.update(nil, func(*record) { v.PublishContext = u.PublishContext })
 }
 
 // leaveAttachment ends this use. Whether the controller is asked to detach is the
@@ -88,7 +88,7 @@ func (m *Manager) loadUsers(b journal.Bucket[users], key string) (u *users, err 
 // saveUsers writes the record, or deletes it when nobody uses it any more.
 func (m *Manager) saveUsers(b journal.Bucket[users], key string, u *users) error {
 	defer crashpoint.Here(string(b), "saved")
-	return m.journal.Update(journal.Process, func(tx *journal.Tx) error {
+	return m.journal.Update(func(tx *journal.Tx) error {
 		if len(u.Users) == 0 {
 			return b.Delete(tx, key)
 		}

@@ -69,7 +69,7 @@ func (r *run) prepare(ctx context.Context, v *volume) (claim.Claim, error) {
 		ReadOnly:       v.Request.ReadOnly || readerOnly(modes.AccessMode),
 		AttachmentMode: modes.AttachmentMode, AccessMode: modes.AccessMode,
 	}
-	err = r.update(nil, 0, func(*record) {
+	err = r.update(nil, func(*record) {
 		v.driver = driver
 		v.Driver, v.ExternalID, v.Context = info.PluginID, info.ExternalID, info.Context
 		v.Usage, v.Options = usage, merge(info.MountOptions, v.Request.MountOptions)

@@ -74,7 +74,7 @@ func TestDetachOfAnUnknownWorkload(t *testing.T) {
 	h.start(t, spec("w2", "a"))
 	h.shut(t)
 	h = prepareHost(t, h.dir)
-	must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Delete(tx, key(ref("w"))) }))
+	must(t, h.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(ref("w"))) }))
 	h.open(t)
 	c, v := h.claimOf(t, "w", "a")
 	if c.State != claim.Unpublishing {

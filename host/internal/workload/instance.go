@@ -107,7 +107,7 @@ func (i *instance) stopReason() error {
 // update changes the instance under its lock and tells those who wait. Where a
 // journal is given, the record is written before update returns, and a failed
 // write is the caller's error.
-func (i *instance) update(j *journal.Journal, d journal.Durability, change func(rec *record)) error {
+func (i *instance) update(j *journal.Journal, change func(rec *record)) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	was := i.rec.State
@@ -116,7 +116,7 @@ func (i *instance) update(j *journal.Journal, d journal.Durability, change func(
 	if j == nil {
 		return nil
 	}
-	err := i.write(j, d)
+	err := i.write(j)
 	if err != nil && i.rec.State == Running {
 		i.rec.State = was // nobody is told that it runs before the journal knows
 	}
@@ -130,8 +130,8 @@ func (i *instance) tell() {
 }
 
 // write puts the record into the journal. i.mu is held.
-func (i *instance) write(j *journal.Journal, d journal.Durability) error {
-	return j.Update(d, func(tx *journal.Tx) error { return records.Put(tx, key(i.ref), &i.rec) })
+func (i *instance) write(j *journal.Journal) error {
+	return j.Update(func(tx *journal.Tx) error { return records.Put(tx, key(i.ref), &i.rec) })
 }
 
 // letGo stops observing the workload's processes; they live on.

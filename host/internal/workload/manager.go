@@ -139,7 +139,7 @@ func startedOrNot(s State, waits bool) bool {
 // errReleasing: an earlier run of the workload is still on its way out.
 var errReleasing = errors.New("the workload is being released")
 
-// begin finds the workload or makes it, with its record durable in the journal.
+// begin finds the workload or makes it, with its record in the journal.
 func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,7 +175,7 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 		ref := p.Ref()
 		i.owner, i.rec.Owner = p, &ref
 	}
-	if err := i.update(m.journal, journal.Power, func(*record) {}); err != nil {
+	if err := i.update(m.journal, func(*record) {}); err != nil {
 		i.letGo()
 		return nil, fmt.Errorf("begin %s: %w", i, err)
 	}

@@ -97,7 +97,7 @@ func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
 	}
 	ref := p.Ref()
 	i.rec.Process, i.rec.MountNS = &ref, ns
-	if err := i.write(j, journal.Process); err != nil {
+	if err := i.write(j); err != nil {
 		i.rec.Process, i.rec.MountNS = nil, nil
 		return err
 	}

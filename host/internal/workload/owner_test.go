@@ -286,7 +286,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 				t.Skip("this kernel gives mount namespaces no ID")
 			}
 			c.change(rec)
-			must(t, h.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Put(tx, key(ref("w")), rec) }))
+			must(t, h.journal.Update(func(tx *journal.Tx) error { return records.Put(tx, key(ref("w")), rec) }))
 			if rec.MountNS.ID == 0 {
 				i, err := h.restore(t.Context(), rec)
 				must(t, err)

@@ -66,7 +66,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 // or attached any more: users stay until their workloads are undone.
 func (m *Manager) noteBoot() error {
 	now := m.bootID
-	return m.journal.Update(journal.Process, func(tx *journal.Tx) error {
+	return m.journal.Update(func(tx *journal.Tx) error {
 		was, err := boots.Get(tx, "")
 		if err != nil || was != nil && *was == now {
 			return err

@@ -224,7 +224,7 @@ func (r *run) takeDown(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		_ = r.update(nil, 0, func(rec *record) {
+		_ = r.update(nil, func(rec *record) {
 			if rec.Waiting != err.Error() { // said once, however often it is tried
 				r.log.Warn("the workload is not released yet, it is tried again", "workload", r.ref, "error", err)
 			}
@@ -252,7 +252,7 @@ func (r *run) down(ctx context.Context) error {
 	if err := r.backward(ctx); err != nil {
 		return err
 	}
-	return r.journal.Update(journal.Process, func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
+	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
 }
 
 // sayEnded writes to the ledger that the claims are on their way out, before the
@@ -271,7 +271,7 @@ func (r *run) sayEnded(ctx context.Context) error {
 
 // finish tells that nothing is left of the workload on this node.
 func (r *run) finish() {
-	_ = r.update(nil, 0, func(rec *record) {
+	_ = r.update(nil, func(rec *record) {
 		rec.State, rec.Waiting = Stopped, ""
 		if rec.Failed {
 			rec.State = Failed
@@ -293,7 +293,7 @@ func (r *run) state() State {
 
 // set moves the workload to another state; reason is why it goes down.
 func (r *run) set(s State, reason error) error {
-	return r.update(r.journal, journal.Process, func(rec *record) {
+	return r.update(r.journal, func(rec *record) {
 		if s == Stopping {
 			rec.Failed, r.failure = rec.State == Starting, reason
 			rec.Message = reason.Error()
@@ -309,7 +309,7 @@ func (r *run) progress(s step, v *volume) progress {
 }
 
 func (r *run) mark(s step, v *volume, p progress) error {
-	return r.update(r.journal, journal.Process, func(rec *record) {
+	return r.update(r.journal, func(rec *record) {
 		if p == "" {
 			delete(rec.stepsOf(v), s.name)
 		} else {
