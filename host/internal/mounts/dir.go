@@ -45,6 +45,25 @@ func (l Layout) Make(path string) error {
 	return err
 }
 
+// MakeParent makes the parent of a path that a driver is to make. A link at the
+// path itself is an error too: the driver would mount where it leads, and take
+// nothing away there.
+func (l Layout) MakeParent(path string) error {
+	if err := l.Make(filepath.Dir(path)); err != nil {
+		return err
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode()&fs.ModeSymlink != 0:
+		return fmt.Errorf("%s is %s, not the driver's", path, kind(info.Mode()))
+	}
+	return nil
+}
+
 // noLink makes sure that rel and all above it are real directories.
 func noLink(root *os.Root, rel string) error {
 	for end := range len(rel) + 1 {
