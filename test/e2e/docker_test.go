@@ -243,7 +243,8 @@ csi_driver "local" {
 	if err != nil {
 		t.Skip("needs mkfs.ext4 (Debian: e2fsprogs); not covered: a driver in a container")
 	}
-	d.Image(t, "example/csi-local", `ENTRYPOINT ["/bin/csi-local"]`, testbin.Build(t, "plugins/csi-local"), mkfs)
+	program := testbin.Build(t, "plugins/csi-local")
+	d.Image(t, "example/csi-local", `ENTRYPOINT ["/bin/`+filepath.Base(program)+`"]`, program, mkfs)
 	remove(t, d, "csi-local")
 	documented(t, h, d, "drivers.md", "driver", replace...)
 	h.Start()
