@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"connectrpc.com/connect"
 
@@ -148,8 +149,10 @@ func lost(err error) bool {
 		return false
 	}
 	switch answer.Code() {
-	case connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeUnimplemented:
+	case connect.CodeDeadlineExceeded, connect.CodeUnimplemented:
 		return false
+	case connect.CodeCanceled: // also what connect makes of these
+		return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 	}
 	return true
 }

@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -200,6 +203,44 @@ func TestPatienceEnds(t *testing.T) {
 	defer cancel()
 	if _, err = a.stop(ctx, none, p, "default", "w"); err == nil {
 		t.Fatal("no error")
+	}
+}
+
+// An agent that dies may reset the connection: that passes too.
+func TestPatienceWithAResetConnection(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var resets atomic.Int32
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 1))
+			_ = conn.Close() // with the rest of the request unread: that is a reset
+			resets.Add(1)
+		}
+	})
+	t.Cleanup(accepting.Wait)
+	t.Cleanup(func() { l.Close() })
+	client, err := api.New("unix://" + socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	a := &app{err: io.Discard, patience: 250 * time.Millisecond}
+	p := a.progress()
+	defer p.close()
+	if _, err = a.stop(t.Context(), client, p, "default", "w"); err == nil || resets.Load() < 2 {
+		t.Errorf("%v after %d resets, want several", err, resets.Load())
+	}
+	if code, _ := classify(err); code != ExitUnreachable {
+		t.Errorf("%v gives exit code %d", err, code)
 	}
 }
 
