@@ -2,6 +2,7 @@ package crash
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -26,7 +27,7 @@ type crash struct {
 }
 
 func (c crash) String() string {
-	who := strings.Join(c.who, "+")
+	who := cmp.Or(strings.Join(c.who, "+"), "connection")
 	switch {
 	case c.point != "":
 		return who + "/" + c.point

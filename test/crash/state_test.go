@@ -18,6 +18,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -94,8 +95,9 @@ func (r *rig) claims() (out []string) {
 }
 
 func (r *rig) decode(into any, args ...string) {
+	r.t.Helper()
 	if err := json.Unmarshal([]byte(r.h.Run(args...)), into); err != nil {
-		panic(fmt.Sprintf("pannier %v: %v", args, err))
+		r.t.Fatalf("pannier %v: %v", args, err)
 	}
 }
 
@@ -103,7 +105,23 @@ func (r *rig) decode(into any, args ...string) {
 // at the moment.
 var changing = regexp.MustCompile(`^(index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token)$`)
 
-var loopNumber = regexp.MustCompile(`/dev/loop\d+`)
+var (
+	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
+	driversID  = regexp.MustCompile(`\b(vol|snap)-[0-9a-f]+\b|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
+)
+
+// named leaves out what a driver gives another name or number each time.
+func named(s string) string {
+	return driversID.ReplaceAllString(loopNumber.ReplaceAllString(s, "/dev/loop"), "ID")
+}
+
+// seen is a path of the host as this test sees it.
+func (r *rig) seen(path string) string {
+	if r.h.Namespace == 0 {
+		return path
+	}
+	return fmt.Sprintf("/proc/%d/root%s", r.h.Namespace, path)
+}
 
 // plain is a JSON value without what changes.
 func plain(v any) string {
@@ -111,7 +129,7 @@ func plain(v any) string {
 	if err != nil {
 		panic(err)
 	}
-	return loopNumber.ReplaceAllString(string(raw), "/dev/loop")
+	return named(string(raw))
 }
 
 func without(v any) any {
@@ -140,15 +158,19 @@ func (r *rig) mounts() (out []string) {
 	}
 	f, err := os.Open(table)
 	if err != nil {
-		panic(err)
+		r.t.Fatal(err)
 	}
 	defer f.Close()
 	found, err := mountinfo.GetMountsFromReader(f, mountinfo.PrefixFilter(r.h.Dir))
 	if err != nil {
-		panic(err)
+		r.t.Fatal(err)
 	}
 	for _, m := range found {
-		out = append(out, loopNumber.ReplaceAllString(fmt.Sprintf("%s: %s of %s %s (%s; %s)", m.Mountpoint, m.FSType, m.Source, m.Root, m.Options, m.VFSOptions), "/dev/loop"))
+		var fs unix.Statfs_t
+		if err := unix.Statfs(r.seen(m.Mountpoint), &fs); err != nil {
+			r.t.Fatal(err)
+		}
+		out = append(out, named(fmt.Sprintf("%s: %s of %s %s (%s; %s), %d blocks", m.Mountpoint, m.FSType, m.Source, m.Root, m.Options, m.VFSOptions, fs.Blocks)))
 	}
 	slices.Sort(out)
 	return out
@@ -161,7 +183,7 @@ func (r *rig) loops() (out []string) {
 		if err != nil {
 			continue // it went this moment
 		}
-		out = append(out, strings.TrimSpace(string(file)))
+		out = append(out, named(strings.TrimSpace(string(file))))
 	}
 	slices.Sort(out)
 	return out
@@ -191,18 +213,22 @@ func (r *rig) directories() (out []string) {
 func (r *rig) journal() (out []string) {
 	dir, err := os.MkdirTemp(r.h.Dir, "journal-")
 	if err != nil {
-		panic(err)
+		r.t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	if msg, err := exec.Command("cp", "-r", "--sparse=always", r.h.Path("data/journal"), dir).CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("copy the journal: %v: %s", err, msg))
-	}
+	r.h.Eventually("the journal is copied", func() error { // a table may go while it is
+		if msg, err := exec.Command("cp", "-r", "--sparse=always", r.h.Path("data/journal"), dir).CombinedOutput(); err != nil {
+			_ = os.RemoveAll(dir + "/journal")
+			return fmt.Errorf("%w: %s", err, msg)
+		}
+		return nil
+	})
 	// As the host opens it (host/internal/journal).
 	db, err := badger.Open(badger.DefaultOptions(dir + "/journal").WithLogger(nil).WithMetricsEnabled(false).WithCompression(options.None).
 		WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).WithBlockCacheSize(0).WithIndexCacheSize(1 << 20).
 		WithValueLogFileSize(16 << 20).WithNumCompactors(2))
 	if err != nil {
-		panic(fmt.Sprintf("open a copy of the journal: %v", err))
+		r.t.Fatalf("open a copy of the journal: %v", err)
 	}
 	defer db.Close()
 	err = db.View(func(txn *badger.Txn) error {
@@ -222,7 +248,7 @@ func (r *rig) journal() (out []string) {
 		return nil
 	})
 	if err != nil {
-		panic(fmt.Sprintf("read a copy of the journal: %v", err))
+		r.t.Fatalf("read a copy of the journal: %v", err)
 	}
 	return out
 }
@@ -231,7 +257,7 @@ func (r *rig) journal() (out []string) {
 func (r *rig) listed() (out []string) {
 	conn, err := grpc.NewClient(r.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		panic(err)
+		r.t.Fatal(err)
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -241,14 +267,18 @@ func (r *rig) listed() (out []string) {
 		return []string{err.Error()}
 	}
 	for _, e := range volumes.GetEntries() {
-		out = append(out, fmt.Sprintf("volume %s of %d bytes, attached to %q", e.GetVolume().GetVolumeId(), e.GetVolume().GetCapacityBytes(), e.GetStatus().GetPublishedNodeIds()))
+		line := fmt.Sprintf("volume ID of %d bytes", e.GetVolume().GetCapacityBytes())
+		if !r.forgets {
+			line += fmt.Sprintf(", attached to %q", e.GetStatus().GetPublishedNodeIds())
+		}
+		out = append(out, line)
 	}
 	snapshots, err := csi.NewControllerClient(conn).ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
 	if err != nil {
 		return append(out, err.Error())
 	}
-	for _, e := range snapshots.GetEntries() {
-		out = append(out, fmt.Sprintf("snapshot %s of %s", e.GetSnapshot().GetSnapshotId(), e.GetSnapshot().GetSourceVolumeId()))
+	for range snapshots.GetEntries() {
+		out = append(out, "snapshot")
 	}
 	slices.Sort(out)
 	return out

@@ -31,6 +31,10 @@ type Config struct {
 	// Mounts makes staging and target real bind mounts of a folder beside the
 	// socket, which needs root. Without, both are plain folders.
 	Mounts bool
+	// Locks makes the driver answer Aborted to a call for a volume that another call
+	// is under way for, as the CSI spec asks of drivers ("Concurrency"). Without, a
+	// test sees by MostInFlight whether the caller keeps to one.
+	Locks bool
 	// Forward is the endpoint of a real driver, which then does all the work: only
 	// the faults are this one's, and so is what it claims to be by what it lacks
 	// (NoController, NoNode).
@@ -259,6 +263,9 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	call.Deadline, _ = ctx.Deadline()
 	fault, end := d.begin(call)
 	defer end()
+	if d.pending(call.Request) {
+		return nil, status.Error(codes.Aborted, "a call for this volume is under way")
+	}
 	resp, err := recovered(func() (any, error) {
 		return fault.run(ctx, d, func() (any, error) {
 			d.watch.before(req)
@@ -302,6 +309,14 @@ func (d *Driver) begin(call Call) (fault Fault, end func()) {
 		return f, end
 	}
 	return OK(), end
+}
+
+// pending says whether the call has come while another is under way for its volume.
+func (d *Driver) pending(req proto.Message) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	volume := volumeOf(req)
+	return d.config.Locks && volume != "" && d.inFlight[volume] > 1
 }
 
 // volumeOf is what the spec allows one call at a time on.

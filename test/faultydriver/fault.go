@@ -62,6 +62,17 @@ func Until(release <-chan struct{}) Fault {
 	}}
 }
 
+// Watched does the work, and calls before when the call has arrived and after when
+// the work is done, before the answer.
+func Watched(before, after func()) Fault {
+	return Fault{"watched", func(_ context.Context, _ *Driver, do func() (any, error)) (any, error) {
+		before()
+		resp, err := do()
+		after()
+		return resp, err
+	}}
+}
+
 // Before calls f when the call has arrived, and then does nothing until the caller
 // goes away or the driver stops.
 func Before(f func()) Fault {
