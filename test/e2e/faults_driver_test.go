@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/test/faultydriver"
-	"github.com/pannier/pannier/test/testhost"
 )
 
 // The driver hangs in each call of a start and of a stop. The caller is gone at its
@@ -213,28 +211,4 @@ func TestDriverLiesAboutAMount(t *testing.T) {
 		t.Error(err)
 	}
 	h.NothingInUse()
-}
-
-// held keeps a file open below a mount, as a shell that stands there does.
-func held(t *testing.T, dir string) (letGo func()) {
-	t.Helper()
-	f, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Close() })
-	return func() { _ = f.Close() }
-}
-
-func awaitWaiting(t *testing.T, h *testhost.Host, workload string, words ...string) {
-	t.Helper()
-	h.Eventually("the stop says what it waits for", func() error {
-		got := h.Run("workload", "status", workload)
-		for _, w := range append(words, "stopping") {
-			if !strings.Contains(got, w) {
-				return fmt.Errorf("no %q in %s", w, got)
-			}
-		}
-		return nil
-	})
 }

@@ -12,9 +12,8 @@ import (
 )
 
 // publish mounts the volume for this request. The host makes the parent of the
-// target, the driver makes the target (CSI spec, NodePublishVolume). What is in the
-// way and not the host's own stays as it is: the driver is not asked, for the start
-// nor for its undoing.
+// target, the driver makes the target (CSI spec, NodePublishVolume). A link in the
+// way stays as it is: the driver is not asked, for the start nor for its undoing.
 func (r *run) publish(ctx context.Context, v *volume) error {
 	there, err := mounts.At(v.Target)
 	if err != nil {
@@ -24,7 +23,9 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 	case there != nil && v.Mounted != nil && v.Mounted.Same(*there):
 		return nil // published before a restart of the host
 	case there != nil && !r.resumed:
-		return untouchedError{fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)}
+		// It may be the volume, left by an earlier run: undoing takes it away, and the
+		// claim goes after that.
+		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)
 	}
 	asked, err := r.asked(v)
 	if err != nil {

@@ -37,6 +37,9 @@ func (r *run) stage(ctx context.Context, v *volume) error {
 	if u.Done && same(u.Mounted, there) {
 		return nil
 	}
+	if err := r.Layout.Make(v.Staging); err != nil {
+		return r.notStaged(v, before, fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err))
+	}
 	if err := r.stageNow(ctx, v); err != nil {
 		return err
 	}
@@ -47,13 +50,22 @@ func (r *run) stage(ctx context.Context, v *volume) error {
 	return r.saveUsers(stagings, key, u)
 }
 
+// notStaged takes this use back before the driver was asked for it: what is in the
+// way is not the host's, and undoing would take it away.
+func (r *run) notStaged(v *volume, before *users, err error) error {
+	if before != nil {
+		return err // there is something to undo
+	}
+	if left := r.leave(stagings, stagingKey(v.Ref, v.Usage), v); left != nil {
+		return errors.Join(err, left)
+	}
+	return untouchedError{err}
+}
+
 func (r *run) stageNow(ctx context.Context, v *volume) error {
 	asked, err := r.asked(v)
 	if err != nil {
 		return err
-	}
-	if err := r.Layout.Make(v.Staging); err != nil {
-		return fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err)
 	}
 	return r.call(ctx, "stage", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		return c.Stage(ctx, d.Ref(), storage.StageRequest{
