@@ -16,14 +16,19 @@ var ErrClosed = errors.New("the journal is closed")
 
 // Journal is safe for concurrent use.
 type Journal struct {
-	db *badger.DB
+	db  *badger.DB
+	dir string
 }
 
 // Open opens the journal in dir and makes it (0700) where there is none. A
-// journal is one process's: a second Open fails while the first is open.
+// journal is one process's: a second Open fails while the first is open. On a disk
+// that is nearly full it fails with ErrDiskFull.
 func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's directory: %w", err)
+	}
+	if err := needSpace(dir); err != nil {
+		return nil, fmt.Errorf("open the journal: %w", err)
 	}
 	// A journal holds a few kilobytes for each workload; the defaults are made for
 	// gigabytes and would take most of the host's memory.
@@ -43,13 +48,18 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
 	}
-	return &Journal{db: db}, nil
+	return &Journal{db: db, dir: dir}, nil
 }
 
-// Close waits for writes under way. It may be called more than once.
+// Close waits for writes under way. It may be called more than once. On a disk that
+// is nearly full it leaves the files as the end of the process would: what Update
+// wrote is in them.
 func (j *Journal) Close() error {
 	if j.db.IsClosed() {
 		return nil
+	}
+	if err := needSpace(j.dir); err != nil {
+		return fmt.Errorf("close the journal: %w", err)
 	}
 	if err := j.db.Close(); err != nil {
 		return fmt.Errorf("close the journal: %w", err)
@@ -59,10 +69,14 @@ func (j *Journal) Close() error {
 
 // Update runs fn in one transaction and commits it when fn returns nil; then it
 // survives the death of this process. A conflict with another Update is repeated, so
-// fn may run more than once.
+// fn may run more than once. On a disk that is nearly full it fails with ErrDiskFull
+// and writes nothing.
 func (j *Journal) Update(fn func(tx *Tx) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
+	}
+	if err := needSpace(j.dir); err != nil {
+		return fmt.Errorf("write the journal: %w", err)
 	}
 	for {
 		err := j.db.Update(func(txn *badger.Txn) error { return fn(&Tx{txn}) })

@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -29,6 +30,7 @@ var mapping = []struct {
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
 		workload.ErrClosed, drivers.ErrClosed, drivers.ErrUnhealthy, errStopping,
 	}},
+	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound,
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims,
