@@ -155,7 +155,8 @@ func (h *host) status(ctx context.Context) (s status, err error) {
 	if err != nil {
 		return s, fmt.Errorf("pannier status: %w: %s", err, stderr.Bytes())
 	}
-	return s, json.Unmarshal(out, &s)
+	err = json.Unmarshal(out, &s)
+	return s, err
 }
 
 func (h *host) waitReady(ctx context.Context) error {
@@ -274,8 +275,8 @@ func (h *host) cleanUp() error {
 // logTail is the end of the agent's log, as part of an error.
 func (h *host) logTail() error {
 	raw, err := os.ReadFile(h.path("agent.log"))
-	if err != nil || len(raw) == 0 {
-		return nil
+	if err != nil {
+		return fmt.Errorf("no log of the agent: %w", err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
 	return fmt.Errorf("the agent's log ends with:\n%s", strings.Join(lines[max(0, len(lines)-25):], "\n"))

@@ -17,7 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func main() {
+func main() { os.Exit(demo()) }
+
+func demo() (code int) {
 	bin := flag.String("bin", "bin", "the folder that `make build` has filled")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -26,9 +28,10 @@ func main() {
 	defer cancel()
 	if err := run(ctx, *bin); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo: failed:", err)
-		os.Exit(1)
+		return 1
 	}
 	fmt.Println("\ndemo: ok")
+	return 0
 }
 
 func run(ctx context.Context, bin string) (err error) {

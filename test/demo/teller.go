@@ -167,7 +167,7 @@ func (s *teller) end(cmd *exec.Cmd) {
 		err := cmd.Wait()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 128+int(unix.SIGTERM) {
-			return fmt.Errorf("the workload ended with %v, not with 143: %s", err, cmd.Stderr)
+			return fmt.Errorf("the workload's exit code is %d, not 143: %s", cmd.ProcessState.ExitCode(), cmd.Stderr)
 		}
 		return nil
 	})

@@ -213,7 +213,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			h.Refused(2, []string{"bad.hcl", c.want}, "volume", "register", path)
 		})
 	}
-	same := fmt.Sprintf(`
+	same := `
 workload "w" {
   volume "a" {
     source      = "one"
@@ -223,7 +223,7 @@ workload "w" {
     source      = "two"
     destination = "/mnt/x"
   }
-}`)
+}`
 	h.Refused(2, []string{"bad.hcl:9", "destination"}, "workload", "start", h.Write("bad.hcl", same))
 	h.Refused(3, []string{"nowhere"}, "workload", "start", workload(h, "w", "nowhere", ""))
 	if got := h.Run("volume", "status", "-o", "json"); strings.Contains(got, `"id"`) {

@@ -37,7 +37,7 @@ const recentEvents = 1000
 func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
 	log := newLogger(cfg, logs)
 	a := &agent{cfg: cfg, version: version, log: log, started: time.Now()}
-	defer func() { err = errors.Join(err, a.close()) }()
+	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
 	if err := a.open(ctx); err != nil {
 		return err
 	}
@@ -96,10 +96,12 @@ func (a *agent) open(ctx context.Context) error {
 
 // close closes what is open, the last first. An agent for trying out takes its
 // workloads down before that: nobody would find them again.
-func (a *agent) close() error {
+func (a *agent) close(ctx context.Context) error {
 	var stopped error
 	if a.cfg.Dev && a.workloads != nil {
-		stopped = a.workloads.StopAll(devStopTimeout, "the agent stops")
+		ctx, cancel := context.WithTimeout(ctx, devStopTimeout)
+		defer cancel()
+		stopped = a.workloads.StopAll(ctx, "the agent stops")
 	}
 	return errors.Join(stopped, a.closers.Close())
 }
@@ -185,7 +187,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
 		Calls: calls, Secrets: a.unseal, Events: a.events,
 	})
-	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) })
+	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) }) //nolint:contextcheck // it is called after ctx has ended
 	return a.drivers.Open(ctx, a.declared())
 }
 
@@ -195,13 +197,13 @@ func (a *agent) openWorkloads(ctx context.Context) (err error) {
 	return err
 }
 
-func (a *agent) openNode(context.Context) error {
+func (a *agent) openNode(ctx context.Context) error {
 	r := &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.cluster, Drivers: a.drivers, Log: a.log.Named("node")}
-	a.closers.loop(r.Run)
+	a.closers.loop(ctx, r.Run)
 	return nil
 }
 
-func (a *agent) openWatcher(context.Context) error {
+func (a *agent) openWatcher(ctx context.Context) error {
 	a.watcher = watcher.New(watcher.Config{
 		NodeName: a.cfg.Name, Node: a.workloads, Cluster: a.cluster, Controllers: a.controllers,
 		DriversChanged: a.drivers.Changed, Events: a.events, Log: a.log.Named("watcher"),
@@ -210,7 +212,7 @@ func (a *agent) openWatcher(context.Context) error {
 			Drivers: a.cfg.GC.DriverThreshold, Workloads: a.cfg.GC.WorkloadThreshold,
 		},
 	})
-	a.closers.loop(func(ctx context.Context) { a.cluster.WhileLeader(ctx, a.watcher.Run) })
+	a.closers.loop(ctx, func(ctx context.Context) { a.cluster.WhileLeader(ctx, a.watcher.Run) })
 	return nil
 }
 

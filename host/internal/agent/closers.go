@@ -12,9 +12,10 @@ type closers []func() error
 
 func (c *closers) add(fn func() error) { *c = append(*c, fn) }
 
-// loop runs fn on a goroutine of its own and adds what ends it and waits for it.
-func (c *closers) loop(fn func(ctx context.Context)) {
-	ctx, cancel := context.WithCancel(context.Background())
+// loop runs fn on a goroutine of its own and adds what ends it and waits for it. fn
+// does not end with ctx, but when its turn comes.
+func (c *closers) loop(ctx context.Context, fn func(ctx context.Context)) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	wg.Go(func() { fn(ctx) })
 	c.add(func() error {

@@ -36,9 +36,9 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || ctx.Err() != nil {
 			other, _ := os.ReadFile(path)
-			f.Close()
-			return nil, fmt.Errorf("another agent (pid %s) runs on data_dir %s: stop it, or give this one a data_dir of its own: %w",
+			err = fmt.Errorf("another agent (pid %s) runs on data_dir %s: stop it, or give this one a data_dir of its own: %w",
 				strings.TrimSpace(string(other)), dir, err)
+			return nil, errors.Join(err, f.Close())
 		}
 		time.Sleep(lockEvery)
 	}

@@ -2,5 +2,5 @@ package controllers
 
 import "errors"
 
-// ErrOffline: the driver expands only volumes that nobody uses.
+// ErrOffline says that the driver expands only volumes that nobody uses.
 var ErrOffline = errors.New("the driver can expand it only while nobody uses it")

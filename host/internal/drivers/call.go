@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// ErrUnhealthy: the driver cannot be called now. The error's text says why.
+// ErrUnhealthy says that the driver cannot be called now. The error's text says why.
 var ErrUnhealthy = errors.New("the driver is not healthy")
 
 // Caller makes calls to drivers: one place for what has to be so before a call, and

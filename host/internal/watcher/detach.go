@@ -17,7 +17,7 @@ type Detached struct {
 	Message  string // what was done, or why it could not be
 }
 
-// ErrNoClaims: the volume has no claim on that node.
+// ErrNoClaims says that the volume has no claim on that node.
 var ErrNoClaims = errors.New("no claim to detach")
 
 // Detach drives every claim of a volume on a node through the release path, and

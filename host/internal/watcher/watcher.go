@@ -37,9 +37,9 @@ type Controllers interface {
 
 // Bounds of the watcher's work.
 const (
-	parallel = 16 // volumes released at the same time
-	pauseMin = 500 * time.Millisecond
-	pauseMax = time.Minute
+	parallel     = 16 // volumes released at the same time
+	firstPause   = 500 * time.Millisecond
+	longestPause = time.Minute
 )
 
 // Config is what a Watcher works with.
@@ -128,7 +128,7 @@ func (w *Watcher) releasing(ctx context.Context) (map[claim.VolumeRef]bool, erro
 // releaseVolume tries until no claim of the volume is on its way out.
 func (w *Watcher) releaseVolume(ctx context.Context, ref claim.VolumeRef) {
 	pause := backoff.NewExponentialBackOff()
-	pause.InitialInterval, pause.MaxInterval = pauseMin, pauseMax
+	pause.InitialInterval, pause.MaxInterval = firstPause, longestPause
 	for {
 		watching, cancel := context.WithCancel(ctx)
 		changed, drivers, kicked := w.Cluster.Watch(watching, state.TopicClaims(ref)), w.DriversChanged(), w.kicked()

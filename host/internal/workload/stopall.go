@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 )
 
-// StopAll takes every workload of this node down, side by side, and waits for
-// the timeout at most.
-func (m *Manager) StopAll(timeout time.Duration, reason string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
+// StopAll takes every workload of this node down, side by side, and waits until
+// they have ended, or until ctx ends.
+func (m *Manager) StopAll(ctx context.Context, reason string) error {
 	all := m.all()
 	errs := make([]error, len(all))
 	var stops sync.WaitGroup
