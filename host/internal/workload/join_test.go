@@ -190,12 +190,14 @@ func TestStopAllWaitsForWhatItCan(t *testing.T) {
 	h.start(t, spec("hangs", "b"))
 	held := newGate()
 	h.on("unstage:before b", 1, held.hold)
-	if err := h.StopAll(100*time.Millisecond, "the host goes"); !errors.Is(err, context.DeadlineExceeded) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := h.StopAll(ctx, "the host goes"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	h.ended(t, "ends")
 	close(held.open)
-	must(t, h.StopAll(patience, "the host goes"))
+	must(t, h.StopAll(t.Context(), "the host goes"))
 	if w := h.ended(t, "hangs"); w.Message != "the host goes" {
 		t.Errorf("it says %q", w.Message)
 	}
