@@ -100,7 +100,7 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 }
 
 func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref claim.VolumeRef, node string) (unlock func(), err error) {
-	unlock, err = c.attachments.lock(ctx, attachment{ref, node})
+	unlock, err = c.attachments.Lock(ctx, attachment{ref, node})
 	if err != nil {
 		return nil, fmt.Errorf("%s: wait for another call on it there: %w", doing, err)
 	}

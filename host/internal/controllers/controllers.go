@@ -7,6 +7,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/keyed"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -27,8 +28,8 @@ type Config struct {
 type Controllers struct {
 	cfg         Config
 	attachWait  time.Duration // tests shorten it
-	attachments keyed[attachment]
-	volumes     keyed[claim.VolumeRef]
+	attachments keyed.Locks[attachment]
+	volumes     keyed.Locks[claim.VolumeRef]
 }
 
 // attachment is what Attach and Detach exclude one another on.
@@ -44,7 +45,7 @@ func New(cfg Config) *Controllers { return &Controllers{cfg: cfg, attachWait: de
 // driver and in the ledger: for whoever reads, calls the driver and then writes.
 // It fails only when ctx ends first.
 func (c *Controllers) Exclusive(ctx context.Context, ref claim.VolumeRef) (unlock func(), err error) {
-	unlock, err = c.volumes.lock(ctx, ref)
+	unlock, err = c.volumes.Lock(ctx, ref)
 	if err != nil {
 		return nil, fmt.Errorf("wait for another change of volume %q: %w", ref, err)
 	}

@@ -294,10 +294,7 @@ func TestAttachAndDetachDoNotOverlap(t *testing.T) {
 		}
 	})
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		c.attachments.mu.Lock()
-		users := c.attachments.held[attachment{vol.VolumeRef, "n1"}].users
-		c.attachments.mu.Unlock()
-		if users == 2 {
+		if c.attachments.Users(attachment{vol.VolumeRef, "n1"}) == 2 {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -339,7 +336,7 @@ func TestWaitingEndsWithTheCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlock()
-	if n := len(c.volumes.held); n != 0 {
+	if n := c.volumes.Len(); n != 0 {
 		t.Errorf("%d locks are left behind", n)
 	}
 }

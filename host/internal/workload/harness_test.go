@@ -292,8 +292,8 @@ func (h *host) clean(t *testing.T) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if len(h.locks.held) > 0 {
-		t.Errorf("locks are held: %v", h.locks.held)
+	if n := h.locks.Len(); n > 0 {
+		t.Errorf("%d locks are held", n)
 	}
 }
 

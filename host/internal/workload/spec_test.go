@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -107,32 +106,5 @@ func TestTheTableIsCutIntoGroups(t *testing.T) {
 	}
 	if s := strings.Join(got, " "); s != "claim attach+stage+publish" {
 		t.Errorf("got %s", s)
-	}
-}
-
-func TestVolumeLocks(t *testing.T) {
-	var l volumeLocks
-	unlock, err := l.lock(t.Context(), volumeRef("a"))
-	must(t, err)
-	other, err := l.lock(t.Context(), volumeRef("b")) // not in the way
-	must(t, err)
-	other()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.lock(ctx, volumeRef("a")); !errors.Is(err, context.Canceled) {
-		t.Errorf("waiting with a context that has ended: %v", err)
-	}
-	got := make(chan func(), 1)
-	go func() {
-		u, err := l.lock(context.Background(), volumeRef("a"))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- u
-	}()
-	unlock()
-	(<-got)()
-	if len(l.held) > 0 {
-		t.Errorf("locks are kept: %v", l.held)
 	}
 }

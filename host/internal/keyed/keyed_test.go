@@ -1,0 +1,59 @@
+package keyed
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+)
+
+func TestOneAtATimeForEachKey(t *testing.T) {
+	var l Locks[string]
+	var wg sync.WaitGroup
+	inside := map[string]*int{"a": new(int), "b": new(int)}
+	for key, n := range inside {
+		for range 50 {
+			wg.Go(func() {
+				unlock, err := l.Lock(t.Context(), key)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer unlock()
+				*n++ // the race detector sees two
+			})
+		}
+	}
+	wg.Wait()
+	for key, n := range inside {
+		if *n != 50 || l.Users(key) != 0 {
+			t.Errorf("%s: %d were inside, %d users are left", key, *n, l.Users(key))
+		}
+	}
+	if n := l.Len(); n != 0 {
+		t.Errorf("%d locks are kept", n)
+	}
+}
+
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	var l Locks[string]
+	unlock, err := l.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := l.Lock(t.Context(), "b") // not in the way
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	gone := errors.New("gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	if _, err := l.Lock(ctx, "a"); !errors.Is(err, gone) {
+		t.Errorf("waiting gave %v", err)
+	}
+	if n := l.Users("a"); n != 1 {
+		t.Errorf("%d users, want the holder alone", n)
+	}
+	unlock()
+}
