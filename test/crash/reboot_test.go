@@ -8,34 +8,40 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/testhost"
 )
 
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// enterMachine gives the host a mount namespace of its own in which the kernel's
-// boot id is a file of the test's.
-func (r *rig) enterMachine(t, all *testing.T) {
+// machine makes a mount namespace in which the kernel's boot id is a file of the
+// test's, and returns a process that is in it.
+func (r *rig) machine(t, all *testing.T) int {
 	t.Helper()
 	r.boot(t)
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
-		`mount --bind "$1" `+bootID+` && exec sleep infinity`, "sh", r.h.Path("boot_id"))
+		`mount --bind "$1" `+bootID+` && exec sleep infinity`, "sh", r.bootFile)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	all.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	r.h.Namespace = cmd.Process.Pid
-	r.h.Eventually("the machine has a boot id of its own", func() error {
-		want, err := os.ReadFile(r.h.Path("boot_id"))
-		if err != nil {
-			return err
+	want, err := os.ReadFile(r.bootFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(testhost.Wait); ; {
+		got, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", cmd.Process.Pid, bootID))
+		if err == nil && string(got) == string(want) {
+			return cmd.Process.Pid
 		}
-		if got, err := os.ReadFile(r.seen(bootID)); err != nil || string(got) != string(want) {
-			return fmt.Errorf("it is %q (%w)", got, err)
+		if time.Now().After(deadline) {
+			t.Fatalf("the machine's boot id is %q, not %q (%v)", got, want, err)
 		}
-		return nil
-	})
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // boot gives the machine another boot id.
@@ -43,7 +49,7 @@ func (r *rig) boot(t *testing.T) {
 	t.Helper()
 	random, err := os.ReadFile("/proc/sys/kernel/random/uuid")
 	if err == nil {
-		err = os.WriteFile(r.h.Path("boot_id"), random, 0o600) // the same file: it is mounted
+		err = os.WriteFile(r.bootFile, random, 0o600) // the same file: it is mounted
 	}
 	if err != nil {
 		t.Fatal(err)

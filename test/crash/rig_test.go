@@ -54,6 +54,8 @@ type rig struct {
 	t      *testing.T // the case that has it
 	h      *testhost.Host
 	driver *faultydriver.Driver
+	// bootFile is the kernel's boot id for a host that can be rebooted.
+	bootFile string
 	// What there is while the workload runs and when it is stopped, without a crash.
 	running, stopped state
 	changed          map[string]state // after a change of a volume, by its name
@@ -113,6 +115,11 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 		t.Fatal(err)
 	}
 	all.Cleanup(func() { _ = os.RemoveAll(dir) })
+	namespace := 0
+	if reboots {
+		r.bootFile = filepath.Join(dir, "boot_id")
+		namespace = r.machine(t, all) // it lasts longer than the host
+	}
 	socket := filepath.Join(dir, "csi.sock")
 	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n}\n", front, "unix://"+socket)
 	if k.command != nil {
@@ -127,9 +134,7 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 		config = faultydriver.Config{Socket: socket, Forward: r.endpoint()}
 	}
 	r.driver = faultydriver.Start(all, config)
-	if reboots {
-		r.enterMachine(t, all)
-	}
+	r.h.Namespace = namespace
 	r.h.Start()
 	r.writeVolume("data", small, "")
 	r.h.Write(workloadSpec, fmt.Sprintf("workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n}\n", "w", "data", "data", r.h.Path("mnt")))
