@@ -53,6 +53,11 @@ race: hostpath ## Run all tests with the race detector
 e2e: hostpath ## Run the end-to-end tests only (root)
 	$(GO_TEST) ./test/e2e/...
 
+.PHONY: crash
+crash: SEED = $(shell date +%s)
+crash: hostpath ## Kill everything everywhere, and compare what is left (root; about six minutes)
+	@cd test/crash && go test -count=1 -timeout 30m -full -seed=$(SEED)
+
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 	@mkdir -p bin
