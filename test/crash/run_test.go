@@ -23,7 +23,8 @@ func (p *rigs) runs(t *testing.T, m *matrix) {
 		stopping bool // while it is released, not while it is brought up
 	}
 	var all []run
-	for n, cases := range [][]crash{starts(p.kind), stops(p.kind)} {
+	up := append(starts(p.kind), cases(of("process", "observed", "noted"), nil)...)
+	for n, cases := range [][]crash{up, stops(p.kind)} {
 		for _, c := range cases {
 			switch {
 			case c.point != "":

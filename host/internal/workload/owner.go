@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/process"
 )
@@ -97,10 +98,12 @@ func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
 	}
 	ref := p.Ref()
 	i.rec.Process, i.rec.MountNS = &ref, ns
+	crashpoint.Here("process", "observed")
 	if err := i.write(j); err != nil {
 		i.rec.Process, i.rec.MountNS = nil, nil
 		return err
 	}
+	crashpoint.Here("process", "noted")
 	i.process, i.pin, noted = p, pin, true
 	i.tell()
 	return nil
