@@ -96,21 +96,20 @@ func (c caller) stop(ctx context.Context, volume string) (time.Duration, error) 
 	return took, nil
 }
 
-// resident is a process's resident memory and the part of it that is its own, not
-// mapped from files, in MiB (proc_pid_status(5): VmRSS, RssAnon).
-func resident(b *testing.B, pid int) (all, anonymous float64) {
+// memory reads one of a process's numbers, in MiB (proc_pid_status(5)).
+func memory(b *testing.B, pid int, field string) float64 {
 	b.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		b.Fatal(err)
 	}
-	read := func(field string) float64 {
-		m := regexp.MustCompile(field + `:\s*(\d+) kB`).FindSubmatch(status)
-		if m == nil {
-			b.Fatalf("process %d has no %s", pid, field)
-		}
-		kib, _ := strconv.ParseFloat(string(m[1]), 64)
-		return kib / 1024
+	m := regexp.MustCompile(field + `:\s*(\d+) kB`).FindSubmatch(status)
+	if m == nil {
+		b.Fatalf("process %d has no %s", pid, field)
 	}
-	return read("VmRSS"), read("RssAnon")
+	kib, err := strconv.ParseFloat(string(m[1]), 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return kib / 1024
 }

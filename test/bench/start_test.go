@@ -81,8 +81,6 @@ func measureRestart(b *testing.B, r *report) {
 		a = startAgent(b, h)
 		killed = append(killed, a.ready)
 		h.Eventually("the driver is healthy", driversHealthy(h))
-		all, own := resident(b, a.cmd.Process.Pid)
-		b.Logf("the agent with 100,000 claims: %.1f MiB resident, %.1f MiB its own", all, own)
 		a.end(unix.SIGTERM)
 	}
 	r.add(

@@ -76,6 +76,7 @@ func (a *agent) open(ctx context.Context) error {
 		what string
 		open func(ctx context.Context) error
 	}{
+		{"memory", a.tuneMemory},
 		{"data directory", a.openDataDir},
 		{"journal", a.openJournal},
 		{"secrets", a.openSecrets},

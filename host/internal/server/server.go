@@ -59,6 +59,9 @@ type Config struct {
 const (
 	// maxRequest bounds a request, in bytes. The ledger takes less.
 	maxRequest = 4 << 20
+	// compressMin is from where on an answer is compressed for a caller that takes it
+	// so, in bytes. Most callers are on this machine, and a compressor takes 0.8 MiB.
+	compressMin = 64 << 10
 	// closeGrace is how long calls under way may take to end when the server is
 	// closed; then they are cancelled, and have cancelGrace.
 	closeGrace  = 3 * time.Second
@@ -161,6 +164,7 @@ func (s *Server) apiHandler() http.Handler {
 	options := connect.WithHandlerOptions(
 		connect.WithInterceptors(interceptor{s}),
 		connect.WithReadMaxBytes(maxRequest),
+		connect.WithCompressMinBytes(compressMin),
 		connect.WithRecover(s.recovered),
 	)
 	mux.Handle(hostv1connect.NewVolumeServiceHandler(volumeService{s}, options))
