@@ -19,12 +19,12 @@ const (
 )
 
 // tuneMemory keeps the agent small, unless the operator has said how (GOGC).
-func (a *agent) tuneMemory(context.Context) error {
+func (a *agent) tuneMemory(ctx context.Context) error {
 	if os.Getenv("GOGC") == "" {
 		was := debug.SetGCPercent(gcPercent)
 		a.closers.add(func() error { debug.SetGCPercent(was); return nil })
 	}
-	a.closers.loop(func(ctx context.Context) {
+	a.closers.loop(ctx, func(ctx context.Context) {
 		tick := time.NewTicker(trimInterval)
 		defer tick.Stop()
 		for {
