@@ -38,6 +38,7 @@ type instance struct {
 	unsaid error // why the ledger does not know yet that the workload ended
 
 	stop     chan struct{} // closed when a stop is asked for
+	hurry    chan struct{} // holds a token when a stop is asked for again
 	stopOnce sync.Once
 	over     chan struct{} // closed when the goroutine has ended
 }
@@ -52,7 +53,7 @@ type volume struct {
 func newInstance(rec record) *instance {
 	i := &instance{
 		ref: rec.Spec.WorkloadRef, rec: rec,
-		changed: make(chan struct{}), stop: make(chan struct{}), over: make(chan struct{}),
+		changed: make(chan struct{}), stop: make(chan struct{}), hurry: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	for _, v := range rec.Volumes {
 		i.volumes = append(i.volumes, &volume{volumeRecord: v})
@@ -85,9 +86,12 @@ const (
 	StepWaiting StepState = "waiting"
 )
 
-// askStop asks for a stop; the reason of the first asker counts.
+// askStop asks for a stop; the reason of the first asker counts. A later one makes
+// a release that waits for its next attempt make it now.
 func (i *instance) askStop(reason string) {
+	first := false
 	i.stopOnce.Do(func() {
+		first = true
 		i.mu.Lock()
 		if i.rec.Message == "" {
 			i.rec.Message = reason
@@ -95,6 +99,13 @@ func (i *instance) askStop(reason string) {
 		i.mu.Unlock()
 		close(i.stop)
 	})
+	if first {
+		return
+	}
+	select {
+	case i.hurry <- struct{}{}:
+	default: // somebody has asked for that already
+	}
 }
 
 // stopReason is why a stop was asked for.

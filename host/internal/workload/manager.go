@@ -213,7 +213,8 @@ func (m *Manager) forgetOldest() {
 }
 
 // Stop takes a workload down and returns when nothing is left of it. It goes on
-// when ctx ends. Stopping what has ended is success.
+// when ctx ends, and calling it again makes the next attempt at once. Stopping what
+// has ended is success.
 func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(Step)) (Workload, error) {
 	i, err := m.find(ref)
 	if err != nil {

@@ -234,6 +234,7 @@ func (r *run) takeDown(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-r.hurry:
 		case <-time.After(pause.NextBackOff()):
 		}
 	}

@@ -367,3 +367,26 @@ func TestTheJournalFailsInTheMiddle(t *testing.T) {
 	}
 	h.clean(t)
 }
+
+func TestAStopThatIsAskedForAgainIsTriedAtOnce(t *testing.T) {
+	h := newHost(t)
+	h.limits.undoMin, h.limits.undoMax = time.Hour, time.Hour
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	h.on("unstage:before", 1, fail(codes.FailedPrecondition))
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := h.Stop(ctx, ref("w"), "the test stops it", nil)
+		left <- err
+	}()
+	h.waiting(t, "w")
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("the stop that was left came to %v", err)
+	}
+	if w, err := h.Stop(t.Context(), ref("w"), "again", nil); err != nil || w.State != Stopped || w.Message != "the test stops it" {
+		t.Errorf("the second stop came to %+v, %v", w, err)
+	}
+	h.clean(t)
+}
