@@ -136,10 +136,23 @@ func (h *Host) cleanUp() {
 			f.Close()
 		}
 	}
+	h.raceFree()
 	if h.t.Failed() {
 		h.t.Logf("%s", h.LogTail())
 	}
 	if err := os.RemoveAll(h.Dir); err != nil {
 		h.t.Error(err)
+	}
+}
+
+// raceFree fails the test for what the race detector found in the agent, and in
+// the plugins whose output the agent logs: it writes a report and lets them go on.
+func (h *Host) raceFree() {
+	log, err := os.ReadFile(h.Path("agent.log"))
+	if err != nil {
+		return // it was never started
+	}
+	if at := bytes.Index(log, []byte("DATA RACE")); at >= 0 {
+		h.t.Errorf("the race detector found:\n%s", log[at:min(len(log), at+6<<10)])
 	}
 }
