@@ -49,21 +49,9 @@ func (w *Watcher) Collect(ctx context.Context) error {
 
 func (w *Watcher) collectClaims(ctx context.Context, before time.Time) error {
 	var items []command.Advance
-	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		claims, err := tx.AllClaims()
-		if err != nil {
-			return err
-		}
-		for _, c := range claims {
-			ended, err := hasEnded(tx, c.Workload)
-			if err != nil {
-				return err
-			}
-			if ended && c.State == claim.Taken && c.TakenAt.Before(before) && len(items) < command.MaxItems {
-				items = append(items, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Unpublishing})
-			}
-		}
-		return nil
+	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+		items, err = overdue(tx, before)
+		return err
 	})
 	if err != nil || len(items) == 0 {
 		return err
@@ -73,12 +61,32 @@ func (w *Watcher) collectClaims(ctx context.Context, before time.Time) error {
 	return err
 }
 
-func hasEnded(tx *state.ReadTx, ref claim.WorkloadRef) (bool, error) {
-	workload, err := tx.Workload(ref)
-	if errors.Is(err, claim.ErrWorkloadNotFound) {
-		return true, nil
+// ledger is what overdue reads of it.
+type ledger interface {
+	AllClaims() ([]claim.Claim, error)
+	Workload(ref claim.WorkloadRef) (claim.Workload, error)
+}
+
+// overdue are the claims that should be on their way out and are not: taken before
+// a time, by a workload that has ended or is not known. At most one command's.
+func overdue(l ledger, before time.Time) (items []command.Advance, err error) {
+	claims, err := l.AllClaims()
+	if err != nil {
+		return nil, err
 	}
-	return workload.Status == claim.Ended, err
+	for _, c := range claims {
+		if c.State != claim.Taken || !c.TakenAt.Before(before) || len(items) == command.MaxItems {
+			continue
+		}
+		workload, err := l.Workload(c.Workload)
+		if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
+			return nil, err
+		}
+		if err != nil || workload.Status == claim.Ended {
+			items = append(items, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Unpublishing})
+		}
+	}
+	return items, nil
 }
 
 func (w *Watcher) collectDrivers(ctx context.Context, before time.Time) error {

@@ -16,6 +16,9 @@ import (
 // left says that some wait for their node to take its mounts away.
 func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (left bool, err error) {
 	volume, claims, err := w.read(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) {
+		return false, nil // deregistered by force, with its claims
+	}
 	if err != nil {
 		return false, err
 	}

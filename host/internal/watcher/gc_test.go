@@ -1,0 +1,134 @@
+package watcher
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// records are a ledger's, as an older version or a fault could leave them: no
+// command of this one leaves a claim taken whose workload has ended.
+type records struct {
+	claims    []claim.Claim
+	workloads map[string]claim.WorkloadStatus
+	err       error
+}
+
+func (r records) AllClaims() ([]claim.Claim, error) { return r.claims, r.err }
+
+func (r records) Workload(ref claim.WorkloadRef) (claim.Workload, error) {
+	status, ok := r.workloads[ref.ID]
+	if !ok {
+		return claim.Workload{}, claim.ErrWorkloadNotFound
+	}
+	return claim.Workload{Ref: ref, Status: status}, nil
+}
+
+func TestOverdueClaims(t *testing.T) {
+	now := time.Now()
+	of := func(workload string, s claim.State, age time.Duration) claim.Claim {
+		return claim.Claim{Volume: ref("v-" + workload), Workload: workloadRef(workload), State: s, TakenAt: now.Add(-age), Index: 7}
+	}
+	r := records{
+		workloads: map[string]claim.WorkloadStatus{"runs": claim.Running, "ended": claim.Ended, "young": claim.Ended, "leaving": claim.Ended},
+		claims: []claim.Claim{
+			of("runs", claim.Taken, time.Hour), of("ended", claim.Taken, time.Hour), of("unknown", claim.Taken, time.Hour),
+			of("young", claim.Taken, time.Minute), of("leaving", claim.Unpublishing, time.Hour),
+		},
+	}
+	items, err := overdue(r, now.Add(-5*time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, i := range items {
+		if i.To != claim.Unpublishing || i.Index != 7 {
+			t.Errorf("%+v", i)
+		}
+		got = append(got, i.Workload.ID)
+	}
+	if !slices.Equal(got, []string{"ended", "unknown"}) {
+		t.Errorf("overdue are %q", got)
+	}
+	many := records{}
+	for n := range command.MaxItems + 10 {
+		many.claims = append(many.claims, of(fmt.Sprint(n), claim.Taken, time.Hour))
+	}
+	if items, err := overdue(many, now); err != nil || len(items) != command.MaxItems {
+		t.Errorf("%d items in a command, %v", len(items), err)
+	}
+	broken := errors.New("broken")
+	if _, err := overdue(records{err: broken}, now); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestUnusedDriversAndEndedWorkloadsAreForgotten(t *testing.T) {
+	w := newWorld(t)
+	w.volume("v") // names driver d
+	node := claim.Node{Name: "a", BootID: "b", Drivers: map[string]claim.NodeDriver{
+		"d": {ID: "d", Type: claim.Monolith}, "unused": {ID: "unused", Type: claim.Monolith},
+	}}
+	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	node.Drivers = nil
+	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	w.start("w", "a", "v")
+	w.stop("w")
+	if err := w.Collect(t.Context()); err != nil { // too young, all of it
+		t.Fatal(err)
+	}
+	if d, _ := w.known(); len(d) != 2 {
+		t.Errorf("drivers %v were forgotten too early", d)
+	}
+	w.GC.Drivers, w.GC.Workloads = -time.Minute, -time.Minute
+	if err := w.Collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	drivers, found := w.known()
+	if len(drivers) != 1 || drivers[0] != "d" {
+		t.Errorf("drivers %v are left, want d, which a volume names", drivers)
+	}
+	if !found {
+		t.Error("a workload that still has a claim was forgotten")
+	}
+	if _, err := w.ledger.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.Freed}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, found = w.known(); found {
+		t.Error("an ended workload is kept")
+	}
+}
+
+// known are the drivers of the ledger, and whether it has workload w.
+func (w *world) known() (drivers []string, found bool) {
+	w.t.Helper()
+	err := w.ledger.Read(w.t.Context(), func(tx *state.ReadTx) error {
+		all, err := tx.Drivers()
+		for _, d := range all {
+			drivers = append(drivers, d.ID)
+		}
+		if _, werr := tx.Workload(workloadRef("w")); werr == nil {
+			found = true
+		} else if !errors.Is(werr, claim.ErrWorkloadNotFound) {
+			return werr
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return drivers, found
+}
