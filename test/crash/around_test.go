@@ -41,6 +41,7 @@ func (r *rig) aroundCommand(t *testing.T, who, name string, before bool) {
 		r.restart(down)
 	}
 	if <-cmd.done; name == "start" && r.forgets && who == "driver" && !cmd.ProcessState.Success() {
+		r.h.NothingInUse()
 		cmd = r.run(t, "workload", name, r.h.Path(workloadSpec))
 	}
 	cmd.succeeds(t)

@@ -66,6 +66,7 @@ func (r *rig) arm(t *testing.T, c crash) (crashed <-chan struct{}) {
 	happened := make(chan struct{})
 	pids := r.pids(t)
 	strike := func() {
+		r.claimed(c.rpc)
 		r.kill(pids, c.who)
 		close(happened)
 	}
@@ -79,6 +80,17 @@ func (r *rig) arm(t *testing.T, c crash) (crashed <-chan struct{}) {
 		r.driver.Script(c.rpc, faultydriver.Before(strike))
 	}
 	return happened
+}
+
+// claimed holds every call for a workload against the first rule: nothing is mounted
+// or attached without a claim. It runs in the driver's call.
+func (r *rig) claimed(rpc string) {
+	if !strings.Contains(rpc, "ublish") && !strings.Contains(rpc, "tage") {
+		return // a change of the volume
+	}
+	if s, err := r.h.Status(); err == nil && s.GetClaims() == 0 {
+		r.t.Errorf("%s came while no claim stood", rpc)
+	}
 }
 
 // restart starts again what nobody else starts: the host, and a driver that runs

@@ -110,7 +110,7 @@ func stops(k kind) []crash {
 		points = slices.Concat(points, of("attach", undo...), of("attachment", "saved"), of("controller-detached", "advance", "advanced"))
 		rpcs = append(rpcs, "ControllerUnpublishVolume")
 	}
-	points = slices.Concat(points, of("claim", undo...), of("freed", "advance", "advanced"))
+	points = slices.Concat(points, of("claim", undo...), of("freed", "advance", "advanced"), of("workload", "gone"))
 	return cases(points, rpcs)
 }
 
@@ -121,7 +121,8 @@ func (r *rig) start(t *testing.T, c crash) {
 	r.restart(c.who)
 	if <-cmd.done; r.forgets && slices.Contains(c.who, "driver") && !cmd.ProcessState.Success() {
 		// The driver does not know what it did before: the start may fail, and then
-		// nothing is left of it, and it can be repeated.
+		// nothing is left of it in the end, and it can be repeated.
+		r.h.NothingInUse()
 		r.equals(t, "after the failed start", r.stopped)
 		cmd = r.run(t, "workload", "start", r.h.Path(workloadSpec))
 	}

@@ -253,6 +253,7 @@ func (r *run) down(ctx context.Context) error {
 	if err := r.backward(ctx); err != nil {
 		return err
 	}
+	defer crashpoint.Here("workload", "gone")
 	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
 }
 
