@@ -4,14 +4,17 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/catalog"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 func newLogger(cfg *config.Agent, w io.Writer) hclog.Logger {
@@ -44,14 +47,26 @@ func (a *agent) health() (reasons []string) {
 	} else if !stats.Leader {
 		reasons = append(reasons, "the ledger has no leader")
 	}
-	storage := false
-	for _, p := range a.plugins.Status() {
-		if p.State != supervisor.Running {
-			reasons = append(reasons, fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError))
-		}
-		storage = storage || p.Kind == "storage.v1"
+	return append(reasons, a.storageHealth()...)
+}
+
+// storageHealth is what keeps the host from reaching its drivers. A plugin that it
+// does not need for that may fail: the plugins' status and the events tell of it.
+func (a *agent) storageHealth() (reasons []string) {
+	plugins := a.plugins.Status()
+	isDefault := func(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
+	if slices.ContainsFunc(plugins, isDefault) { // no other is taken in its place
+		plugins = slices.DeleteFunc(plugins, func(p supervisor.Status) bool { return !isDefault(p) })
 	}
-	if !storage && len(reasons) == 0 {
+	for _, p := range plugins {
+		switch {
+		case p.State != supervisor.Running:
+			reasons = append(reasons, fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError))
+		case p.Kind == storage.Kind:
+			return nil
+		}
+	}
+	if len(reasons) == 0 {
 		reasons = append(reasons, fmt.Sprintf("there is no storage plugin in %s", a.cfg.PluginDir))
 	}
 	return reasons

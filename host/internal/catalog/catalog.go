@@ -17,8 +17,8 @@ var ErrAmbiguous = errors.New("several plugins of this kind")
 // ErrWrongKind says that a plugin is of another kind, or of another version of it.
 var ErrWrongKind = errors.New("the plugin is of another kind")
 
-// defaultStorage is the storage plugin that is taken when there are several.
-const defaultStorage = "csi-bridge"
+// DefaultStorage is the storage plugin that is taken when there are several.
+const DefaultStorage = "csi-bridge"
 
 // Supervisor is what the catalog needs of supervisor.Supervisor.
 type Supervisor interface {
@@ -40,7 +40,7 @@ func New(plugins Supervisor) *Catalog { return &Catalog{plugins: plugins} }
 //
 // A call without a deadline gets one (CallTimeout).
 func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release func(), err error) {
-	name, err := c.pick(ctx, storage.Kind, defaultStorage)
+	name, err := c.pick(ctx, storage.Kind, DefaultStorage)
 	if err != nil {
 		return nil, nil, fmt.Errorf("storage: %w", err)
 	}

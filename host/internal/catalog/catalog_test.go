@@ -155,7 +155,7 @@ func TestWhichPlugin(t *testing.T) {
 		"the only one, while one waits": {[]supervisor.Status{a, starting}, "a", nil},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		got, err := New(&plugins{list: tc.list}).pick(ctx, storage.Kind, defaultStorage)
+		got, err := New(&plugins{list: tc.list}).pick(ctx, storage.Kind, DefaultStorage)
 		cancel()
 		if got != tc.want || !errors.Is(err, tc.err) {
 			t.Errorf("%s: %q, %v; want %q, %v", name, got, err, tc.want, tc.err)
