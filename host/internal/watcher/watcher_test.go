@@ -122,6 +122,9 @@ func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNod
 	if c.gate != nil {
 		c.gate()
 	}
+	if !slices.ContainsFunc(c.claims(v.ID), func(held claim.Claim) bool { return held.Node == node && held.State == claim.NodeDetached }) {
+		c.t.Errorf("the controller is asked to detach while the claims are %+v", c.claims(v.ID))
+	}
 	needed, err := stillNeeded(ctx)
 	if err != nil || needed {
 		return false, err
