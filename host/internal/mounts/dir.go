@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,22 +28,27 @@ func (l Layout) Make(path string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
 	// Remove may take a parent away that is empty for a moment: make it again. The
 	// bound is for a path that can never be made.
 	for range 100 {
-		if err = noLink(root, rel); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if err = root.MkdirAll(rel, 0o700); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err = makeBelow(dir, rel); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return err
+}
+
+func makeBelow(dir, rel string) error {
+	c, err := walk(dir, rel, true)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	made, err := enter(c.last(), c.name(), true)
+	if err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(dir, rel), err)
+	}
+	return unix.Close(made)
 }
 
 // MakeParent makes the parent of a path that a driver is to make. A link at the
@@ -59,33 +65,17 @@ func (l Layout) MakeParent(path string) error {
 	case err != nil:
 		return err
 	case info.Mode()&fs.ModeSymlink != 0:
-		return fmt.Errorf("%s is %s, not the driver's", path, kind(info.Mode()))
+		return fmt.Errorf("%s is a link, not the driver's", path)
 	}
 	return nil
 }
 
-// noLink makes sure that rel and all above it are real directories.
-func noLink(root *os.Root, rel string) error {
-	for end := range len(rel) + 1 {
-		if end < len(rel) && rel[end] != filepath.Separator {
-			continue
-		}
-		info, err := root.Lstat(rel[:end])
-		if err != nil {
-			return err
-		}
-		if !info.IsDir() {
-			return fmt.Errorf("%s is %s, not a directory", rel[:end], kind(info.Mode()))
-		}
-	}
-	return nil
-}
-
-func kind(m fs.FileMode) string {
-	switch {
-	case m.IsRegular():
+// kind tells what is there instead of a directory (inode(7)).
+func kind(mode uint32) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
 		return "a file"
-	case m&fs.ModeSymlink != 0:
+	case unix.S_IFLNK:
 		return "a link"
 	default:
 		return "a special file"
@@ -100,33 +90,48 @@ func (l Layout) Remove(path string) error {
 	if err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(dir)
+	c, err := walk(dir, rel, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer root.Close()
-	if err := noLink(root, filepath.Dir(rel)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	for p := rel; p != stagingDir && p != workloadDir; p = filepath.Dir(p) {
-		if info, err := root.Lstat(p); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
-			return fmt.Errorf("%s: %w (%d bytes)", path, ErrHoldsData, info.Size())
-		}
-		err := root.Remove(p)
+	defer c.close()
+	whole := len(c.names) == len(strings.Split(rel, string(filepath.Separator)))
+	for ; len(c.dirs) > 1; c.up() { // the first is staging or per-workload, and stays
+		err := removeEmpty(c.last(), c.name())
 		switch {
 		case err == nil, errors.Is(err, fs.ErrNotExist):
-		case !errors.Is(err, fs.ErrExist): // which ENOTEMPTY is, too
-			return err
-		case p == rel:
-			return fmt.Errorf("%s: %w", path, ErrHoldsData)
+		case !errors.Is(err, ErrHoldsData):
+			return &fs.PathError{Op: "remove", Path: filepath.Join(dir, filepath.Join(c.names...)), Err: err}
+		case whole:
+			return fmt.Errorf("%s: %w", path, err)
 		default:
 			return nil
 		}
+		whole = false // from here on what holds anything is another's
 	}
 	return nil
+}
+
+// removeEmpty removes an empty directory, or an empty file, or a link.
+func removeEmpty(in int, name string) error {
+	err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR)
+	switch {
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return ErrHoldsData
+	case !errors.Is(err, unix.ENOTDIR):
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(in, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size > 0 {
+		return fmt.Errorf("%w (%d bytes)", ErrHoldsData, st.Size)
+	}
+	return unix.Unlinkat(in, name, 0)
 }
 
 // Unmount takes away every mount on path. It is for mounts that a driver said it
