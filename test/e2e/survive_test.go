@@ -149,6 +149,9 @@ func TestStopWhileTheDriverIsDown(t *testing.T) {
 		}
 		return nil
 	})
+	if got := h.Run("volume", "status", "data"); !strings.Contains(got, "unpublishing") || !strings.Contains(got, "dyn") {
+		t.Errorf("the volume's status does not say what its release waits for:\n%s", got)
+	}
 	h.Kill() // and the host forgets none of it, nor does the command give up
 	h.Launch()
 	d.start(t)

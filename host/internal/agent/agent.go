@@ -164,7 +164,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		OnEvent: a.pluginEvent, DieWithHost: a.cfg.Dev, StopPlugins: !a.cfg.LeavePluginsOnStop,
 	}
 	for _, p := range a.cfg.Plugins {
-		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Config: p.Config})
+		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Version: p.Version, Config: p.Config})
 	}
 	a.plugins = supervisor.New(cfg)
 	if err := a.plugins.Open(ctx); err != nil {

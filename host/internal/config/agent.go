@@ -59,6 +59,8 @@ type Plugin struct {
 	User string
 	// Checksum is "sha256:" and 64 hex digits; empty: any binary is taken.
 	Checksum string
+	// Version constrains what the plugin says of itself, such as "~> 1.2"; empty: any.
+	Version string
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
 }

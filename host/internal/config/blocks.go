@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/hashicorp/go-version"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
@@ -62,7 +63,7 @@ func (l *loader) pluginBlocks(s *section) {
 	seen := map[string]bool{}
 	for _, block := range s.content.Blocks.OfType("plugin") {
 		name := block.Labels[0]
-		in := s.inner(block, fields{attrs: []string{"args", "user", "checksum"}, blocks: []string{"config"}})
+		in := s.inner(block, fields{attrs: []string{"args", "user", "checksum", "version"}, blocks: []string{"config"}})
 		if !l.label(in, block, seen) {
 			continue
 		}
@@ -78,6 +79,11 @@ func (l *loader) pluginBlocks(s *section) {
 		in.str("user", &p.User)
 		if in.str("checksum", &p.Checksum) && p.Checksum != "" && !checksumForm.MatchString(p.Checksum) {
 			in.fail("checksum", "%q is not sha256: and 64 hex digits", p.Checksum)
+		}
+		if in.str("version", &p.Version) && p.Version != "" {
+			if _, err := version.NewConstraint(p.Version); err != nil {
+				in.fail("version", "%q is no constraint such as \"~> 1.2\": %v", p.Version, err)
+			}
 		}
 		if config := in.one("config"); config != nil {
 			p.Config = in.freeForm(config)

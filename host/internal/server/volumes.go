@@ -122,11 +122,15 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
 		CreateIndex: v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),
 	}
-	if attempt, ok := s.cfg.Releaser.Attempt(v.VolumeRef); ok {
-		for n, c := range claims {
-			if c.State.Releasing() {
-				shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
-			}
+	attempt, _ := s.cfg.Releaser.Attempt(v.VolumeRef)
+	for n, c := range claims {
+		if !c.State.Releasing() {
+			continue
+		}
+		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
+		// Until its mounts are gone, a claim waits for its workload on its node.
+		if w, err := s.cfg.Workloads.Get(c.Workload); err == nil && c.Node == s.cfg.Name && c.State == claim.Unpublishing {
+			shown.Claims[n].LastError = w.Waiting
 		}
 	}
 	d, err := s.cfg.Drivers.Get(v.PluginID)
