@@ -202,7 +202,7 @@ func TestBadAgents(t *testing.T) {
 		"one endpoint":         {"csi_driver \"a\" {\n  endpoint = \"unix:///s\"\n}\ncsi_driver \"b\" {\n  endpoint = \"unix:///s\"\n}", `5: csi_driver "b": endpoint: "unix:///s" is that of csi_driver "a" too`},
 		"mount_dir":            {"csi_driver \"d\" {\n  mount_dir = \"csi\"\n}", `2: csi_driver "d": mount_dir: "csi" is not an absolute path`},
 		"plugin name":          {`plugin "../x" {}`, `1: plugin "../x": name "../x" may have letters, digits and - _ . only`},
-		"plugin version":       {"plugin \"p\" {\n  version = \"about 1\"\n}", `2: plugin "p": version: "about 1" is no constraint`},
+		"plugin version":       {"plugin \"p\" {\n  version = \"about 1\"\n}", `2: plugin "p": version: "about 1" is no constraint such as "~> 1.2"`},
 		"checksum":             {"plugin \"p\" {\n  checksum = \"md5:1\"\n}", `2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`},
 		"plugin config":        {"plugin \"p\" {\n  config {\n    a = b\n  }\n}", `3: plugin "p": config.a: unknown variable "b"`},
 		"no label":             {"plugin {}", `1: missing name for plugin: All plugin blocks must have 1 labels (name)`},

@@ -82,7 +82,7 @@ func (l *loader) pluginBlocks(s *section) {
 		}
 		if in.str("version", &p.Version) && p.Version != "" {
 			if _, err := version.NewConstraint(p.Version); err != nil {
-				in.fail("version", "%q is no constraint such as \"~> 1.2\": %v", p.Version, err)
+				in.fail("version", "%q is no constraint such as %q", p.Version, "~> 1.2")
 			}
 		}
 		if config := in.one("config"); config != nil {
