@@ -132,7 +132,8 @@ func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNod
 	return true, c.note("detach %s from %s as %s", v.VolumeRef, node, driverNode)
 }
 
-func ref(id string) claim.VolumeRef           { return claim.VolumeRef{Namespace: "default", ID: id} }
+func ref(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default", ID: id} }
+
 func workloadRef(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
 // volume registers a volume that several may use.
