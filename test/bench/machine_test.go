@@ -30,11 +30,13 @@ func machine(b *testing.B) string {
 	if err := unix.Sysinfo(&memory); err != nil {
 		b.Fatal(err)
 	}
+	// sysinfo(2) counts load in units of 1/65536.
+	load := float64(memory.Loads[0]) / (1 << 16)
 	dir := b.TempDir()
 	syncs := syncTimes(b, dir)
-	return fmt.Sprintf("Machine: %s, %d cores, %d GiB of memory; Linux %s; %s; disk: %s, a write of 4 KiB and its fdatasync take %.2f ms (p50), %.2f ms (p99).",
+	return fmt.Sprintf("Machine: %s, %d cores, %d GiB of memory; Linux %s; %s; disk: %s, a write of 4 KiB and its fdatasync take %.2f ms (p50), %.2f ms (p99); load before the run: %.1f.",
 		cpu, runtime.NumCPU(), (memory.Totalram*uint64(memory.Unit)+1<<29)>>30, unix.ByteSliceToString(uname.Release[:]),
-		runtime.Version(), fsType(b, dir), syncs.p50(), syncs.p99())
+		runtime.Version(), fsType(b, dir), syncs.p50(), syncs.p99(), load)
 }
 
 // syncTimes writes as raft's log does: one block after the other into a file that
