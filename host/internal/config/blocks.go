@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"unicode"
 
 	"github.com/hashicorp/go-version"
 	"github.com/hashicorp/hcl/v2"
@@ -261,6 +262,8 @@ func checkAbsolute(path string) error {
 		return fmt.Errorf("%q is not an absolute path", path)
 	case path != filepath.Clean(path):
 		return fmt.Errorf("%q is not a clean path; write %q", path, filepath.Clean(path))
+	case strings.ContainsFunc(path, unicode.IsControl): // it may go into lines for systemd and Docker
+		return fmt.Errorf("%q has a control character", path)
 	}
 	return nil
 }

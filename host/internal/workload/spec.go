@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
+	"unicode"
 
 	"github.com/pannier/pannier/cluster/claim"
 )
@@ -41,6 +43,15 @@ type Exec struct {
 // ErrInvalid is returned for a specification that can never be started.
 var ErrInvalid = errors.New("invalid workload")
 
+const (
+	// maxVolumes bounds the volume requests of a workload: the ledger takes no more
+	// claims of one.
+	maxVolumes = 128
+	// maxSpec bounds a specification, in bytes of JSON: the journal writes it again
+	// with every step.
+	maxSpec = 128 << 10
+)
+
 // Validate checks all that can be known without the ledger and reports every
 // fault. The CLI has checked it with file and line before.
 func (s *Spec) Validate() error {
@@ -51,6 +62,12 @@ func (s *Spec) Validate() error {
 	}
 	if err := claim.CheckID(s.Namespace); err != nil {
 		bad("namespace: %w", err)
+	}
+	if len(s.Volumes) > maxVolumes {
+		bad("it asks for %d volumes, %d are allowed", len(s.Volumes), maxVolumes)
+	}
+	if raw, err := json.Marshal(s); err != nil || len(raw) > maxSpec {
+		return fmt.Errorf("%w %q: it has %d bytes, %d are allowed", ErrInvalid, s.ID, len(raw), maxSpec)
 	}
 	names, destinations := map[string]bool{}, map[string]string{}
 	for _, v := range s.Volumes {
@@ -73,6 +90,8 @@ func (s *Spec) Validate() error {
 		if d := v.Destination; d != "" {
 			if !filepath.IsAbs(d) || filepath.Clean(d) != d || d == "/" {
 				bad("volume %q: destination %q must be an absolute, clean path below /", v.Name, d)
+			} else if strings.ContainsFunc(d, unicode.IsControl) { // it goes into lines for systemd and Docker
+				bad("volume %q: destination %q must not have control characters", v.Name, d)
 			} else if other, ok := destinations[d]; ok {
 				bad("volumes %q and %q have one destination, %s", other, v.Name, d)
 			}
