@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +23,8 @@ import (
 )
 
 // fake is an agent in memory behind a real socket. Its answers are plain; ids that
-// begin with "held" are refused and those that begin with "away" are unavailable.
+// begin with "held" are refused, those that begin with "away" are unavailable, and
+// those that begin with "forgotten" are gone when their stop breaks off.
 type fake struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedDriverServiceHandler
@@ -361,6 +363,11 @@ func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWor
 		_ = s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: step(name, "", "done", true)}})
 	}
 	if f.broken() {
+		if strings.HasPrefix(r.Msg.GetId(), "forgotten") {
+			f.mu.Lock()
+			delete(f.workloads, r.Msg.GetId())
+			f.mu.Unlock()
+		}
 		panic(http.ErrAbortHandler)
 	}
 	f.mu.Lock()

@@ -161,20 +161,22 @@ type news interface {
 	GetWorkload() *hostv1.Workload
 }
 
-// receive shows the steps of a stream and gives the workload at its end.
-func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *hostv1.Workload, err error) {
+// receive shows the steps of a stream, and says whether there were some, and gives
+// the workload at its end.
+func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *hostv1.Workload, some bool, err error) {
 	defer func() { err = errors.Join(stream.Err(), stream.Close()) }()
 	for stream.Receive() {
 		// Both kinds of messages are news.
 		m, _ := any(stream.Msg()).(news)
 		if step := m.GetStep(); step != nil {
 			p.step(step)
+			some = true
 		}
 		if last := m.GetWorkload(); last != nil {
 			w = last
 		}
 	}
-	return w, nil
+	return w, some, nil
 }
 
 // start brings a workload up. A start may be repeated, so it is while the agent is away.
@@ -184,7 +186,7 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *h
 		if err != nil {
 			return err
 		}
-		w, err = receive(stream, p)
+		w, _, err = receive(stream, p)
 		return err
 	})
 	if err == nil && w == nil {
@@ -195,12 +197,19 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *h
 
 // stop takes a workload down; it may be repeated too.
 func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespace, id string) (w *hostv1.Workload, err error) {
+	under := false // the agent has told of this stop's steps
 	err = a.patiently(ctx, p, true, func() error {
 		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
 		if err != nil {
 			return err
 		}
-		w, err = receive(stream, p)
+		var some bool
+		w, some, err = receive(stream, p)
+		if under && connect.CodeOf(err) == connect.CodeNotFound {
+			// It died between the last step and its answer: there is nothing left to know.
+			w, err = &hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: id, Namespace: namespace}, State: "stopped"}, nil
+		}
+		under = under || some
 		return err
 	})
 	return w, err
