@@ -118,20 +118,22 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	// Both are had before either is served: calls tell the address.
+	var tcp net.Listener
+	if s.cfg.HTTPAddress != "" {
+		var listen net.ListenConfig
+		if tcp, err = listen.Listen(ctx, "tcp", s.cfg.HTTPAddress); err != nil {
+			return errors.Join(fmt.Errorf("listen for health and metrics: %w", err), socket.Close())
+		}
+		s.httpAddress = tcp.Addr().String()
+	}
 	s.api = s.httpServer(s.apiHandler())
 	s.api.ConnContext = connContext
 	s.serve(s.api, socket)
-	if s.cfg.HTTPAddress == "" {
-		return nil
+	if tcp != nil {
+		s.public = s.httpServer(s.publicHandler())
+		s.serve(s.public, tcp)
 	}
-	var listen net.ListenConfig
-	tcp, err := listen.Listen(ctx, "tcp", s.cfg.HTTPAddress)
-	if err != nil {
-		return fmt.Errorf("listen for health and metrics: %w", err)
-	}
-	s.httpAddress = tcp.Addr().String()
-	s.public = s.httpServer(s.publicHandler())
-	s.serve(s.public, tcp)
 	return nil
 }
 
