@@ -42,7 +42,7 @@ func measureLedger(b *testing.B, r *report) {
 	for _, load := range []struct{ clients, claims int }{{1, 4000}, {16, 16_000}, {256, 60_000}} {
 		rate := claimRate(b, many, next, load.claims, load.clients)
 		next += load.claims
-		r.add(row{what: fmt.Sprintf("claims per second, %d clients", load.clients), value: rate, unit: "/s"})
+		r.add(row{what: fmt.Sprintf("claims per second, clients: %d", load.clients), value: rate, unit: "/s"})
 	}
 }
 
