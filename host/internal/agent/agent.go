@@ -76,7 +76,6 @@ func (a *agent) open(ctx context.Context) error {
 		what string
 		open func(ctx context.Context) error
 	}{
-		{"memory", a.tuneMemory},
 		{"data directory", a.openDataDir},
 		{"journal", a.openJournal},
 		{"secrets", a.openSecrets},
@@ -87,6 +86,7 @@ func (a *agent) open(ctx context.Context) error {
 		{"node", a.openNode},
 		{"watcher", a.openWatcher},
 		{"API", a.openServer},
+		{"memory", a.tuneMemory}, // last: until then the agent is to be quick
 	} {
 		if err := step.open(ctx); err != nil {
 			return fmt.Errorf("start the agent: %s: %w", step.what, err)
