@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -121,9 +122,12 @@ func TestDriverDropsTheConnection(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- startAndStop(t.Context(), c, rpc, rpc) }()
 			if fault.String() == "crash" {
-				if err := arrived(d, rpc, rpc, before+1); err != nil {
-					t.Fatal(err)
-				}
+				h.Eventually("the driver has crashed", func() error {
+					if d.Running() { // until the fault has run, it would take the next one down
+						return errors.New("it runs")
+					}
+					return nil
+				})
 				d.Restart()
 			}
 			if err := <-done; err != nil {

@@ -218,6 +218,13 @@ func (d *Driver) Kill() { d.crash() }
 // DropConnections closes every connection, as a driver does that dies.
 func (d *Driver) DropConnections() { d.dropConnections() }
 
+// Running says whether the driver serves: not after Crash has done its work.
+func (d *Driver) Running() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.server != nil
+}
+
 // crash ends the server without waiting for calls: it may run in one.
 func (d *Driver) crash() {
 	d.mu.Lock()
