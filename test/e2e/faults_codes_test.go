@@ -72,7 +72,7 @@ func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.
 	err := start(ctx)
 	switch {
 	case fails && connect.CodeOf(err) != shownCode(code):
-		return fmt.Errorf("the start came to code %s (%v), want %s", connect.CodeOf(err), err, shownCode(code))
+		return fmt.Errorf("the start came to code %s (%w), want %s", connect.CodeOf(err), err, shownCode(code))
 	case !fails && err != nil:
 		return fmt.Errorf("the start: %w", err)
 	case !fails:
@@ -201,7 +201,7 @@ func (op operation) answered(ctx context.Context, d *faultydriver.Driver, code c
 		return err
 	}
 	if connect.CodeOf(err) != shownCode(code) {
-		return fmt.Errorf("the call came to code %s (%v), want %s", connect.CodeOf(err), err, shownCode(code))
+		return fmt.Errorf("the call came to code %s (%w), want %s", connect.CodeOf(err), err, shownCode(code))
 	}
 	if err := op.call(ctx, volume); err != nil {
 		return fmt.Errorf("the same call afterwards: %w", err)

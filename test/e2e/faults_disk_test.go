@@ -112,7 +112,7 @@ func full(t *testing.T, what string, err error) {
 
 func claims(t *testing.T, h *testhost.Host, want int64) {
 	t.Helper()
-	if s, err := h.Status(); err != nil || int64(s.GetClaims()) != want {
+	if s, err := h.Status(); err != nil || s.GetClaims() != want {
 		t.Errorf("%d claims, want %d (%v)", s.GetClaims(), want, err)
 	}
 }

@@ -29,7 +29,7 @@ func TestBadSpecs(t *testing.T) {
 	h.Start()
 	before := written(t, h)
 	long := strings.Repeat("x", 129)
-	json := func(old, new string) string { return strings.Replace(goodVolumeJSON, old, new, 1) }
+	json := func(old, now string) string { return strings.Replace(goodVolumeJSON, old, now, 1) }
 	for name, c := range map[string]struct{ file, content, place, key string }{
 		"unknown key":       {"v.json", json(`"type"`, `"colour": "red", "type"`), "v.json:3", "colour"},
 		"wrong type":        {"v.json", json(`"csi"`, `["csi"]`), "v.json:3", "type"},
@@ -141,7 +141,7 @@ func TestBadRequests(t *testing.T) {
 		"a request that is too large": {"VolumeService/RegisterVolume", spec(`"id": "x", "name": "` + strings.Repeat("n", 5<<20) + `"`)},
 	} {
 		code, text := call(t, h, c.method, []byte(c.body))
-		if want := "invalid_argument"; code != want && !(name == "a request that is too large" && code == "resource_exhausted") {
+		if want := "invalid_argument"; code != want && (name != "a request that is too large" || code != "resource_exhausted") {
 			t.Errorf("%s: %s answers %q, want %q: %.300s", name, c.method, code, want, text)
 		}
 	}

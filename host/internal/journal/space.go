@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// ErrDiskFull: the journal's disk is nearly full. Nothing was written.
+// ErrDiskFull says that the journal's disk is nearly full. Nothing was written.
 var ErrDiskFull = errors.New("the journal's disk is nearly full")
 
 // needed is the free space, in bytes, below which nothing is written. Badger writes
