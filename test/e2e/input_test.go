@@ -137,6 +137,8 @@ func TestBadRequests(t *testing.T) {
 		"a destination with a line":   {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/\nb"}`)},
 		"more volumes than may be":    {"WorkloadService/StartWorkload", request(manyRequests(200))},
 		"a program's huge arguments":  {"WorkloadService/StartWorkload", `{"spec": {"id": "w", "exec": {"command": "x", "args": ["` + strings.Repeat("a", 3<<20) + `"]}}}`},
+		"an unknown key":              {"VolumeService/DetachVolume", `{"id": "v", "node": "a", "forced": true}`},
+		"a misspelt key":              {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/b", "readonly": true}`)},
 		"a process that is none":      {"WorkloadService/RunningWorkload", `{"id": "w", "pid": -1}`},
 		"a request that is too large": {"VolumeService/RegisterVolume", spec(`"id": "x", "name": "` + strings.Repeat("n", 5<<20) + `"`)},
 	} {

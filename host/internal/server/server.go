@@ -165,6 +165,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux := http.NewServeMux()
 	options := connect.WithHandlerOptions(
 		connect.WithInterceptors(interceptor{s}),
+		connect.WithCodec(strictJSON{}),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompressMinBytes(compressMin),
 		connect.WithRecover(s.recovered),
