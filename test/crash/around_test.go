@@ -17,7 +17,7 @@ func (p *rigs) around(t *testing.T, m *matrix) {
 			all = append(all, what{who, command, true}, what{who, command, false})
 		}
 	}
-	for _, w := range few(6, all) {
+	for _, w := range few(12, all) {
 		when := "after"
 		if w.before {
 			when = "before"

@@ -100,7 +100,7 @@ func (p *rigs) machines(t *testing.T, m *matrix) {
 			}
 		}
 	}
-	for _, c := range few(8, all) {
+	for _, c := range few(16, all) {
 		name, described := c.point, family(t)+": machine restarted: "+strings.ReplaceAll(c.point, ":", ": ")
 		if c.point == "" {
 			name, described = "workload:up", family(t)+": machine restarted: the workload is up"

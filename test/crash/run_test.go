@@ -34,7 +34,7 @@ func (p *rigs) runs(t *testing.T, m *matrix) {
 			}
 		}
 	}
-	for _, c := range few(12, all) {
+	for _, c := range few(24, all) {
 		name, while := "up:", ", bringing it up"
 		if c.stopping {
 			name, while = "down:", ", releasing it"

@@ -82,7 +82,7 @@ func (p *rigs) volumes(t *testing.T, m *matrix) {
 		if p.name == "hostpath" && ch.name == "expand" {
 			continue // it does not expand what is in use
 		}
-		for _, c := range few(12, cases(ch.points, ch.rpcs)) {
+		for _, c := range few(24, cases(ch.points, ch.rpcs)) {
 			m.add(t, ch.name+":"+c.String(), family(t)+": "+ch.name+": "+c.described(), func(t *testing.T) {
 				p.take(t).change(t, ch, c)
 			})
