@@ -63,6 +63,11 @@ func changes() []change {
 	}
 }
 
+// done says that the command has changed what it was to change.
+func (ch change) done(cmd *command) bool {
+	return cmd.ProcessState.Success() || ch.gone && cmd.ProcessState.ExitCode() == 3
+}
+
 // snapshot is the id of the only one.
 func (r *rig) snapshot(t *testing.T) string {
 	t.Helper()
@@ -104,7 +109,7 @@ func (r *rig) change(t *testing.T, ch change, c crash) {
 	struck(t, c.described(), crashed, cmd)
 	r.restart(c.who)
 	<-cmd.done
-	for try := 0; !cmd.ProcessState.Success() && !(ch.gone && cmd.ProcessState.ExitCode() == 3); try++ {
+	for try := 0; !ch.done(cmd); try++ {
 		if try == 3 {
 			t.Fatalf("%s, repeated: %s\n%s", cmd, cmd.state(), cmd.output)
 		}
