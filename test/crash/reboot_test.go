@@ -24,6 +24,7 @@ func (r *rig) machine(t, all *testing.T) int {
 	r.boot(t)
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`mount --bind "$1" `+bootID+` && exec sleep infinity`, "sh", r.bootFile)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL} // also when the tests time out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
