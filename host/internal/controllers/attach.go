@@ -82,7 +82,7 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
 		return false, err
 	}
-	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.callWithin(ctx, 0, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		id := driverNodeID
 		if id == "" {
 			if id, err = c.driverNodeID(d, node); err != nil {

@@ -26,10 +26,11 @@ type Config struct {
 
 // Controllers make the calls. They are safe for concurrent use.
 type Controllers struct {
-	cfg         Config
-	attachWait  time.Duration // tests shorten it
-	attachments keyed.Locks[attachment]
-	volumes     keyed.Locks[claim.VolumeRef]
+	cfg Config
+	// How long a call waits for a driver that is not healthy; tests shorten it.
+	attachWait, wait time.Duration
+	attachments      keyed.Locks[attachment]
+	volumes          keyed.Locks[claim.VolumeRef]
 }
 
 // attachment is what Attach and Detach exclude one another on.
@@ -39,7 +40,9 @@ type attachment struct {
 }
 
 // New makes Controllers. They own no goroutine and need no closing.
-func New(cfg Config) *Controllers { return &Controllers{cfg: cfg, attachWait: defaultAttachWait} }
+func New(cfg Config) *Controllers {
+	return &Controllers{cfg: cfg, attachWait: defaultAttachWait, wait: defaultWait}
+}
 
 // Exclusive gives the caller the only right to change what a volume is, at its
 // driver and in the ledger: for whoever reads, calls the driver and then writes.
@@ -52,13 +55,16 @@ func (c *Controllers) Exclusive(ctx context.Context, ref claim.VolumeRef) (unloc
 	return unlock, nil
 }
 
-// call makes one call to a healthy driver. doing says what is tried, on what, for
-// the error.
+// defaultWait is how long an operator's call waits for a driver that is not
+// healthy, as one is not when the agent has just started.
+const defaultWait = 5 * time.Second
+
+// call makes one call to a driver. doing says what is tried, on what, for the error.
 func (c *Controllers) call(ctx context.Context, doing, driver string, fn func(ctx context.Context, s storage.Client, d drivers.Driver) error) error {
-	return c.callWithin(ctx, 0, doing, driver, fn)
+	return c.callWithin(ctx, c.wait, doing, driver, fn)
 }
 
-// callWithin is call for a driver that may take some time to become healthy.
+// callWithin is call with another time for the driver to become healthy.
 func (c *Controllers) callWithin(ctx context.Context, wait time.Duration, doing, driver string, fn func(ctx context.Context, s storage.Client, d drivers.Driver) error) error {
 	if err := c.cfg.Calls.Call(ctx, driver, wait, fn); err != nil {
 		return fmt.Errorf("%s on driver %q: %w", doing, driver, err)

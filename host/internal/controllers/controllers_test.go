@@ -125,7 +125,7 @@ func open(p *plugin, all ...drivers.Driver) *Controllers {
 		}
 		return map[string]string{"password": "of " + v.ID}, nil
 	}})
-	c.attachWait = 0
+	c.attachWait, c.wait = 0, 0
 	return c
 }
 
