@@ -118,10 +118,10 @@ func TestCloseIsRepeatable(t *testing.T) {
 // A process that is killed while it writes loses nothing that Update had
 // acknowledged.
 func TestSurvivesKill(t *testing.T) {
-	dir := t.TempDir()
-	if os.Getenv("JOURNAL_WRITER") != "" {
-		writeForEver(os.Getenv("JOURNAL_WRITER"))
+	if dir := os.Getenv("JOURNAL_WRITER"); dir != "" {
+		writeForEver(dir)
 	}
+	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestSurvivesKill$")
 	cmd.Env = append(os.Environ(), "JOURNAL_WRITER="+dir)
 	out, err := cmd.StdoutPipe()
