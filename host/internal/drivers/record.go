@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/process"
 )
 
@@ -62,22 +64,7 @@ func (r record) write(dataDir string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(folder, ".driver-*.json")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // fails after the rename, as it should
-	defer tmp.Close()
-	if _, err := tmp.Write(append(text, '\n')); err != nil {
-		return err
-	}
-	if err := tmp.Sync(); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), recordPath(dataDir, r.Spec.ID)); err != nil {
-		return err
-	}
-	return syncDir(folder)
+	return durable.WriteFile(recordPath(dataDir, r.Spec.ID), append(text, '\n'))
 }
 
 // forget removes the driver's record, its log, and its folder where nothing else
@@ -90,9 +77,9 @@ func forget(dataDir, id string) error {
 	}
 	folder := dir(dataDir, id)
 	if err := os.Remove(folder); err == nil || errors.Is(err, fs.ErrNotExist) {
-		return syncDir(filepath.Dir(folder))
+		return durable.SyncDir(filepath.Dir(folder))
 	}
-	return syncDir(folder)
+	return durable.SyncDir(folder)
 }
 
 // loadRecords reads the records of all drivers, by id.
@@ -103,7 +90,7 @@ func loadRecords(dataDir string) (map[string]record, error) {
 	}
 	records := map[string]record{}
 	for _, e := range entries {
-		if checkID(e.Name()) != nil || !e.IsDir() {
+		if claim.CheckID(e.Name()) != nil || !e.IsDir() {
 			continue
 		}
 		r, err := loadRecord(recordPath(dataDir, e.Name()), e.Name())
@@ -132,13 +119,4 @@ func loadRecord(path, id string) (record, error) {
 		return record{}, fmt.Errorf("the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, id, err)
 	}
 	return r, nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/process"
 )
 
@@ -60,7 +61,7 @@ func (r record) save(dir string) error {
 	if err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
-	if err := writeFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
+	if err := durable.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
 	return nil

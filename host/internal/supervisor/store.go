@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/durable"
 )
 
 // store holds verified copies of executables, at <sha256>/<name>. A plugin runs
@@ -102,7 +104,7 @@ func (s *store) place(temp, path string) error {
 	if err := os.Rename(temp, path); err != nil {
 		return err
 	}
-	return errors.Join(syncDir(filepath.Dir(path)), syncDir(s.dir))
+	return errors.Join(durable.SyncDir(filepath.Dir(path)), durable.SyncDir(s.dir))
 }
 
 func (s *store) pin(sha string) (unpin func()) {
@@ -147,29 +149,4 @@ func hashFile(path string) (string, error) {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// writeFile replaces a file so that a crash leaves the old or the new one whole.
-func writeFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".write-") // 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return err
-	}
-	return syncDir(filepath.Dir(path))
 }
