@@ -18,12 +18,6 @@ func (s State) Before(o State) bool {
 	return slices.Index(States, s) < slices.Index(States, o)
 }
 
-// Next is the state after s. Freed stays Freed.
-func Next(s State) State {
-	i := slices.Index(States, s)
-	return States[min(i+1, len(States)-1)]
-}
-
 // CanAdvance says whether a claim may go from one state to another: forward
 // only. States may be skipped, since not every driver needs every call: the
 // releaser skips those that it has nothing to do in. Staying is allowed, so that

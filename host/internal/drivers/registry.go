@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -161,7 +162,7 @@ func (r *Registry) checkDeclared(declared []Spec) ([]Spec, error) {
 // and holds the record of what the host runs, so another user gets no socket in it.
 func (r *Registry) check(s Spec) error {
 	err := s.Validate()
-	if s.User != "" && s.User != "root" && checkID(s.ID) == nil {
+	if s.User != "" && s.User != "root" && claim.CheckID(s.ID) == nil {
 		if _, inside := below(dir(r.cfg.DataDir, s.ID), s.socket()); inside {
 			err = errors.Join(err, fmt.Errorf("driver %q: user %q cannot make a socket in %s: set an endpoint in a folder that the user may write",
 				s.ID, s.User, filepath.Dir(s.socket())))

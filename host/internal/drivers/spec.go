@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"os/user"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // Type says which of CSI's services of the driver this node uses.
@@ -65,8 +66,6 @@ const (
 	maxSocketPath = 107
 )
 
-var validID = regexp.MustCompile(`^[a-zA-Z0-9_.-]{1,128}$`)
-
 // withDefaults fills what is not given, and writes the endpoint as unix:///path.
 func (s Spec) withDefaults(dataDir string) Spec {
 	if s.Type == "" {
@@ -97,8 +96,11 @@ func (s Spec) socket() string { return strings.TrimPrefix(s.Endpoint, "unix://")
 func (s Spec) Validate() error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if err := checkID(s.ID); err != nil {
-		fail("%w", err)
+	switch {
+	case s.ID == "":
+		fail("the id is missing")
+	case claim.CheckID(s.ID) != nil: // it becomes a part of paths
+		fail("id %q: 1 to 128 letters, digits and - _ . are allowed", s.ID)
 	}
 	switch s.Type {
 	case TypeNode, TypeController, TypeMonolith:
@@ -145,17 +147,6 @@ func (s Spec) checkCommand() error {
 				return fmt.Errorf("user %q is not known on this machine", s.User)
 			}
 		}
-	}
-	return nil
-}
-
-// checkID refuses what is no id, and what could lead out of the data directory.
-func checkID(id string) error {
-	switch {
-	case id == "":
-		return errors.New("the id is missing")
-	case id == "." || id == ".." || !validID.MatchString(id):
-		return fmt.Errorf("id %q: 1 to 128 letters, digits and - _ . are allowed", id)
 	}
 	return nil
 }
