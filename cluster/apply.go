@@ -35,13 +35,14 @@ func (n *Node) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force 
 	}
 }
 
-// StartWorkload records that a workload runs on a node and takes all the claims
-// that it wants, or none. It may be repeated with the same arguments. Claims need
-// Volume, Mode, AccessMode and AttachmentMode; the rest is filled in. Errors:
+// StartWorkload records that a workload runs on a node, takes all the claims that
+// it wants, or none, and notes the tokens that Consul will be asked for. It may be
+// repeated with the same arguments. Claims need Volume, Mode, AccessMode and
+// AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Errors:
 // ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrConflict where
 // it runs already with other arguments; ErrInvalid.
-func (n *Node) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim) (command.StartWorkloadResult, error) {
-	return apply[command.StartWorkloadResult](ctx, n, &command.StartWorkload{Ref: ref, Node: node, Claims: claims})
+func (n *Node) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
+	return apply[command.StartWorkloadResult](ctx, n, &command.StartWorkload{Ref: ref, Node: node, Claims: claims, Tokens: tokens})
 }
 
 // EndWorkload records that a workload has ended and sends its claims on their way

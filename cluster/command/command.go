@@ -69,6 +69,7 @@ type StartWorkload struct {
 	Ref    claim.WorkloadRef `json:"ref"`
 	Node   string            `json:"node"`
 	Claims []claim.Claim     `json:"claims,omitempty"` // at most MaxClaims, one a volume
+	Tokens []claim.Token     `json:"tokens,omitempty"` // at most MaxItems
 }
 
 // StartWorkloadResult answers StartWorkload. Claims are in the order asked for, and

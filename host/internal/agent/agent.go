@@ -182,7 +182,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
 		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
 	})
-	calls := drivers.Caller{Drivers: a.drivers, Storage: a.catalog.Do}
+	calls := drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
 	a.controllers = controllers.New(controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: calls, Secrets: a.unseal})
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,

@@ -6,7 +6,12 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/grpc"
+
 	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -19,6 +24,22 @@ var ErrWrongKind = errors.New("the plugin is of another kind")
 
 // DefaultStorage is the storage plugin that is taken when there are several.
 const DefaultStorage = "csi-bridge"
+
+// kind is how the plugins of one kind are picked, named in errors and called.
+type kind[T any] struct {
+	name     string
+	protocol string // with its version
+	// preferred is the plugin that is taken when there are several.
+	preferred string
+	client    func(grpc.ClientConnInterface) T
+}
+
+var (
+	storageKind      = kind[storage.Client]{"storage", storage.Kind, DefaultStorage, storage.NewClient}
+	identityKind     = kind[identity.Identity]{"identity", identity.Kind, "sids", identity.NewClient}
+	registrationKind = kind[registration.Registration]{"registration", registration.Kind, "consul-services", registration.NewClient}
+	bootstrapKind    = kind[bootstrap.Bootstrap]{"bootstrap", bootstrap.Kind, "envoy-bootstrap", bootstrap.NewClient}
+)
 
 // Supervisor is what the catalog needs of supervisor.Supervisor.
 type Supervisor interface {
@@ -40,30 +61,55 @@ func New(plugins Supervisor) *Catalog { return &Catalog{plugins: plugins} }
 //
 // A call without a deadline gets one (CallTimeout).
 func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release func(), err error) {
-	name, err := c.pick(ctx, storage.Kind, DefaultStorage)
+	return acquire(ctx, c, storageKind)
+}
+
+// DoStorage runs fn with the storage plugin, within CallTimeout. When the plugin's
+// process ends in the middle of a call, fn is run again with the next one: all of
+// every kind's calls may be repeated.
+func (c *Catalog) DoStorage(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
+	return do(ctx, c, storageKind, fn)
+}
+
+// DoIdentity is DoStorage for the kind identity: sids, or the only one of that kind.
+func (c *Catalog) DoIdentity(ctx context.Context, fn func(ctx context.Context, client identity.Identity) error) error {
+	return do(ctx, c, identityKind, fn)
+}
+
+// DoRegistration is DoStorage for the kind registration: consul-services, or the
+// only one of that kind.
+func (c *Catalog) DoRegistration(ctx context.Context, fn func(ctx context.Context, client registration.Registration) error) error {
+	return do(ctx, c, registrationKind, fn)
+}
+
+// DoBootstrap is DoStorage for the kind bootstrap: envoy-bootstrap, or the only one
+// of that kind.
+func (c *Catalog) DoBootstrap(ctx context.Context, fn func(ctx context.Context, client bootstrap.Bootstrap) error) error {
+	return do(ctx, c, bootstrapKind, fn)
+}
+
+func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, release func(), err error) {
+	name, err := c.pick(ctx, k.protocol, k.preferred)
 	if err != nil {
-		return nil, nil, fmt.Errorf("storage: %w", err)
+		return client, nil, fmt.Errorf("%s: %w", k.name, err)
 	}
 	lease, err := c.plugins.Acquire(ctx, name)
 	if err != nil {
-		return nil, nil, fmt.Errorf("storage: %w", err)
+		return client, nil, fmt.Errorf("%s: %w", k.name, err)
 	}
-	if lease.Kind != storage.Kind {
+	if lease.Kind != k.protocol {
 		lease.Release()
-		return nil, nil, fmt.Errorf("storage: plugin %q: %w: it is %s, and %s is needed", name, ErrWrongKind, lease.Kind, storage.Kind)
+		return client, nil, fmt.Errorf("%s: plugin %q: %w: it is %s, and %s is needed", k.name, name, ErrWrongKind, lease.Kind, k.protocol)
 	}
-	prefix := "storage(" + name + ")"
-	return storage.NewClient(&conn{ClientConnInterface: lease.Conn, prefix: prefix, ended: lease.Ended}), lease.Release, nil
+	prefix := k.name + "(" + name + ")"
+	return k.client(&conn{ClientConnInterface: lease.Conn, prefix: prefix, ended: lease.Ended}), lease.Release, nil
 }
 
-// Do runs fn with the storage plugin, within CallTimeout. When the plugin's process
-// ends in the middle of a call, fn is run again with the next one: all of a
-// storage plugin's calls may be repeated.
-func (c *Catalog) Do(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
+func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.Context, client T) error) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	for try := 1; ; try++ {
-		client, release, err := c.Storage(ctx)
+		client, release, err := acquire(ctx, c, k)
 		if err != nil {
 			return err
 		}

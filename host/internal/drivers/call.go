@@ -22,7 +22,7 @@ type Caller struct {
 		Changed() <-chan struct{}
 	}
 	// Storage runs fn with a client of the storage plugin, within the bound of one
-	// call, and again when the plugin ended in the middle of it (catalog.Catalog.Do).
+	// call, and again when the plugin ended in the middle of it (catalog.Catalog.DoStorage).
 	Storage func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error
 }
 

@@ -22,9 +22,9 @@ func (l Ledger) Volume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume
 	return v, err
 }
 
-// StartWorkload takes all of the claims or none.
-func (l Ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim) ([]claim.Claim, []claim.Volume, error) {
-	result, err := l.Cluster.StartWorkload(ctx, ref, node, want)
+// StartWorkload takes all of the claims or none, and notes the tokens.
+func (l Ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) ([]claim.Claim, []claim.Volume, error) {
+	result, err := l.Cluster.StartWorkload(ctx, ref, node, want, tokens...)
 	return result.Claims, result.Volumes, err
 }
 

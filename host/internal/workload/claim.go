@@ -22,7 +22,7 @@ func (r *run) claim(ctx context.Context, _ *volume) error {
 			return untouchedError{fmt.Errorf("volume %q: %w", v.Request.Name, err)}
 		}
 	}
-	_, infos, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want)
+	_, infos, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, nil)
 	if err != nil {
 		err = fmt.Errorf("claim the volumes of %s on node %q: %w", r.instance, r.Node, err)
 		if refused(err) {

@@ -6,6 +6,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -13,9 +15,10 @@ import (
 type Ledger interface {
 	// Volume reads one volume.
 	Volume(ctx context.Context, ref claim.VolumeRef) (claim.Volume, error)
-	// StartWorkload takes all of the claims or none, in one command, and returns
-	// them with their volumes in the same order. Repeating it gives the same.
-	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim) ([]claim.Claim, []claim.Volume, error)
+	// StartWorkload takes all of the claims or none, and notes the tokens that Consul will
+	// be asked for, in one command. It returns the claims with their volumes in the same
+	// order. Repeating it gives the same.
+	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) ([]claim.Claim, []claim.Volume, error)
 	// EndWorkload marks the workload as ended and its claims as unpublishing. One
 	// that is not there is success.
 	EndWorkload(ctx context.Context, ref claim.WorkloadRef) error
@@ -45,12 +48,50 @@ type Drivers interface {
 	Changed() <-chan struct{}
 }
 
+// Tokens gives services their tokens, and takes them back. The retries are the
+// caller's: errors that are worth another try have the gRPC codes Unavailable,
+// DeadlineExceeded or ResourceExhausted.
+type Tokens interface {
+	// Intend notes in the ledger that Consul will be asked for t. Those of a start are
+	// noted with its claims instead.
+	Intend(ctx context.Context, t claim.Token) error
+	// Derive asks Consul for the token that the ledger knows as t.ID and notes its
+	// accessor. It may be repeated; where the token was minted it gives the same.
+	Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error)
+	// Read reads a token back from this node's Consul agent. NotFound: the agent does not
+	// know it, or not yet.
+	Read(ctx context.Context, consul, secret string) error
+	// Revoke ends a token and forgets it once Consul has said that it is gone. One that is
+	// not known is success. secret may be empty where it was minted.
+	Revoke(ctx context.Context, t claim.Token, secret string) error
+	// OnNode lists the ledger's tokens of a node.
+	OnNode(ctx context.Context, node string) ([]claim.Token, error)
+}
+
+// Services puts services into Consul and takes them out. consul is the name of the
+// agent's consul block. Retries are as with Tokens.
+type Services interface {
+	// Check says whether the agent has a consul block of that name.
+	Check(consul string) error
+	// Register makes Consul say what the instance says, and returns its proxy's id, empty
+	// where it has none. Owner is filled in.
+	Register(ctx context.Context, consul string, i registration.Instance) (proxyID string, err error)
+	// Deregister takes an instance out; one that is not there is success.
+	Deregister(ctx context.Context, consul, id string) error
+	// Bootstrap makes the file that a service's proxy is started with.
+	Bootstrap(ctx context.Context, consul string, req bootstrap.Request) ([]byte, error)
+	// Changed tells that the instances of this node (Manager.Instances) have changed.
+	Changed()
+}
+
 // Deps are what a Manager works with.
 type Deps struct {
 	Ledger     Ledger
 	Controller Controller
 	Drivers    Drivers
 	Calls      drivers.Caller
+	Tokens     Tokens
+	Services   Services
 	// Secrets opens a volume's sealed secrets.
 	Secrets func(v claim.Volume) (map[string]string, error)
 	Events  *events.Bus

@@ -64,7 +64,8 @@ func newInstance(rec record) *instance {
 // Step is one step of a workload as it went.
 type Step struct {
 	Name      string
-	Volume    string // the request's name; empty for a step of the whole workload
+	Volume    string // the request's name; empty for other steps
+	Service   string // the service's name; empty for other steps
 	Undo      bool
 	State     StepState
 	StartedAt time.Time
@@ -222,6 +223,28 @@ type Workload struct {
 	EndedAt   time.Time // zero while it has not ended
 	OwnerPID  int       // 0: none
 	PID       int       // 0: none
+	Services  []ServiceStatus
+	Ports     map[string]int // by label
+	// SecretsDir is the workload's, where a service has one; empty: none.
+	SecretsDir string
+}
+
+// ServiceStatus is how a service of a workload stands.
+type ServiceStatus struct {
+	Name    string
+	ID      string // in Consul
+	ProxyID string // its sidecar's, or its own where it is a gateway; empty: none
+	Consul  string // the name of the agent's consul block
+	Port    int
+	// Of its token; empty and zero: none.
+	Accessor  string
+	ExpiresAt time.Time
+	// Paths on the host; empty: none.
+	TokenFile, BootstrapFile string
+	// Of its proxy; 0: none.
+	AdminPort, ReadyPort int
+	// Message says what keeps it from being as it should: a renewal or a sync that fails.
+	Message string
 }
 
 // MountPoint is what a workload needs of one volume.

@@ -116,7 +116,7 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 	return *v, nil
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim) (got []claim.Claim, infos []claim.Volume, err error) {
+func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, _ []claim.Token) (got []claim.Claim, infos []claim.Volume, err error) {
 	err = l.call(ctx, "claim", ref.ID, func() error {
 		return l.change(func(s *ledgerState) (err error) {
 			got, infos, err = s.start(ref, node, want)

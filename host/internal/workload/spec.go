@@ -11,13 +11,36 @@ import (
 	"unicode"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // Spec is what an operator asks for: what a workload uses, and what it runs.
 type Spec struct {
 	claim.WorkloadRef
-	Volumes []VolumeRequest `json:"volumes,omitempty"`
-	Exec    *Exec           `json:"exec,omitempty"`
+	Volumes  []VolumeRequest   `json:"volumes,omitempty"`
+	Exec     *Exec             `json:"exec,omitempty"`
+	Services []service.Service `json:"services,omitempty"`
+	Ports    []Port            `json:"ports,omitempty"`
+	// User owns the workload's secrets: a name or a number; empty: that of Exec, or root.
+	User string `json:"user,omitempty"`
+	// Canary makes the services bear their canary tags and meta.
+	Canary   bool      `json:"canary,omitempty"`
+	Sidecars []Sidecar `json:"sidecars,omitempty"`
+}
+
+// Port is a port of the node that the workload listens on.
+type Port struct {
+	Label  string `json:"label"`            // unique in the workload
+	Static int    `json:"static,omitempty"` // 0: the node picks a free one
+}
+
+// Sidecar is a program that runs beside the workload's own. Who runs the workload
+// runs it.
+type Sidecar struct {
+	Service string            `json:"service,omitempty"` // whose proxy it is; empty: the only one that has a proxy
+	Command []string          `json:"command"`           // ${bootstrap} and others stand in it
+	Env     map[string]string `json:"env,omitempty"`
+	User    string            `json:"user,omitempty"` // empty: the workload's
 }
 
 // VolumeRequest asks for one volume at one destination. A workload may ask for a

@@ -7,6 +7,7 @@
 package hostv1
 
 import (
+	v1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -25,11 +26,19 @@ const (
 
 // WorkloadSpec is what an operator writes; docs/workload-spec.md tells each field.
 type WorkloadSpec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	Volumes       []*VolumeRequest       `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	Exec          *Exec                  `protobuf:"bytes,4,opt,name=exec,proto3" json:"exec,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Volumes   []*VolumeRequest       `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Exec      *Exec                  `protobuf:"bytes,4,opt,name=exec,proto3" json:"exec,omitempty"`
+	Services  []*v1.Service          `protobuf:"bytes,5,rep,name=services,proto3" json:"services,omitempty"`
+	Ports     []*Port                `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	// user that owns the workload's secrets: a name or a number; empty: that of exec,
+	// or root.
+	User string `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
+	// canary makes the services bear their canary_tags and canary_meta.
+	Canary        bool       `protobuf:"varint,8,opt,name=canary,proto3" json:"canary,omitempty"`
+	Sidecars      []*Sidecar `protobuf:"bytes,9,rep,name=sidecars,proto3" json:"sidecars,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -92,6 +101,168 @@ func (x *WorkloadSpec) GetExec() *Exec {
 	return nil
 }
 
+func (x *WorkloadSpec) GetServices() []*v1.Service {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetPorts() []*Port {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WorkloadSpec) GetCanary() bool {
+	if x != nil {
+		return x.Canary
+	}
+	return false
+}
+
+func (x *WorkloadSpec) GetSidecars() []*Sidecar {
+	if x != nil {
+		return x.Sidecars
+	}
+	return nil
+}
+
+// Port is a port of the node that the workload listens on.
+type Port struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Label string                 `protobuf:"bytes,1,opt,name=label,proto3" json:"label,omitempty"`
+	// static is the port's number; 0: the node picks a free one.
+	Static        int32 `protobuf:"varint,2,opt,name=static,proto3" json:"static,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Port) Reset() {
+	*x = Port{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Port) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Port) ProtoMessage() {}
+
+func (x *Port) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Port.ProtoReflect.Descriptor instead.
+func (*Port) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Port) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *Port) GetStatic() int32 {
+	if x != nil {
+		return x.Static
+	}
+	return 0
+}
+
+// Sidecar is a program that runs beside the workload's own.
+type Sidecar struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// service whose proxy it is; empty: the only one that has a proxy.
+	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// command and its arguments. ${bootstrap}, ${token_file}, ${secrets_dir} and
+	// ${port.LABEL} stand in them.
+	Command []string          `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	Env     map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// user that runs it; empty: the workload's.
+	User          string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sidecar) Reset() {
+	*x = Sidecar{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sidecar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sidecar) ProtoMessage() {}
+
+func (x *Sidecar) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sidecar.ProtoReflect.Descriptor instead.
+func (*Sidecar) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Sidecar) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *Sidecar) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Sidecar) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Sidecar) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type VolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name of the request, unique in the workload.
@@ -112,7 +283,7 @@ type VolumeRequest struct {
 
 func (x *VolumeRequest) Reset() {
 	*x = VolumeRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -124,7 +295,7 @@ func (x *VolumeRequest) String() string {
 func (*VolumeRequest) ProtoMessage() {}
 
 func (x *VolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -137,7 +308,7 @@ func (x *VolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeRequest.ProtoReflect.Descriptor instead.
 func (*VolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{1}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *VolumeRequest) GetName() string {
@@ -201,7 +372,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -213,7 +384,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -226,7 +397,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{2}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Exec) GetCommand() string {
@@ -277,14 +448,19 @@ type Workload struct {
 	// gives the workload a mount namespace of its own must let go of what is mounted
 	// below it there, once the workload's own volumes are bound: a copy of another
 	// workload's mount would keep that volume in use.
-	VolumesDir    string `protobuf:"bytes,11,opt,name=volumes_dir,json=volumesDir,proto3" json:"volumes_dir,omitempty"`
+	VolumesDir string           `protobuf:"bytes,11,opt,name=volumes_dir,json=volumesDir,proto3" json:"volumes_dir,omitempty"`
+	Services   []*ServiceStatus `protobuf:"bytes,12,rep,name=services,proto3" json:"services,omitempty"`
+	// ports by label.
+	Ports map[string]int32 `protobuf:"bytes,13,rep,name=ports,proto3" json:"ports,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// secrets_dir is the workload's, where a service has one; empty: none.
+	SecretsDir    string `protobuf:"bytes,14,opt,name=secrets_dir,json=secretsDir,proto3" json:"secrets_dir,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +472,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +485,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{3}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Workload) GetSpec() *WorkloadSpec {
@@ -389,6 +565,166 @@ func (x *Workload) GetVolumesDir() string {
 	return ""
 }
 
+func (x *Workload) GetServices() []*ServiceStatus {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *Workload) GetPorts() map[string]int32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Workload) GetSecretsDir() string {
+	if x != nil {
+		return x.SecretsDir
+	}
+	return ""
+}
+
+// ServiceStatus is how a service of a workload stands.
+type ServiceStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// id in Consul.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// proxy_id of its sidecar, or its own where it is a gateway; empty: none.
+	ProxyId string `protobuf:"bytes,3,opt,name=proxy_id,json=proxyId,proto3" json:"proxy_id,omitempty"`
+	// consul is the name of the agent's consul block.
+	Consul string `protobuf:"bytes,4,opt,name=consul,proto3" json:"consul,omitempty"`
+	// token_accessor of its SI token; empty: none.
+	TokenAccessor  string                 `protobuf:"bytes,5,opt,name=token_accessor,json=tokenAccessor,proto3" json:"token_accessor,omitempty"`
+	TokenExpiresAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=token_expires_at,json=tokenExpiresAt,proto3" json:"token_expires_at,omitempty"`
+	// token_file and bootstrap_file are paths on the host; empty: none.
+	TokenFile     string `protobuf:"bytes,7,opt,name=token_file,json=tokenFile,proto3" json:"token_file,omitempty"`
+	BootstrapFile string `protobuf:"bytes,8,opt,name=bootstrap_file,json=bootstrapFile,proto3" json:"bootstrap_file,omitempty"`
+	Port          int32  `protobuf:"varint,9,opt,name=port,proto3" json:"port,omitempty"`
+	AdminPort     int32  `protobuf:"varint,10,opt,name=admin_port,json=adminPort,proto3" json:"admin_port,omitempty"`
+	ReadyPort     int32  `protobuf:"varint,11,opt,name=ready_port,json=readyPort,proto3" json:"ready_port,omitempty"`
+	// message says what keeps it from being as it should: a renewal or a sync that fails.
+	Message       string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceStatus) Reset() {
+	*x = ServiceStatus{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceStatus) ProtoMessage() {}
+
+func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
+func (*ServiceStatus) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ServiceStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetProxyId() string {
+	if x != nil {
+		return x.ProxyId
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetConsul() string {
+	if x != nil {
+		return x.Consul
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetTokenAccessor() string {
+	if x != nil {
+		return x.TokenAccessor
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetTokenExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.TokenExpiresAt
+	}
+	return nil
+}
+
+func (x *ServiceStatus) GetTokenFile() string {
+	if x != nil {
+		return x.TokenFile
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetBootstrapFile() string {
+	if x != nil {
+		return x.BootstrapFile
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetAdminPort() int32 {
+	if x != nil {
+		return x.AdminPort
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetReadyPort() int32 {
+	if x != nil {
+		return x.ReadyPort
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Mount is what a workload needs of one volume.
 type Mount struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -408,7 +744,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +756,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +769,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{4}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Mount) GetVolume() string {
@@ -488,9 +824,10 @@ func (x *Mount) GetPropagation() string {
 // Step is one step of a workload as it went.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name: claim, attach, stage, publish; undo of these has undo set.
+	// name: claim, attach, stage, publish, register, identify, bootstrap; undo of
+	// these has undo set.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// volume is the request's name; empty for steps of the whole workload.
+	// volume is the request's name; empty for other steps.
 	Volume string `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
 	// state is running, done, failed or waiting (will be tried again).
 	State     string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
@@ -499,14 +836,16 @@ type Step struct {
 	Took      *durationpb.Duration   `protobuf:"bytes,6,opt,name=took,proto3" json:"took,omitempty"`
 	Error     string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
 	// attempt counts from 1.
-	Attempt       int32 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt int32 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// service is the service's name; empty for other steps.
+	Service       string `protobuf:"bytes,9,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +857,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +870,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{5}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Step) GetName() string {
@@ -590,6 +929,13 @@ func (x *Step) GetAttempt() int32 {
 	return 0
 }
 
+func (x *Step) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
 type StartWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -602,7 +948,7 @@ type StartWorkloadRequest struct {
 
 func (x *StartWorkloadRequest) Reset() {
 	*x = StartWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +960,7 @@ func (x *StartWorkloadRequest) String() string {
 func (*StartWorkloadRequest) ProtoMessage() {}
 
 func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +973,7 @@ func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StartWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{6}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StartWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -657,7 +1003,7 @@ type StartWorkloadResponse struct {
 
 func (x *StartWorkloadResponse) Reset() {
 	*x = StartWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -669,7 +1015,7 @@ func (x *StartWorkloadResponse) String() string {
 func (*StartWorkloadResponse) ProtoMessage() {}
 
 func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -682,7 +1028,7 @@ func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StartWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StartWorkloadResponse) GetEvent() isStartWorkloadResponse_Event {
@@ -737,7 +1083,7 @@ type RunningWorkloadRequest struct {
 
 func (x *RunningWorkloadRequest) Reset() {
 	*x = RunningWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +1095,7 @@ func (x *RunningWorkloadRequest) String() string {
 func (*RunningWorkloadRequest) ProtoMessage() {}
 
 func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +1108,7 @@ func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunningWorkloadRequest) GetNamespace() string {
@@ -794,7 +1140,7 @@ type RunningWorkloadResponse struct {
 
 func (x *RunningWorkloadResponse) Reset() {
 	*x = RunningWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -806,7 +1152,7 @@ func (x *RunningWorkloadResponse) String() string {
 func (*RunningWorkloadResponse) ProtoMessage() {}
 
 func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -819,7 +1165,7 @@ func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
 }
 
 type StopWorkloadRequest struct {
@@ -832,7 +1178,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +1190,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +1203,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -887,7 +1233,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1245,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1258,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -966,7 +1312,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1324,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1337,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -1017,7 +1363,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +1375,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1042,7 +1388,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -1062,7 +1408,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1420,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1433,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -1106,7 +1452,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1464,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1477,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -1145,12 +1491,28 @@ var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\"\xa1\x01\n" +
+	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xe9\x02\n" +
 	"\fWorkloadSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x128\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1e.pannier.host.v1.VolumeRequestR\avolumes\x12)\n" +
-	"\x04exec\x18\x04 \x01(\v2\x15.pannier.host.v1.ExecR\x04exec\"\x88\x02\n" +
+	"\x04exec\x18\x04 \x01(\v2\x15.pannier.host.v1.ExecR\x04exec\x127\n" +
+	"\bservices\x18\x05 \x03(\v2\x1b.pannier.service.v1.ServiceR\bservices\x12+\n" +
+	"\x05ports\x18\x06 \x03(\v2\x15.pannier.host.v1.PortR\x05ports\x12\x12\n" +
+	"\x04user\x18\a \x01(\tR\x04user\x12\x16\n" +
+	"\x06canary\x18\b \x01(\bR\x06canary\x124\n" +
+	"\bsidecars\x18\t \x03(\v2\x18.pannier.host.v1.SidecarR\bsidecars\"4\n" +
+	"\x04Port\x12\x14\n" +
+	"\x05label\x18\x01 \x01(\tR\x05label\x12\x16\n" +
+	"\x06static\x18\x02 \x01(\x05R\x06static\"\xbe\x01\n" +
+	"\aSidecar\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x18\n" +
+	"\acommand\x18\x02 \x03(\tR\acommand\x123\n" +
+	"\x03env\x18\x03 \x03(\v2!.pannier.host.v1.Sidecar.EnvEntryR\x03env\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x02\n" +
 	"\rVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x1b\n" +
@@ -1167,7 +1529,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa0\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf3\x04\n" +
 	"\bWorkload\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -1182,7 +1544,32 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x03pid\x18\n" +
 	" \x01(\x03R\x03pid\x12\x1f\n" +
 	"\vvolumes_dir\x18\v \x01(\tR\n" +
-	"volumesDir\"\xcd\x01\n" +
+	"volumesDir\x12:\n" +
+	"\bservices\x18\f \x03(\v2\x1e.pannier.host.v1.ServiceStatusR\bservices\x12:\n" +
+	"\x05ports\x18\r \x03(\v2$.pannier.host.v1.Workload.PortsEntryR\x05ports\x12\x1f\n" +
+	"\vsecrets_dir\x18\x0e \x01(\tR\n" +
+	"secretsDir\x1a8\n" +
+	"\n" +
+	"PortsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\x85\x03\n" +
+	"\rServiceStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x19\n" +
+	"\bproxy_id\x18\x03 \x01(\tR\aproxyId\x12\x16\n" +
+	"\x06consul\x18\x04 \x01(\tR\x06consul\x12%\n" +
+	"\x0etoken_accessor\x18\x05 \x01(\tR\rtokenAccessor\x12D\n" +
+	"\x10token_expires_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x0etokenExpiresAt\x12\x1d\n" +
+	"\n" +
+	"token_file\x18\a \x01(\tR\ttokenFile\x12%\n" +
+	"\x0ebootstrap_file\x18\b \x01(\tR\rbootstrapFile\x12\x12\n" +
+	"\x04port\x18\t \x01(\x05R\x04port\x12\x1d\n" +
+	"\n" +
+	"admin_port\x18\n" +
+	" \x01(\x05R\tadminPort\x12\x1d\n" +
+	"\n" +
+	"ready_port\x18\v \x01(\x05R\treadyPort\x12\x18\n" +
+	"\amessage\x18\f \x01(\tR\amessage\"\xcd\x01\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +
@@ -1190,7 +1577,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\vdestination\x18\x04 \x01(\tR\vdestination\x12\x1b\n" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05block\x18\x06 \x01(\bR\x05block\x12 \n" +
-	"\vpropagation\x18\a \x01(\tR\vpropagation\"\xf6\x01\n" +
+	"\vpropagation\x18\a \x01(\tR\vpropagation\"\x90\x02\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x14\n" +
@@ -1200,7 +1587,8 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12-\n" +
 	"\x04took\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x14\n" +
 	"\x05error\x18\a \x01(\tR\x05error\x12\x18\n" +
-	"\aattempt\x18\b \x01(\x05R\aattempt\"y\n" +
+	"\aattempt\x18\b \x01(\x05R\aattempt\x12\x18\n" +
+	"\aservice\x18\t \x01(\tR\aservice\"y\n" +
 	"\x14StartWorkloadRequest\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12.\n" +
 	"\x13release_with_caller\x18\x02 \x01(\bR\x11releaseWithCaller\"\x86\x01\n" +
@@ -1248,63 +1636,76 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
-	(*VolumeRequest)(nil),           // 1: pannier.host.v1.VolumeRequest
-	(*Exec)(nil),                    // 2: pannier.host.v1.Exec
-	(*Workload)(nil),                // 3: pannier.host.v1.Workload
-	(*Mount)(nil),                   // 4: pannier.host.v1.Mount
-	(*Step)(nil),                    // 5: pannier.host.v1.Step
-	(*StartWorkloadRequest)(nil),    // 6: pannier.host.v1.StartWorkloadRequest
-	(*StartWorkloadResponse)(nil),   // 7: pannier.host.v1.StartWorkloadResponse
-	(*RunningWorkloadRequest)(nil),  // 8: pannier.host.v1.RunningWorkloadRequest
-	(*RunningWorkloadResponse)(nil), // 9: pannier.host.v1.RunningWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 10: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 11: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 12: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 13: pannier.host.v1.GetWorkloadResponse
-	(*ListWorkloadsRequest)(nil),    // 14: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 15: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 16: pannier.host.v1.Exec.EnvEntry
-	(*MountOptions)(nil),            // 17: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 19: google.protobuf.Duration
+	(*Port)(nil),                    // 1: pannier.host.v1.Port
+	(*Sidecar)(nil),                 // 2: pannier.host.v1.Sidecar
+	(*VolumeRequest)(nil),           // 3: pannier.host.v1.VolumeRequest
+	(*Exec)(nil),                    // 4: pannier.host.v1.Exec
+	(*Workload)(nil),                // 5: pannier.host.v1.Workload
+	(*ServiceStatus)(nil),           // 6: pannier.host.v1.ServiceStatus
+	(*Mount)(nil),                   // 7: pannier.host.v1.Mount
+	(*Step)(nil),                    // 8: pannier.host.v1.Step
+	(*StartWorkloadRequest)(nil),    // 9: pannier.host.v1.StartWorkloadRequest
+	(*StartWorkloadResponse)(nil),   // 10: pannier.host.v1.StartWorkloadResponse
+	(*RunningWorkloadRequest)(nil),  // 11: pannier.host.v1.RunningWorkloadRequest
+	(*RunningWorkloadResponse)(nil), // 12: pannier.host.v1.RunningWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 13: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 14: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 15: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 16: pannier.host.v1.GetWorkloadResponse
+	(*ListWorkloadsRequest)(nil),    // 17: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 18: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 19: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 20: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 21: pannier.host.v1.Workload.PortsEntry
+	(*v1.Service)(nil),              // 22: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 23: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 24: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 25: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
-	1,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
-	2,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	17, // 2: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	16, // 3: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
-	0,  // 4: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
-	4,  // 5: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
-	5,  // 6: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	18, // 7: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	18, // 8: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
-	18, // 9: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	19, // 10: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 11: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	5,  // 12: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	3,  // 13: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	5,  // 14: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	3,  // 15: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	3,  // 16: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	3,  // 17: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	6,  // 18: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	8,  // 19: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	10, // 20: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	12, // 21: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	14, // 22: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	7,  // 23: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	9,  // 24: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	11, // 25: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	13, // 26: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	15, // 27: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	23, // [23:28] is the sub-list for method output_type
-	18, // [18:23] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	3,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
+	4,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
+	22, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	1,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
+	2,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
+	19, // 5: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	23, // 6: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	20, // 7: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	0,  // 8: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
+	7,  // 9: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
+	8,  // 10: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
+	24, // 11: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	24, // 12: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	6,  // 13: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
+	21, // 14: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	24, // 15: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	24, // 16: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	25, // 17: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 18: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	8,  // 19: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	5,  // 20: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	8,  // 21: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	5,  // 22: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	5,  // 23: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	5,  // 24: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	9,  // 25: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	11, // 26: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	13, // 27: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	15, // 28: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	17, // 29: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	10, // 30: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	12, // 31: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	14, // 32: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	16, // 33: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	18, // 34: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -1313,11 +1714,11 @@ func file_pannier_host_v1_workload_proto_init() {
 		return
 	}
 	file_pannier_host_v1_volume_proto_init()
-	file_pannier_host_v1_workload_proto_msgTypes[7].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[10].OneofWrappers = []any{
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[11].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[14].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -1327,7 +1728,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

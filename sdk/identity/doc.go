@@ -1,0 +1,3 @@
+// Package identity is the kind "identity": a plugin that gives workloads' services
+// their Consul tokens.
+package identity
