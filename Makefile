@@ -1,6 +1,6 @@
 # Pannier's build. It needs Go, git, make and bash; the tests of mounts need
-# root, the race detector a C compiler. Tools, and the foreign CSI driver of the
-# tests, are built once into a cache outside the tree (see tools/tool).
+# root, the race detector a C compiler. Tools, and the foreign CSI driver and the
+# Consul of the tests, are built once into a cache outside the tree (see tools/tool).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -38,7 +38,7 @@ demo: build ## Show a volume's life on one host, a crash included (root)
 	go run ./test/demo -bin bin
 
 .PHONY: test
-test: hostpath ## Run all tests (root, for those of mounts)
+test: hostpath consul ## Run all tests (root, for those of mounts)
 	$(GO_TEST) ./...
 
 .PHONY: test-short
@@ -46,22 +46,26 @@ test-short: ## Run the tests without the long ones
 	$(GO_TEST) -short ./...
 
 .PHONY: race
-race: hostpath ## Run all tests with the race detector
+race: hostpath consul ## Run all tests with the race detector
 	$(GO_TEST) -race ./...
 
 .PHONY: e2e
-e2e: hostpath ## Run the end-to-end tests only (root)
+e2e: hostpath consul ## Run the end-to-end tests only (root)
 	$(GO_TEST) ./test/e2e/...
 
 .PHONY: crash
 crash: SEED = $(shell date +%s)
-crash: hostpath ## Kill everything everywhere, and compare what is left (root; about five minutes)
+crash: hostpath consul ## Kill everything everywhere, and compare what is left (root; about five minutes)
 	@cd test/crash && go test -count=1 -timeout 30m -full -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
 
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 	@mkdir -p bin
 	@install -m 0755 "$$(go run ./test/hostpath/cmd/hostpath-build '$(CACHE)')" bin/hostpathplugin
+
+.PHONY: consul
+consul: ## Build the Consul of the tests into the cache (about four minutes, once)
+	@tools/tool consul >/dev/null
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz test for FUZZTIME (10s)
