@@ -47,9 +47,10 @@ type Host struct {
 	ended chan struct{}
 }
 
-// New prepares a host with the csi-bridge plugin and writes its configuration:
-// more is HCL that is added to it, such as csi_driver blocks. Start starts it.
-func New(t testing.TB, more string) *Host {
+// New prepares a host with the csi-bridge plugin, and others by name, and writes its
+// configuration: more is HCL that is added to it, such as csi_driver blocks. Start
+// starts it.
+func New(t testing.TB, more string, plugins ...string) *Host {
 	t.Helper()
 	testbin.RequireRoot(t, "volumes mounted by a real agent")
 	// A short path: unix sockets' addresses hold 107 bytes.
@@ -62,7 +63,9 @@ func New(t testing.TB, more string) *Host {
 	if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	h.copy(testbin.Build(t, "plugins/csi-bridge"), filepath.Join(h.PluginDir, "csi-bridge"))
+	for _, name := range append([]string{"csi-bridge"}, plugins...) {
+		h.copy(testbin.Build(t, "plugins/"+name), filepath.Join(h.PluginDir, name))
+	}
 	h.Write("agent.hcl", fmt.Sprintf(`
 name       = "a"
 data_dir   = %q
