@@ -1,0 +1,91 @@
+package consul
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/hashicorp/consul/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// maxAnswer bounds how much of Consul's answer is told, in bytes.
+const maxAnswer = 1000
+
+// Error gives an error of consul/api, of Client or of Token its gRPC code, and a text
+// that says what was tried on which Consul: what, with args as in fmt.Sprintf. nil
+// stays nil. Unavailable, DeadlineExceeded and ResourceExhausted are worth another
+// try: Consul cannot be reached, has no leader or limits the rate of requests.
+func Error(err error, c service.Consul, what string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	code, text := explain(err)
+	return status.Errorf(code, "%s on Consul %q (%s): %s", fmt.Sprintf(what, args...), c.Name, c.Address, text)
+}
+
+func explain(err error) (codes.Code, string) {
+	var (
+		answer    api.StatusError
+		own       interface{ GRPCStatus() *status.Status }
+		untrusted *tls.CertificateVerificationError
+		alert     *net.OpError
+		noTLS     tls.RecordHeaderError
+		request   *url.Error
+		network   net.Error
+	)
+	switch {
+	case errors.As(err, &answer):
+		return answered(answer)
+	case errors.As(err, &own):
+		return own.GRPCStatus().Code(), own.GRPCStatus().Message()
+	case errors.Is(err, context.Canceled):
+		return codes.Canceled, "canceled before Consul answered"
+	case errors.Is(err, context.DeadlineExceeded):
+		return codes.DeadlineExceeded, "Consul did not answer in time"
+	case errors.As(err, &untrusted):
+		return codes.FailedPrecondition, untrusted.Error() + ": check ca_file and tls_server_name"
+	case errors.As(err, &alert) && alert.Op == "remote error": // crypto/tls's name for the other side's alert
+		return codes.FailedPrecondition, alert.Error() + ": check cert_file and key_file"
+	case errors.As(err, &noTLS):
+		return codes.FailedPrecondition, noTLS.Msg + ": check whether the address speaks https"
+	case errors.As(err, &request):
+		return codes.Unavailable, request.Err.Error() // without the URL, which says nothing new
+	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return codes.Unavailable, err.Error()
+	}
+	return codes.Internal, err.Error()
+}
+
+// answered is the code of an HTTP status that Consul gave.
+func answered(answer api.StatusError) (codes.Code, string) {
+	text := strings.Join(strings.Fields(answer.Body), " ")
+	if len(text) > maxAnswer {
+		text = strings.ToValidUTF8(text[:maxAnswer], "") + "…"
+	}
+	text = fmt.Sprintf("answered %d: %s", answer.Code, text)
+	switch {
+	case answer.Code == http.StatusTooManyRequests:
+		return codes.ResourceExhausted, text
+	case answer.Code == http.StatusForbidden:
+		return codes.PermissionDenied, text
+	case answer.Code == http.StatusUnauthorized:
+		return codes.Unauthenticated, text
+	case answer.Code == http.StatusNotFound:
+		return codes.NotFound, text
+	case answer.Code == http.StatusBadRequest:
+		return codes.InvalidArgument, text
+	case answer.Code >= http.StatusInternalServerError:
+		return codes.Unavailable, text
+	}
+	return codes.Internal, text
+}
