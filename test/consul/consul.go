@@ -1,0 +1,218 @@
+package consul
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+)
+
+const (
+	// Datacenter of every cluster.
+	Datacenter = "dc1"
+	// startTimeout bounds the wait for a cluster that answers, with other tests on
+	// the machine.
+	startTimeout = 60 * time.Second
+	// starts is how often a cluster is started whose ports were taken meanwhile.
+	starts = 5
+)
+
+// Options are the servers that a test needs. The zero value is one server without
+// ACLs and without TLS.
+type Options struct {
+	// Servers that vote; 0 is one.
+	Servers int
+	// ACL denies by default; Cluster.Management may do everything.
+	ACL bool
+	// TLS closes the plaintext HTTP and gRPC ports and opens those with TLS.
+	TLS bool
+	// ClientCerts makes HTTPS ask for a certificate of the cluster's CA.
+	ClientCerts bool
+	// PlainGRPC keeps the plaintext gRPC port beside the one with TLS.
+	PlainGRPC bool
+	// HTTPConns are the connections that one address may hold; 0 is more than a test
+	// opens. Consul's own default is 200.
+	HTTPConns int
+	// Config is HCL that is added to each server's.
+	Config string
+}
+
+// Cluster is a running cluster of Consul servers.
+type Cluster struct {
+	// Management is the secret of the token that may do everything; empty without ACLs.
+	Management string
+	// Servers are the servers, running or not.
+	Servers []*Server
+
+	t         testing.TB
+	dir       string
+	opts      Options
+	ca        *authority
+	transport *http.Transport // of all clients
+}
+
+// Start starts a cluster and returns once it has a leader, all its servers vote, its
+// certificate authority is there and each server answers. At the test's end the
+// servers are killed, and their logs are shown if the test has failed.
+func Start(t testing.TB, opts Options) *Cluster {
+	t.Helper()
+	if opts.Servers == 0 {
+		opts.Servers = 1
+	}
+	if opts.HTTPConns == 0 {
+		opts.HTTPConns = 10_000
+	}
+	c := &Cluster{t: t, dir: t.TempDir(), opts: opts}
+	if opts.ACL {
+		c.Management = newUUID(t)
+	}
+	if opts.TLS {
+		c.ca = newAuthority(t, filepath.Join(c.dir, "tls"))
+	}
+	c.transport = c.newTransport()
+	bin := Binary(t)
+	t.Cleanup(c.stop)
+	for range starts {
+		c.Servers = nil
+		for i := range opts.Servers {
+			c.Servers = append(c.Servers, &Server{
+				bin: bin, Name: fmt.Sprintf("server-%d", i), Ports: freePorts(t), id: newUUID(t),
+				dir: filepath.Join(c.dir, fmt.Sprintf("server-%d", i)),
+			})
+		}
+		if c.launch() {
+			return c
+		}
+	}
+	t.Fatalf("no Consul cluster after %d starts, the ports were taken each time", starts)
+	return nil
+}
+
+// launch starts all servers and waits for them. It is false where a port was taken
+// since it was picked.
+func (c *Cluster) launch() bool {
+	c.t.Helper()
+	for _, s := range c.Servers {
+		if err := s.start(c.config(s)); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	err := c.ready(startTimeout)
+	if err == nil {
+		return true
+	}
+	for _, s := range c.Servers {
+		s.kill()
+	}
+	for _, s := range c.Servers {
+		if s.portTaken() {
+			return false
+		}
+	}
+	c.t.Fatalf("start Consul: %v", err)
+	return false
+}
+
+func (c *Cluster) stop() {
+	c.transport.CloseIdleConnections()
+	for _, s := range c.Servers {
+		s.kill()
+		if c.t.Failed() {
+			c.t.Logf("log of Consul's %s:\n%s", s.Name, s.logTail())
+		}
+	}
+}
+
+// Kill ends server i as kill -9 does.
+func (c *Cluster) Kill(i int) {
+	c.Servers[i].kill()
+	c.transport.CloseIdleConnections()
+}
+
+// Pause stops server i in its tracks until Resume: its connections stay open and
+// nothing answers.
+func (c *Cluster) Pause(i int) {
+	c.t.Helper()
+	c.Servers[i].pause(c.t)
+}
+
+// Resume lets a paused server go on.
+func (c *Cluster) Resume(i int) {
+	c.t.Helper()
+	c.Servers[i].resume(c.t)
+}
+
+// Restart kills server i where it runs, starts it again on the same ports and waits
+// until the whole cluster answers as after Start, but for servers that are killed.
+// With loseState it has forgotten everything.
+func (c *Cluster) Restart(i int, loseState bool) {
+	c.t.Helper()
+	c.Kill(i)
+	s := c.Servers[i]
+	if loseState {
+		s.forget(c.t)
+	}
+	deadline := time.Now().Add(startTimeout)
+	for {
+		if err := s.start(c.config(s)); err != nil {
+			c.t.Fatal(err)
+		}
+		err := c.ready(time.Until(deadline))
+		if err == nil {
+			return
+		}
+		s.kill()
+		if !s.portTaken() || time.Now().After(deadline) {
+			c.t.Fatalf("restart Consul's %s: %v", s.Name, err)
+		}
+	}
+}
+
+// Client is a client of the first server; token may be empty.
+func (c *Cluster) Client(token string) *api.Client {
+	c.t.Helper()
+	return c.ClientOf(0, token)
+}
+
+// ClientOf is a client of server i.
+func (c *Cluster) ClientOf(i int, token string) *api.Client {
+	c.t.Helper()
+	client, err := c.client(c.Servers[i], token)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return client
+}
+
+func (c *Cluster) client(s *Server, token string) (*api.Client, error) {
+	return api.NewClient(&api.Config{
+		Address: c.address(s), Token: token,
+		Transport: c.transport, HttpClient: &http.Client{Transport: c.transport},
+	})
+}
+
+func (c *Cluster) newTransport() *http.Transport {
+	transport := &http.Transport{MaxIdleConnsPerHost: 64}
+	if c.ca != nil {
+		transport.TLSClientConfig = c.ca.clientTLS(c.t)
+	}
+	return transport
+}
+
+// address is a server's HTTP address as a Pannier configuration has it.
+func (c *Cluster) address(s *Server) string {
+	if c.opts.TLS {
+		return fmt.Sprintf("https://127.0.0.1:%d", s.Ports.HTTPS)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", s.Ports.HTTP)
+}
+
+func (c *Cluster) grpcAddress(s *Server) string {
+	if c.opts.TLS {
+		return fmt.Sprintf("https://127.0.0.1:%d", s.Ports.GRPCTLS)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", s.Ports.GRPC)
+}

@@ -1,0 +1,130 @@
+package consul
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// TestStart sees one server answer in each way that it may be asked for.
+func TestStart(t *testing.T) {
+	for name, opts := range map[string]Options{
+		"plain":       {},
+		"acl":         {ACL: true},
+		"tls":         {TLS: true, PlainGRPC: true},
+		"acl and tls": {ACL: true, TLS: true, HTTPConns: 200},
+		"mutual tls":  {ACL: true, TLS: true, ClientCerts: true, Config: `log_level = "info"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			begin := time.Now()
+			c := Start(t, opts)
+			t.Logf("one server answers after %v", time.Since(begin).Round(time.Millisecond))
+
+			out, err := c.Command(c.Management, "members").CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "server-0") {
+				t.Errorf("consul members: %v\n%s", err, out)
+			}
+			if _, err := os.Stat(c.CAFile()); (err == nil) != opts.TLS {
+				t.Errorf("the CA's file: %v", err)
+			}
+		})
+	}
+}
+
+// TestACL sees that nothing is allowed that no policy allows.
+func TestACL(t *testing.T) {
+	c := Start(t, Options{ACL: true, TLS: true})
+	if n := len(c.Tokens(t)); n != 2 {
+		t.Errorf("%d tokens, want the anonymous and the management token", n)
+	}
+	if _, _, err := c.Client("").ACL().TokenList(nil); !refused(err) {
+		t.Errorf("anonymous lists tokens: got %v, want 403", err)
+	}
+	c.Policy(t, "reader", `acl = "read"`)
+	reader := c.Client(c.Token(t, "reader")).ACL()
+	if tokens, _, err := reader.TokenList(nil); err != nil || len(tokens) != 3 {
+		t.Errorf("got %d tokens, %v", len(tokens), err)
+	}
+	if _, _, err := reader.TokenCreate(&api.ACLToken{}, nil); !refused(err) {
+		t.Errorf("a reader writes: got %v, want 403", err)
+	}
+}
+
+// TestLeaderless kills two servers of three: the third has no leader until one is back.
+func TestLeaderless(t *testing.T) {
+	begin := time.Now()
+	c := Start(t, Options{Servers: 3, ACL: true, TLS: true})
+	t.Logf("three servers answer after %v", time.Since(begin).Round(time.Millisecond))
+	secret := c.Token(t)
+
+	c.Kill(1)
+	c.Kill(2)
+	kv := c.Client(c.Management).KV()
+	put := func() error {
+		_, err := kv.Put(&api.KVPair{Key: "k"}, nil)
+		return err
+	}
+	if err := put(); err == nil {
+		t.Error("a write without a majority")
+	}
+	begin = time.Now()
+	c.Restart(1, false)
+	t.Logf("a leader is back after %v", time.Since(begin).Round(time.Millisecond))
+	if err := put(); err != nil {
+		t.Error(err)
+	}
+	c.Restart(2, true)
+	if _, _, err := c.ClientOf(2, secret).ACL().TokenReadSelf(nil); err != nil {
+		t.Errorf("what the cluster knows is not on the server that lost its state: %v", err)
+	}
+}
+
+// TestRestart sees the state survive a kill, and go when it is to be lost.
+func TestRestart(t *testing.T) {
+	c := Start(t, Options{ACL: true})
+	secret := c.Token(t)
+	c.Restart(0, false)
+	if _, _, err := c.Client(secret).ACL().TokenReadSelf(nil); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+	c.Restart(0, true)
+	if _, _, err := c.Client(secret).ACL().TokenReadSelf(nil); !refused(err) {
+		t.Errorf("after the loss of the state: got %v, want 403", err)
+	}
+}
+
+// TestPause sees a paused server answer only when it is resumed.
+func TestPause(t *testing.T) {
+	c := Start(t, Options{})
+	c.Pause(0)
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.Client("").Agent().Self()
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		t.Errorf("a paused server answers: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	c.Resume(0)
+	if err := <-answer; err != nil {
+		t.Error(err)
+	}
+}
+
+func refused(err error) bool {
+	var status api.StatusError
+	return errors.As(err, &status) && status.Code == http.StatusForbidden
+}

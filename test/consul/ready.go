@@ -1,0 +1,73 @@
+package consul
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ready waits until every server that has been started answers, the cluster has a
+// leader, all its servers vote, and its CA of the mesh is there.
+func (c *Cluster) ready(timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
+	for {
+		err := c.check()
+		if err == nil {
+			return nil
+		}
+		for _, s := range c.Servers {
+			if s.ended != nil && !s.running() {
+				return fmt.Errorf("%s has ended:\n%s", s.Name, s.logTail())
+			}
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (c *Cluster) check() error {
+	for _, s := range c.Servers {
+		if s.ended == nil {
+			continue // killed by the test
+		}
+		if err := c.checkServer(s); err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) checkServer(s *Server) error {
+	client, err := c.client(s, c.Management)
+	if err != nil {
+		return err
+	}
+	if leader, err := client.Status().Leader(); err != nil || leader == "" {
+		return errors.Join(errors.New("no leader"), err)
+	}
+	if _, err := client.Agent().Self(); err != nil {
+		return fmt.Errorf("ask the agent for itself: %w", err)
+	}
+	raft, err := client.Operator().RaftGetConfiguration(nil)
+	if err != nil {
+		return fmt.Errorf("ask for the voters: %w", err)
+	}
+	voters := 0
+	for _, server := range raft.Servers {
+		if server.Voter {
+			voters++
+		}
+	}
+	if voters < len(c.Servers) {
+		return fmt.Errorf("%d of %d servers vote", voters, len(c.Servers))
+	}
+	if nodes, _, err := client.Catalog().Nodes(nil); err != nil || len(nodes) < len(c.Servers) {
+		return errors.Join(fmt.Errorf("%d of %d nodes are in the catalog", len(nodes), len(c.Servers)), err)
+	}
+	if roots, _, err := client.Connect().CARoots(nil); err != nil || len(roots.Roots) == 0 {
+		return errors.Join(errors.New("the mesh has no certificate authority"), err)
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package consul
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// Server is one server of a cluster.
+type Server struct {
+	Name  string
+	Ports Ports
+
+	bin string
+	id  string // Consul's node id, kept when the state is lost
+	dir string
+
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when the process has been waited for
+}
+
+// PID of the running server; 0: it does not run.
+func (s *Server) PID() int {
+	if !s.running() {
+		return 0
+	}
+	return s.cmd.Process.Pid
+}
+
+// Log reads what the server has logged since it was first started.
+func (s *Server) Log() string {
+	log, _ := os.ReadFile(s.logFile())
+	return string(log)
+}
+
+func (s *Server) logFile() string { return filepath.Join(s.dir, "log") }
+func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
+
+// start runs the server's process; it does not wait for anything.
+func (s *Server) start(config map[string]any) error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("make the server's folder: %w", err)
+	}
+	text, err := json.MarshalIndent(config, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the server's configuration: %w", err)
+	}
+	file := filepath.Join(s.dir, "server.json")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		return fmt.Errorf("write the server's configuration: %w", err)
+	}
+	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the server's log: %w", err)
+	}
+	defer func() { _ = log.Close() }() // the process has its own
+	args := []string{"agent", "-server", "-config-file", file}
+	if extra := filepath.Join(s.dir, "extra.hcl"); exists(extra) {
+		args = append(args, "-config-file", extra)
+	}
+	cmd := exec.Command(s.bin, args...)
+	cmd.Dir = s.dir
+	cmd.Env = cleanEnv()
+	cmd.Stdout, cmd.Stderr = log, log
+	// Should the test be killed, its servers go with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start Consul: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
+	s.cmd, s.ended = cmd, ended
+	return nil
+}
+
+// running says whether the process has not ended.
+func (s *Server) running() bool {
+	if s.ended == nil {
+		return false
+	}
+	select {
+	case <-s.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process, paused or not, and waits for its end.
+func (s *Server) kill() {
+	if s.ended == nil {
+		return
+	}
+	_ = s.cmd.Process.Kill() // an error: it has ended
+	<-s.ended
+	s.ended = nil
+}
+
+func (s *Server) pause(t testing.TB) {
+	t.Helper()
+	s.signal(t, syscall.SIGSTOP)
+}
+
+func (s *Server) resume(t testing.TB) {
+	t.Helper()
+	s.signal(t, syscall.SIGCONT)
+}
+
+func (s *Server) signal(t testing.TB, sig syscall.Signal) {
+	t.Helper()
+	if !s.running() {
+		t.Fatalf("%s does not run", s.Name)
+	}
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		t.Fatalf("send %v to %s: %v", sig, s.Name, err)
+	}
+}
+
+// forget removes all that the server has stored.
+func (s *Server) forget(t testing.TB) {
+	t.Helper()
+	if err := os.RemoveAll(s.dataDir()); err != nil {
+		t.Fatalf("remove the state of %s: %v", s.Name, err)
+	}
+}
+
+// portTaken says whether the server ended since another process had one of its
+// ports. A server that runs is told by its log too: serf's failure does not end it.
+func (s *Server) portTaken() bool {
+	return bytes.Contains([]byte(s.Log()), []byte("address already in use"))
+}
+
+// logTail is the end of the log, enough to see why a test failed.
+func (s *Server) logTail() string {
+	const most = 16 << 10
+	log := s.Log()
+	if len(log) > most {
+		log = "…" + log[len(log)-most:]
+	}
+	return log
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, os.ErrNotExist)
+}

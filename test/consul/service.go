@@ -1,0 +1,73 @@
+package consul
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Service says how the first server is reached. name is that of the agent's consul
+// block; tokenFile may be empty.
+func (c *Cluster) Service(name, tokenFile string) service.Consul {
+	out := service.Consul{
+		Name: name, Address: c.address(c.Servers[0]), TokenFile: tokenFile,
+		GRPCAddress: c.grpcAddress(c.Servers[0]), Datacenter: Datacenter,
+	}
+	if c.ca != nil {
+		out.CAFile = c.ca.caFile
+		if c.opts.ClientCerts {
+			out.CertFile, out.KeyFile = c.ca.certFile, c.ca.keyFile
+		}
+	}
+	return out
+}
+
+// Config is the consul block of an agent's configuration that says the same as s.
+func Config(s service.Consul) string {
+	var b strings.Builder
+	b.WriteString("consul ")
+	if s.Name != "" && s.Name != service.DefaultConsul {
+		fmt.Fprintf(&b, "%q ", s.Name)
+	}
+	b.WriteString("{\n")
+	for _, kv := range [][2]string{
+		{"address", s.Address}, {"token_file", s.TokenFile},
+		{"ca_file", s.CAFile}, {"cert_file", s.CertFile}, {"key_file", s.KeyFile}, {"tls_server_name", s.TLSServerName},
+		{"grpc_address", s.GRPCAddress}, {"grpc_ca_file", s.GRPCCAFile},
+		{"datacenter", s.Datacenter}, {"namespace", s.Namespace}, {"partition", s.Partition},
+	} {
+		if kv[1] != "" {
+			fmt.Fprintf(&b, "  %s = %q\n", kv[0], kv[1])
+		}
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// CAFile is the certificate of the cluster's authority in PEM; empty without TLS.
+func (c *Cluster) CAFile() string {
+	if c.ca == nil {
+		return ""
+	}
+	return c.ca.caFile
+}
+
+// Command is Consul's own command line, such as "connect", "envoy", "-bootstrap",
+// told by its environment where the first server is. token may be empty.
+func (c *Cluster) Command(token string, args ...string) *exec.Cmd {
+	c.t.Helper()
+	cmd := exec.Command(Binary(c.t), args...)
+	cmd.Env = append(cleanEnv(), "CONSUL_HTTP_ADDR="+c.address(c.Servers[0]))
+	if token != "" {
+		cmd.Env = append(cmd.Env, "CONSUL_HTTP_TOKEN="+token)
+	}
+	if c.ca != nil {
+		cmd.Env = append(cmd.Env, "CONSUL_CACERT="+c.ca.caFile)
+		if c.opts.ClientCerts {
+			cmd.Env = append(cmd.Env, "CONSUL_CLIENT_CERT="+c.ca.certFile, "CONSUL_CLIENT_KEY="+c.ca.keyFile)
+		}
+	}
+	return cmd
+}
