@@ -11,7 +11,7 @@ import (
 )
 
 // claim takes all the workload's claims in one ledger command: all or none.
-func (r *run) claim(ctx context.Context, _ *volume) error {
+func (r *run) claim(ctx context.Context) error {
 	var want []claim.Claim
 	for _, v := range r.volumes {
 		c, err := r.prepare(ctx, v)
@@ -151,7 +151,7 @@ func capabilities(v claim.Volume) string {
 // release lets go of the claims of those volumes of which nothing is left on
 // this node, and waits until the leader has freed them. While others are left it
 // fails, to be tried again.
-func (r *run) release(ctx context.Context, _ *volume) error {
+func (r *run) release(ctx context.Context) error {
 	if r.unsaid != nil {
 		return fmt.Errorf("the claims are kept: %w", r.unsaid)
 	}

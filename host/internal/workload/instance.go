@@ -168,15 +168,19 @@ func (i *instance) unpin() {
 }
 
 // beginStep notes that a step is under way and returns what ends it.
-func (i *instance) beginStep(name, volume string, undo bool) (end func(state StepState, err error)) {
+func (i *instance) beginStep(name string, of subject, undo bool) (end func(state StepState, err error)) {
 	at := time.Now()
+	step := Step{Name: name, Undo: undo}
+	of.label(&step)
 	set := func(change func(s *Step)) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		n := slices.IndexFunc(i.steps, func(s Step) bool { return s.Name == name && s.Volume == volume && s.Undo == undo })
+		n := slices.IndexFunc(i.steps, func(s Step) bool {
+			return s.Name == name && s.Volume == step.Volume && s.Service == step.Service && s.Undo == undo
+		})
 		if n < 0 {
 			n = len(i.steps)
-			i.steps = append(i.steps, Step{Name: name, Volume: volume, Undo: undo})
+			i.steps = append(i.steps, step)
 		}
 		change(&i.steps[n])
 		i.seq++

@@ -91,23 +91,23 @@ func (r *run) bringUp(ctx context.Context) error {
 	return context.Cause(stopping)
 }
 
+// chain is what one subject has of a group of steps.
+type chain struct {
+	of    subject
+	steps []step
+}
+
 // forward takes every step, in the table's order.
 func (r *run) forward(ctx context.Context) error {
 	for _, group := range groups() {
-		if !group[0].each {
-			if err := r.do(ctx, group[0], nil); err != nil {
-				return err
-			}
-			continue
-		}
 		sideBySide, ctx := errgroup.WithContext(ctx)
-		for _, v := range r.volumes {
+		for _, c := range r.chains(group) {
 			sideBySide.Go(func() error {
-				for _, s := range group {
-					if s.when != nil && !s.when(v) {
+				for _, s := range c.steps {
+					if !s.when(c.of) {
 						continue
 					}
-					if err := r.do(ctx, s, v); err != nil {
+					if err := r.do(ctx, s, c.of); err != nil {
 						return err
 					}
 				}
@@ -127,16 +127,13 @@ func (r *run) forward(ctx context.Context) error {
 func (r *run) backward(ctx context.Context) error {
 	var errs []error
 	for _, group := range slices.Backward(groups()) {
-		if !group[0].each {
-			errs = append(errs, r.undo(ctx, group[0], nil))
-			continue
-		}
 		var wg sync.WaitGroup
-		results := make([]error, len(r.volumes))
-		for n, v := range r.volumes {
+		chains := r.chains(group)
+		results := make([]error, len(chains))
+		for n, c := range chains {
 			wg.Go(func() {
-				for _, s := range slices.Backward(group) {
-					if results[n] = r.undo(ctx, s, v); results[n] != nil {
+				for _, s := range slices.Backward(c.steps) {
+					if results[n] = r.undo(ctx, s, c.of); results[n] != nil {
 						return
 					}
 				}
@@ -148,11 +145,11 @@ func (r *run) backward(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// groups cuts the table into single steps of the whole workload and chains of
-// steps of each volume.
+// groups cuts the table into single steps of the whole workload and those between
+// them, whose chains go side by side.
 func groups() (out [][]step) {
 	for n, s := range steps {
-		if s.each && n > 0 && steps[n-1].each {
+		if s.of != wholeWorkload && n > 0 && steps[n-1].of != wholeWorkload {
 			out[len(out)-1] = append(out[len(out)-1], s)
 		} else {
 			out = append(out, []step{s})
@@ -161,28 +158,48 @@ func groups() (out [][]step) {
 	return out
 }
 
-func (r *run) do(ctx context.Context, s step, v *volume) error {
+// chains gives each subject its steps of a group.
+func (r *run) chains(group []step) (out []chain) {
+	for _, of := range r.subjects() {
+		own := slices.DeleteFunc(slices.Clone(group), func(s step) bool { return s.of != of.scope() })
+		if len(own) > 0 {
+			out = append(out, chain{of, own})
+		}
+	}
+	return out
+}
+
+// subjects are the workload and all that it has several of.
+func (r *run) subjects() []subject {
+	out := []subject{whole{r.instance}}
+	for _, v := range r.volumes {
+		out = append(out, v)
+	}
+	return out
+}
+
+func (r *run) do(ctx context.Context, s step, of subject) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	before := r.progress(s, v)
+	before := r.progress(s, of)
 	if before == "" {
-		if err := r.mark(s, v, intended); err != nil {
+		if err := r.mark(s, of, intended); err != nil {
 			return err
 		}
 	}
 	crashpoint.Here(s.name, "intended")
-	end := r.beginStep(s.name, v.name(), false)
-	err := s.do(r, ctx, v)
+	end := r.beginStep(s.name, of, false)
+	err := s.do(r, ctx, of)
 	crashpoint.Here(s.name, "called")
 	if err == nil {
-		err = r.mark(s, v, done)
+		err = r.mark(s, of, done)
 	}
 	crashpoint.Here(s.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
 		if errors.As(err, new(untouchedError)) && before == "" {
-			return errors.Join(err, r.mark(s, v, ""))
+			return errors.Join(err, r.mark(s, of, ""))
 		}
 		return err
 	}
@@ -190,16 +207,16 @@ func (r *run) do(ctx context.Context, s step, v *volume) error {
 	return nil
 }
 
-func (r *run) undo(ctx context.Context, s step, v *volume) error {
-	if r.progress(s, v) == "" {
+func (r *run) undo(ctx context.Context, s step, of subject) error {
+	if r.progress(s, of) == "" {
 		return nil
 	}
 	crashpoint.Here(s.name, "undo")
-	end := r.beginStep(s.name, v.name(), true)
-	err := s.undo(r, ctx, v)
+	end := r.beginStep(s.name, of, true)
+	err := s.undo(r, ctx, of)
 	crashpoint.Here(s.name, "undone")
 	if err == nil {
-		err = r.mark(s, v, "")
+		err = r.mark(s, of, "")
 	}
 	crashpoint.Here(s.name, "forgotten")
 	if err != nil {
@@ -260,7 +277,7 @@ func (r *run) down(ctx context.Context) error {
 // sayEnded writes to the ledger that the claims are on their way out, before the
 // first call that takes them there.
 func (r *run) sayEnded(ctx context.Context) error {
-	if r.progress(steps[0], nil) == "" {
+	if r.progress(steps[0], whole{r.instance}) == "" {
 		return nil // there are none
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.limits.ledger)
@@ -304,33 +321,18 @@ func (r *run) set(s State, reason error) error {
 	})
 }
 
-func (r *run) progress(s step, v *volume) progress {
+func (r *run) progress(s step, of subject) progress {
 	r.instance.mu.Lock()
 	defer r.instance.mu.Unlock()
-	return r.rec.stepsOf(v)[s.name]
+	return of.progress()[s.name]
 }
 
-func (r *run) mark(s step, v *volume, p progress) error {
-	return r.update(r.journal, func(rec *record) {
+func (r *run) mark(s step, of subject, p progress) error {
+	return r.update(r.journal, func(*record) {
 		if p == "" {
-			delete(rec.stepsOf(v), s.name)
+			delete(of.progress(), s.name)
 		} else {
-			rec.stepsOf(v)[s.name] = p
+			of.progress()[s.name] = p
 		}
 	})
-}
-
-func (rec *record) stepsOf(v *volume) map[string]progress {
-	if v == nil {
-		return rec.Steps
-	}
-	return v.Steps
-}
-
-// name of the request; empty for none.
-func (v *volume) name() string {
-	if v == nil {
-		return ""
-	}
-	return v.Request.Name
 }

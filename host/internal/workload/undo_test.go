@@ -333,8 +333,8 @@ func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
 	r := &run{h.Manager, newInstance(record{Spec: spec("w"), State: Starting, Steps: map[string]progress{}})}
 	must(t, h.journal.Close())
 	called := false
-	do := func(*run, context.Context, *volume) error { called = true; return nil }
-	if err := r.do(t.Context(), step{name: "it", do: do}, nil); !errors.Is(err, journal.ErrClosed) || called {
+	do := func(*run, context.Context, subject) error { called = true; return nil }
+	if err := r.do(t.Context(), step{name: "it", do: do}, whole{r.instance}); !errors.Is(err, journal.ErrClosed) || called {
 		t.Errorf("got %v, called: %t", err, called)
 	}
 	if err := r.set(Running, nil); !errors.Is(err, journal.ErrClosed) || r.state() != Starting {
