@@ -38,9 +38,10 @@ func (n *Node) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force 
 // StartWorkload records that a workload runs on a node, takes all the claims that
 // it wants, or none, and notes the tokens that Consul will be asked for. It may be
 // repeated with the same arguments. Claims need Volume, Mode, AccessMode and
-// AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Errors:
+// AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Tokens of a
+// run before stay noted until they are deleted, and their ids cannot be used again. Errors:
 // ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrConflict where
-// it runs already with other arguments; ErrInvalid.
+// it runs already with other arguments, or a token's id is taken; ErrInvalid.
 func (n *Node) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
 	return apply[command.StartWorkloadResult](ctx, n, &command.StartWorkload{Ref: ref, Node: node, Claims: claims, Tokens: tokens})
 }
@@ -95,6 +96,27 @@ func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 	}
 	result, err := apply[command.IdentifyResult](ctx, n, &command.Identify{Cluster: claim.Cluster{ID: rand.Text()}})
 	return result.Cluster, err
+}
+
+// PutToken notes that Consul will be asked for a token or, of one that stands, its
+// accessor and when it ends. It may be repeated. Errors: ErrNotRunning where the token
+// is new and its workload does not run on its node; ErrConflict where the id is
+// another token's; ErrInvalid.
+func (n *Node) PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error) {
+	return apply[command.PutTokenResult](ctx, n, &command.PutToken{Token: t})
+}
+
+// DeleteTokens forgets tokens that Consul does not have any more, at most
+// command.MaxItems. Unknown ones are no error.
+func (n *Node) DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error) {
+	return apply[command.DeleteTokensResult](ctx, n, &command.DeleteTokens{IDs: ids})
+}
+
+// PutSigningKey gives the cluster its signing key and returns the one that stands: the
+// first that it was given. Errors: ErrInvalid.
+func (n *Node) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error) {
+	result, err := apply[command.PutSigningKeyResult](ctx, n, &command.PutSigningKey{Key: k})
+	return result.Key, err
 }
 
 // apply puts a command into the log and waits for its result. Commands of many

@@ -51,6 +51,10 @@ var (
 	ErrClaimNotFound = claim.ErrClaimNotFound
 	// ErrWorkloadNotFound: the ledger knows no such workload.
 	ErrWorkloadNotFound = claim.ErrWorkloadNotFound
+	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
+	ErrNotRunning = claim.ErrNotRunning
+	// ErrTokenNotFound: the ledger knows no such token.
+	ErrTokenNotFound = claim.ErrTokenNotFound
 	// ErrNodeNotFound: the ledger knows no such node.
 	ErrNodeNotFound = claim.ErrNodeNotFound
 	// ErrDriverNotFound: no node has, or lately had, the driver.

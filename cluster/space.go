@@ -41,7 +41,7 @@ func needSpace(dir string, need uint64) error {
 // spaceFor is the free space that a command needs to be let in.
 func spaceFor(c command.Command) uint64 {
 	switch c.(type) {
-	case *command.RegisterVolume, *command.StartWorkload, *command.PutNode:
+	case *command.RegisterVolume, *command.StartWorkload, *command.PutNode, *command.PutToken, *command.PutSigningKey:
 		return spaceToGrow
 	default:
 		return spaceToRelease

@@ -34,6 +34,10 @@ var (
 	ErrWorkloadNotFound = errors.New("workload not found")
 	// ErrNodeNotFound: the ledger knows no such node.
 	ErrNodeNotFound = errors.New("node not found")
+	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
+	ErrNotRunning = errors.New("workload does not run there")
+	// ErrTokenNotFound: the ledger knows no such token.
+	ErrTokenNotFound = errors.New("token not found")
 	// ErrDriverNotFound: no node has, or lately had, such a driver.
 	ErrDriverNotFound = errors.New("driver not found")
 )

@@ -10,7 +10,9 @@ import (
 const (
 	// MaxClaims bounds the claims of one workload.
 	MaxClaims = 128
-	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers and
+	// MaxTokens bounds the tokens that are noted with a workload's start.
+	MaxTokens = 64
+	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers, DeleteTokens and
 	// DeregisterVolume's claims; DeleteWorkloads stops at as many.
 	MaxItems = 128
 )
@@ -62,14 +64,14 @@ type DeregisterVolumeResult struct {
 	More       bool
 }
 
-// StartWorkload records a running workload and takes all its claims, or none.
-// Node and Workload of a claim may be left empty.
+// StartWorkload records a running workload, takes all its claims, or none, and notes
+// its tokens. Node and Workload of a claim and of a token may be left empty.
 type StartWorkload struct {
 	Stamp
 	Ref    claim.WorkloadRef `json:"ref"`
 	Node   string            `json:"node"`
 	Claims []claim.Claim     `json:"claims,omitempty"` // at most MaxClaims, one a volume
-	Tokens []claim.Token     `json:"tokens,omitempty"` // at most MaxItems
+	Tokens []claim.Token     `json:"tokens,omitempty"` // at most MaxTokens
 }
 
 // StartWorkloadResult answers StartWorkload. Claims are in the order asked for, and
@@ -135,6 +137,42 @@ type Identify struct {
 // IdentifyResult answers Identify with the identity that stands.
 type IdentifyResult struct {
 	Cluster claim.Cluster
+}
+
+// PutToken notes that Consul will be asked for a token or, of one that stands, what
+// Consul answered: its accessor and when it ends.
+type PutToken struct {
+	Stamp
+	Token claim.Token `json:"token"`
+}
+
+// PutTokenResult answers PutToken with the record that stands now.
+type PutTokenResult struct {
+	Token claim.Token
+}
+
+// DeleteTokens forgets tokens that Consul does not have any more. Those that are not
+// there count as done.
+type DeleteTokens struct {
+	Stamp
+	IDs []string `json:"ids"` // at most MaxItems
+}
+
+// DeleteTokensResult answers DeleteTokens with those that were there.
+type DeleteTokensResult struct {
+	Deleted []claim.Token
+}
+
+// PutSigningKey gives the cluster its signing key, once and for all: the first one
+// wins.
+type PutSigningKey struct {
+	Stamp
+	Key claim.SigningKey `json:"key"`
+}
+
+// PutSigningKeyResult answers PutSigningKey with the key that stands.
+type PutSigningKeyResult struct {
+	Key claim.SigningKey
 }
 
 // PutNode records what a node says of itself, and with it the counts of its

@@ -17,6 +17,10 @@ var at = time.Date(2026, 3, 1, 12, 0, 0, 123, time.UTC)
 func commands() []command.Command {
 	volume := claim.VolumeRef{Namespace: "default", ID: "mysql"}
 	workload := claim.WorkloadRef{Namespace: "default", ID: "db-1"}
+	token := claim.Token{
+		ID: "11111111-2222-4333-8444-555555555555", Accessor: "66666666-2222-4333-8444-555555555555",
+		Workload: workload, Node: "a", Service: "web", Consul: "default", ExpiresAt: at,
+	}
 	all := []command.Command{
 		&command.RegisterVolume{Volume: claim.Volume{
 			VolumeRef: volume, Name: "MySQL", PluginID: "hostpath", ExternalID: "x",
@@ -27,7 +31,10 @@ func commands() []command.Command {
 			SealedSecrets: []byte{0, 1, 255},
 		}},
 		&command.DeregisterVolume{Ref: volume, Force: true},
-		&command.StartWorkload{Ref: workload, Node: "a", Claims: []claim.Claim{{Volume: volume, Workload: workload, Mode: claim.Read}}},
+		&command.StartWorkload{
+			Ref: workload, Node: "a", Claims: []claim.Claim{{Volume: volume, Workload: workload, Mode: claim.Read}},
+			Tokens: []claim.Token{token},
+		},
 		&command.EndWorkload{Ref: workload},
 		&command.AdvanceClaims{By: "root", Items: []command.Advance{{Volume: volume, Workload: workload, Index: 7, To: claim.Freed}}},
 		&command.PutNode{Node: claim.Node{Name: "a", Drivers: map[string]claim.NodeDriver{
@@ -36,6 +43,10 @@ func commands() []command.Command {
 		&command.DeleteNode{Name: "a"},
 		&command.DeleteDrivers{IDs: []string{"x"}, IfUnusedBefore: at},
 		&command.DeleteWorkloads{EndedBefore: at},
+		&command.Identify{Cluster: claim.Cluster{ID: "c"}},
+		&command.PutToken{Token: token},
+		&command.DeleteTokens{IDs: []string{token.ID}},
+		&command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{0, 1, 255}}},
 	}
 	for _, c := range all {
 		command.SetAt(c, at)
@@ -63,7 +74,8 @@ func TestEntriesOfTheFirstVersion(t *testing.T) {
 		"\x01\x04" + `{"at":"2026-03-01T12:00:00.000000123Z","ref":{"namespace":"default","id":"db-1"}}`: &command.EndWorkload{
 			Stamp: command.Stamp{At: at}, Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"},
 		},
-		"\x01\x07" + `{"at":"2026-03-01T12:00:00.000000123Z","name":"a"}`: &command.DeleteNode{Stamp: command.Stamp{At: at}, Name: "a"},
+		"\x01\x07" + `{"at":"2026-03-01T12:00:00.000000123Z","name":"a"}`:  &command.DeleteNode{Stamp: command.Stamp{At: at}, Name: "a"},
+		"\x01\x0c" + `{"at":"2026-03-01T12:00:00.000000123Z","ids":["x"]}`: &command.DeleteTokens{Stamp: command.Stamp{At: at}, IDs: []string{"x"}},
 	} {
 		got, err := command.Decode([]byte(entry))
 		if err != nil || !reflect.DeepEqual(got, want) {

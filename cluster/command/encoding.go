@@ -40,6 +40,9 @@ const (
 	kindDeleteDrivers    kind = 8
 	kindDeleteWorkloads  kind = 9
 	kindIdentify         kind = 10
+	kindPutToken         kind = 11
+	kindDeleteTokens     kind = 12
+	kindPutSigningKey    kind = 13
 )
 
 func (*RegisterVolume) kind() kind   { return kindRegisterVolume }
@@ -52,6 +55,9 @@ func (*DeleteNode) kind() kind       { return kindDeleteNode }
 func (*DeleteDrivers) kind() kind    { return kindDeleteDrivers }
 func (*DeleteWorkloads) kind() kind  { return kindDeleteWorkloads }
 func (*Identify) kind() kind         { return kindIdentify }
+func (*PutToken) kind() kind         { return kindPutToken }
+func (*DeleteTokens) kind() kind     { return kindDeleteTokens }
+func (*PutSigningKey) kind() kind    { return kindPutSigningKey }
 
 func empty(k kind) Command {
 	switch k {
@@ -75,6 +81,12 @@ func empty(k kind) Command {
 		return &DeleteWorkloads{}
 	case kindIdentify:
 		return &Identify{}
+	case kindPutToken:
+		return &PutToken{}
+	case kindDeleteTokens:
+		return &DeleteTokens{}
+	case kindPutSigningKey:
+		return &PutSigningKey{}
 	default:
 		return nil
 	}

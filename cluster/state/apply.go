@@ -125,6 +125,12 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 		return tx.deleteWorkloads(c)
 	case *command.Identify:
 		return tx.identify(c)
+	case *command.PutToken:
+		return tx.putToken(c)
+	case *command.DeleteTokens:
+		return tx.deleteTokens(c)
+	case *command.PutSigningKey:
+		return tx.putSigningKey(c)
 	default:
 		return nil, fault("%w: %T", command.ErrUnknownCommand, c)
 	}

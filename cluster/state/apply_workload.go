@@ -24,12 +24,20 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	if running && workload.Node != c.Node {
 		return nil, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node, claim.ErrConflict)
 	}
+	var runs *claim.Workload
+	if running {
+		runs = &workload
+	}
+	fresh, err := tx.newTokens(c, runs)
+	if err != nil {
+		return nil, err
+	}
 	own, err := tx.ClaimsOf(c.Ref)
 	if err != nil {
 		return nil, err
 	}
 	result := command.StartWorkloadResult{Workload: workload, Created: !running}
-	fresh := 0
+	taken := 0
 	for _, want := range wanted {
 		v, granted, created, err := tx.take(want, c.At)
 		if err != nil {
@@ -37,13 +45,13 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 		}
 		if created {
 			granted.Index = tx.index
-			fresh++
+			taken++
 		}
 		result.Claims = append(result.Claims, granted)
 		result.Volumes = append(result.Volumes, v)
 	}
 	if running {
-		if fresh > 0 || len(own) != len(wanted) {
+		if taken > 0 || len(own) != len(wanted) {
 			return nil, fmt.Errorf("workload %q runs already with other claims: %w", c.Ref, claim.ErrConflict)
 		}
 		return result, nil
@@ -68,6 +76,11 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 		// The volume's modes may have come with this very claim.
 		result.Volumes[i].AccessMode = result.Claims[i].AccessMode
 		result.Volumes[i].AttachmentMode = result.Claims[i].AttachmentMode
+	}
+	for _, t := range fresh {
+		if _, err := tx.noteToken(t, c.At); err != nil {
+			return nil, err
+		}
 	}
 	tx.touch(TopicWorkloads, TopicWorkload(c.Ref))
 	return result, nil

@@ -16,6 +16,8 @@ import (
 //	n/NODE                             node
 //	d/DRIVER                           driver's counts
 //	i/                                 the cluster's identity
+//	t/ID                               token
+//	k/                                 the cluster's signing key
 //
 //	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
 //	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
@@ -23,14 +25,18 @@ import (
 //	vd/DRIVER/NS/VOLUME                volumes of a driver
 //	dn/DRIVER/NODE                     the driver as the node has it
 //	we/TIME/NS/WORKLOAD                ended workloads, the oldest first
+//	tw/NS/WORKLOAD/ID                  tokens of a workload
+//	tn/NODE/ID                         tokens on a node
 //	m/applied                          index of the last applied entry
 const (
-	volumes   = "v/"
-	claims    = "c/"
-	workloads = "w/"
-	nodes     = "n/"
-	drivers   = "d/"
-	identity  = "i/"
+	volumes    = "v/"
+	claims     = "c/"
+	workloads  = "w/"
+	nodes      = "n/"
+	drivers    = "d/"
+	identity   = "i/"
+	tokens     = "t/"
+	signingKey = "k/"
 
 	claimsByWorkload = "cw/"
 	claimsByNode     = "cn/"
@@ -38,6 +44,8 @@ const (
 	volumesByDriver  = "vd/"
 	driversByNode    = "dn/"
 	workloadsByEnd   = "we/"
+	tokensByWorkload = "tw/"
+	tokensByNode     = "tn/"
 )
 
 var appliedKey = []byte("m/applied")
@@ -49,6 +57,7 @@ func volumeKey(r claim.VolumeRef) string     { return volumes + volumePart(r) }
 func workloadKey(r claim.WorkloadRef) string { return workloads + workloadPart(r) }
 func nodeKey(name string) string             { return nodes + name }
 func driverKey(id string) string             { return drivers + id }
+func tokenKey(id string) string              { return tokens + id }
 
 func claimPart(v claim.VolumeRef, w claim.WorkloadRef) string {
 	return volumePart(v) + "/" + workloadPart(w)
@@ -88,4 +97,11 @@ func workloadIndexKeys(w *claim.Workload) []string {
 		return nil
 	}
 	return []string{endKey(w)}
+}
+
+func tokenIndexKeys(t *claim.Token) []string {
+	return []string{
+		tokensByWorkload + workloadPart(t.Workload) + "/" + t.ID,
+		tokensByNode + t.Node + "/" + t.ID,
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ func TestAnyLog(t *testing.T) {
 				if err != nil {
 					l.sameAs(before, fmt.Sprintf("%T was refused (%v)", c, err))
 				}
+				checkTokens(t, l, before, c)
 			},
 			"": func(t *rapid.T) {
 				l.t = t
@@ -110,15 +112,19 @@ func drawCommand(t *rapid.T) command.Command {
 	}
 	aNode := func() string { return rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "node") }
 	aDriver := func() string { return rapid.SampledFrom([]string{"d1", "d2"}).Draw(t, "driver") }
+	aToken := func() string { return tokenID(rapid.IntRange(0, 3).Draw(t, "token")) }
 	access := func() claim.AccessMode {
 		return rapid.SampledFrom([]claim.AccessMode{claim.SingleNodeWriter, claim.SingleNodeMultiWriter, claim.MultiNodeSingleWriter}).Draw(t, "access")
 	}
-	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget"}).Draw(t, "command") {
+	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget", "token", "token", "untoken"}).Draw(t, "command") {
 	case "start":
 		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode()}
 		mode := rapid.SampledFrom([]claim.Mode{claim.Read, claim.Write}).Draw(t, "mode")
 		for range rapid.IntRange(0, 2).Draw(t, "claims") {
 			c.Claims = append(c.Claims, wanted(aVolume(), access(), mode))
+		}
+		for range rapid.IntRange(0, 2).Draw(t, "tokens") {
+			c.Tokens = append(c.Tokens, claim.Token{ID: aToken(), Service: "web", Consul: "default"})
 		}
 		return c
 	case "end":
@@ -150,6 +156,14 @@ func drawCommand(t *rapid.T) command.Command {
 		return &command.PutNode{Node: n}
 	case "drop":
 		return &command.DeleteNode{Name: aNode()}
+	case "token":
+		token := claim.Token{ID: aToken(), Workload: aWorkload(), Node: aNode(), Service: "web", Consul: "default"}
+		if rapid.Bool().Draw(t, "answered") {
+			token.Accessor, token.ExpiresAt = aToken(), now.Add(time.Hour)
+		}
+		return &command.PutToken{Token: token}
+	case "untoken":
+		return &command.DeleteTokens{IDs: []string{aToken(), aToken()}}
 	case "collect":
 		return &command.DeleteDrivers{IDs: []string{aDriver()}, IfUnusedBefore: now.Add(time.Hour)}
 	default:
@@ -250,6 +264,42 @@ func checkClaims(t *rapid.T, l *ledger) {
 			exclusive := v.AccessMode == claim.SingleNodeWriter && len(held) > 1
 			if exclusive || v.AccessMode == claim.MultiNodeSingleWriter && writers > 1 {
 				t.Fatalf("volume %s: these cannot stand together: %+v", id, held)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkTokens: a token's record comes while its workload runs on its node, keeps its
+// purpose, and goes by DeleteTokens alone.
+func checkTokens(t *rapid.T, l *ledger, before map[string]string, c command.Command) {
+	err := l.View(func(tx *ReadTx) error {
+		all, err := tx.Tokens("")
+		if err != nil {
+			return err
+		}
+		standing := map[string]bool{}
+		for _, token := range all {
+			standing[tokenKey(token.ID)] = true
+			was, there := before[tokenKey(token.ID)]
+			if !there {
+				if w, err := tx.Workload(token.Workload); err != nil || !token.BelongsTo(w) {
+					t.Fatalf("%T noted %+v for workload %+v: %v", c, token, w, err)
+				}
+				continue
+			}
+			old, err := decode[claim.Token]([]byte(was))
+			if err != nil || !token.SamePurpose(old) || token.CreateIndex != old.CreateIndex || old.Accessor != "" && token.Accessor == "" {
+				t.Fatalf("%T made %+v of %+v: %v", c, token, old, err)
+			}
+		}
+		_, deletes := c.(*command.DeleteTokens)
+		for key := range before {
+			if strings.HasPrefix(key, tokens) && !standing[key] && !deletes {
+				t.Fatalf("%T lost %q", c, key)
 			}
 		}
 		return nil

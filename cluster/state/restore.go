@@ -131,6 +131,16 @@ func keysOf(kind byte, value []byte) (key string, indexKeys map[string][]byte, e
 	case identity[0]:
 		_, err := decode[claim.Cluster](value)
 		return identity, indexKeys, err
+	case tokens[0]:
+		t, err := decode[claim.Token](value)
+		if err != nil {
+			return "", nil, err
+		}
+		add(tokenIndexKeys(&t))
+		return tokenKey(t.ID), indexKeys, nil
+	case signingKey[0]:
+		_, err := decode[claim.SigningKey](value)
+		return signingKey, indexKeys, err
 	default:
 		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q", ErrBadSnapshot, kind)
 	}

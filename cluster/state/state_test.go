@@ -370,6 +370,13 @@ func TestBiggestCommands(t *testing.T) {
 	ns := long("namespace", 0)
 	advance := &command.AdvanceClaims{By: long("operator", 0)}
 	start := &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: ns, ID: long("w", 0)}, Node: long("node", 0)}
+	gone := &command.DeleteTokens{}
+	for i := range command.MaxItems {
+		gone.IDs = append(gone.IDs, tokenID(i))
+		if i < command.MaxTokens {
+			start.Tokens = append(start.Tokens, claim.Token{ID: tokenID(i), Service: long("service", i), Consul: long("consul", i)})
+		}
+	}
 	for i := range command.MaxClaims {
 		v := volume("", claim.SingleNodeSingleWriter)
 		v.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("v", i)}
@@ -380,6 +387,12 @@ func TestBiggestCommands(t *testing.T) {
 		advance.Items = append(advance.Items, command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.ReadyToFree})
 	}
 	onTop(start)
+	for i := command.MaxTokens; i < command.MaxItems; i++ {
+		l.must(&command.PutToken{Token: claim.Token{
+			ID: tokenID(i), Accessor: tokenID(i), Workload: start.Ref, Node: start.Node, Service: long("service", i), Consul: long("consul", i),
+		}})
+	}
+	onTop(gone)
 	onTop(&command.EndWorkload{Ref: start.Ref})
 	onTop(advance)
 	for i := range advance.Items {

@@ -46,9 +46,10 @@ func fill(l *ledger) {
 	for i := range 3 {
 		l.must(&command.StartWorkload{Ref: workload(fmt.Sprint("w", i)), Node: "n", Claims: []claim.Claim{
 			wanted("v0", claim.MultiNodeMultiWriter, claim.Write), wanted("v1", claim.MultiNodeMultiWriter, claim.Read),
-		}})
+		}, Tokens: []claim.Token{{ID: tokenID(i), Service: "web", Consul: "default"}}})
 	}
 	l.must(&command.EndWorkload{Ref: workload("w0")})
+	l.must(&command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{1}}})
 }
 
 func TestReopen(t *testing.T) {

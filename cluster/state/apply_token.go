@@ -1,0 +1,157 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// putToken notes a token of a workload that runs, or what Consul answered for one that
+// stands, whatever became of its workload.
+func (tx *writeTx) putToken(c *command.PutToken) (any, error) {
+	next := c.Token
+	if err := next.Validate(); err != nil {
+		return nil, err
+	}
+	standing, found, err := read[claim.Token](&tx.ReadTx, tokenKey(next.ID))
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		if err := tx.checkRunning(next); err != nil {
+			return nil, err
+		}
+		return tx.noteToken(next, c.At)
+	}
+	if !standing.SamePurpose(next) {
+		return nil, otherPurpose(standing)
+	}
+	// An intent that is repeated has nothing new to say.
+	if next.Accessor == "" || next.Accessor == standing.Accessor && next.ExpiresAt.Equal(standing.ExpiresAt) {
+		return command.PutTokenResult{Token: standing}, nil
+	}
+	standing.Accessor, standing.ExpiresAt, standing.ModifyIndex = next.Accessor, next.ExpiresAt, tx.index
+	keys := tokenIndexKeys(&standing)
+	return command.PutTokenResult{Token: standing}, write(tx, tokenKey(standing.ID), &standing, keys, keys)
+}
+
+// noteToken writes a token down for the first time.
+func (tx *writeTx) noteToken(t claim.Token, at time.Time) (command.PutTokenResult, error) {
+	t.CreatedAt, t.CreateIndex, t.ModifyIndex = at, tx.index, tx.index
+	return command.PutTokenResult{Token: t}, write(tx, tokenKey(t.ID), &t, nil, tokenIndexKeys(&t))
+}
+
+// checkRunning refuses a new token whose workload does not run on its node.
+func (tx *writeTx) checkRunning(t claim.Token) error {
+	w, err := tx.Workload(t.Workload)
+	switch {
+	case errors.Is(err, claim.ErrWorkloadNotFound):
+	case err != nil:
+		return err
+	case w.Status == claim.Running && w.Node == t.Node:
+		return nil
+	}
+	return fmt.Errorf("token for service %q: workload %q on node %q: %w", t.Service, t.Workload, t.Node, claim.ErrNotRunning)
+}
+
+func otherPurpose(standing claim.Token) error {
+	return fmt.Errorf("token %q is there for service %q of workload %q on node %q: %w",
+		standing.ID, standing.Service, standing.Workload, standing.Node, claim.ErrConflict)
+}
+
+// newTokens are those of a start that are to be noted. A workload that runs already has
+// all of them, and one that starts anew none: an id of a run before may be on its way
+// out of Consul.
+func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]claim.Token, error) {
+	wanted, err := wantedTokens(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, want := range wanted {
+		standing, found, err := read[claim.Token](&tx.ReadTx, tokenKey(want.ID))
+		switch {
+		case err != nil:
+			return nil, err
+		case found && !standing.SamePurpose(want):
+			return nil, otherPurpose(standing)
+		case found && (runs == nil || !standing.BelongsTo(*runs)):
+			return nil, fmt.Errorf("token %q is of a run before of workload %q: a new start needs new ids: %w", want.ID, c.Ref, claim.ErrConflict)
+		case !found && runs != nil:
+			return nil, fmt.Errorf("workload %q runs already with other tokens: %w", c.Ref, claim.ErrConflict)
+		}
+	}
+	if runs != nil {
+		return nil, nil
+	}
+	return wanted, nil
+}
+
+// wantedTokens checks the arguments and fills in what a token takes from its workload.
+func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
+	object := fmt.Sprintf("workload %q", c.Ref)
+	if len(c.Tokens) > command.MaxTokens {
+		return nil, &claim.FieldError{Object: object, Field: "service", Problem: fmt.Sprintf("needs a token %d times: at most %d are allowed", len(c.Tokens), command.MaxTokens)}
+	}
+	wanted := make([]claim.Token, len(c.Tokens))
+	seen := map[string]bool{}
+	for i, w := range c.Tokens {
+		if w.Node == "" {
+			w.Node = c.Node
+		}
+		if w.Workload == (claim.WorkloadRef{}) {
+			w.Workload = c.Ref
+		}
+		switch {
+		case w.Workload != c.Ref:
+			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is for workload %q", w.ID, w.Workload)}
+		case w.Node != c.Node:
+			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is for node %q, the workload is on node %q", w.ID, w.Node, c.Node)}
+		case seen[w.ID]:
+			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is wanted twice", w.ID)}
+		}
+		seen[w.ID] = true
+		if err := w.Validate(); err != nil {
+			return nil, err
+		}
+		wanted[i] = w
+	}
+	return wanted, nil
+}
+
+// deleteTokens forgets tokens.
+func (tx *writeTx) deleteTokens(c *command.DeleteTokens) (any, error) {
+	if len(c.IDs) > command.MaxItems {
+		return nil, &claim.FieldError{Object: "tokens to delete", Field: "ids", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(c.IDs), command.MaxItems)}
+	}
+	var result command.DeleteTokensResult
+	for _, id := range c.IDs {
+		t, found, err := read[claim.Token](&tx.ReadTx, tokenKey(id))
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			continue
+		}
+		if err := write(tx, tokenKey(id), (*claim.Token)(nil), tokenIndexKeys(&t), nil); err != nil {
+			return nil, err
+		}
+		result.Deleted = append(result.Deleted, t)
+	}
+	return result, nil
+}
+
+// putSigningKey keeps the first key that the cluster is given.
+func (tx *writeTx) putSigningKey(c *command.PutSigningKey) (any, error) {
+	if err := c.Key.Validate(); err != nil {
+		return nil, err
+	}
+	standing, found, err := tx.SigningKey()
+	if err != nil || found {
+		return command.PutSigningKeyResult{Key: standing}, err
+	}
+	c.Key.CreatedAt = c.At
+	return command.PutSigningKeyResult{Key: c.Key}, write(tx, signingKey, &c.Key, nil, nil)
+}
