@@ -21,6 +21,8 @@ import (
 const (
 	ordersFD  = 3
 	reportsFD = 4
+	// namespaceFD is the mount namespace to go into, for a child that is to join one.
+	namespaceFD = 5
 )
 
 // Child is the whole life of the child: it only returns, with an exit code, when
@@ -47,10 +49,7 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 	if err := orders.Decode(&plan); err != nil {
 		return fmt.Errorf("read the plan: %w", err)
 	}
-	if err := bindAll(plan.Mounts); err != nil {
-		return err
-	}
-	if err := letGo(plan.VolumesDir); err != nil {
+	if err := settle(plan); err != nil {
 		return err
 	}
 	if err := reports.Encode(report{Ready: true}); err != nil {
@@ -63,6 +62,38 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 		return fmt.Errorf("wait for the word to go: %w", err)
 	}
 	return become(plan)
+}
+
+// settle makes the mount namespace as the plan says, or goes into the one that is.
+func settle(plan Plan) error {
+	if plan.Join {
+		return join(namespaceFD)
+	}
+	if err := bindAll(plan.Mounts); err != nil {
+		return err
+	}
+	return letGo(plan.VolumesDir)
+}
+
+// join goes into a mount namespace, with this thread alone: it is the one that makes
+// the exec. The kernel wants a thread for that which shares its root and working
+// directory with no other, and moves both to the namespace's root (setns(2)).
+func join(namespace int) error {
+	unix.CloseOnExec(namespace)
+	dir, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("find the working directory: %w", err)
+	}
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("have a working directory of its own: %w", err)
+	}
+	if err := unix.Setns(namespace, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("join the workload's mount namespace: %w", err)
+	}
+	if err := unix.Chdir(dir); err != nil {
+		return fmt.Errorf("go to the working directory %s in the workload's mount namespace: %w", dir, err)
+	}
+	return nil
 }
 
 // become drops to the program's user and turns into the program.

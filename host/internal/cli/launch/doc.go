@@ -7,10 +7,14 @@
 // parent says go, drops to the program's user and becomes the program by exec: the
 // process id that was told to the agent is the program's.
 //
+// Sidecars are started in the same way, but join that namespace, before the program
+// is told to go. They end last.
+//
 // What stays true:
 //   - The program does nothing before Go was called.
 //   - When the parent dies, by SIGKILL too, the program dies with it.
 //   - After EndLeftovers no process that the program started is left.
+//   - A sidecar that was started runs, or is about to be started again, until Settle.
 //
-// It imports the standard library and golang.org/x/sys only.
+// It imports the standard library, golang.org/x/sys, mountinfo and backoff only.
 package launch

@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 	if script := os.Getenv("LAUNCH_TEST_PARENT"); script != "" {
 		os.Exit(parent(script))
 	}
+	if script := os.Getenv("LAUNCH_TEST_SIDECAR"); script != "" {
+		os.Exit(sidecarParent(script))
+	}
 	os.Exit(m.Run())
 }
 
@@ -294,7 +297,7 @@ func TestProgramDiesWithItsParent(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	await(t, "the program's end", func() bool { _, running := parentOf(pid); return !running })
+	await(t, "the program's end", func() bool { return !running(pid) })
 }
 
 func TestLeftoversAreEnded(t *testing.T) {
@@ -324,7 +327,7 @@ while ! test -s %[1]s/a || ! test -s %[1]s/b; do sleep 0.01; done`, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, running := parentOf(pid); running {
+		if running(pid) {
 			t.Errorf("process %s still runs", name)
 		}
 	}
@@ -355,6 +358,11 @@ func TestLookupUser(t *testing.T) {
 			t.Errorf("%q: accepted as %+v", text, u)
 		}
 	}
+}
+
+func running(pid int) bool {
+	r, ok := relativeOf(pid)
+	return ok && !r.ended
 }
 
 func await(t *testing.T, what string, ok func() bool) {

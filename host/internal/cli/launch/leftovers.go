@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,25 +16,45 @@ import (
 // EndLeftovers ends what the program started and left running, so that nothing
 // uses a volume that is released: SIGTERM first, SIGKILL after the grace or as soon
 // as ctx is done. It returns when none is left, with how many were told to end. To
-// be called once the program has ended; no other child may be running.
-func EndLeftovers(ctx context.Context, grace time.Duration) (told int, err error) {
+// be called once the program has ended; no other child may be running but those that
+// lead the spared sessions, which are left alone with all that is in them.
+func EndLeftovers(ctx context.Context, grace time.Duration, spared ...int) (told int, err error) {
+	if len(spared) == 0 {
+		return end(ctx, grace, everyone)
+	}
+	return end(ctx, grace, func() ([]int, bool, error) {
+		return those(func(r relative) bool { return !slices.Contains(spared, r.session) })
+	})
+}
+
+// endSession kills what is left of a session whose leader has ended. It returns when
+// nothing is, or says what is still there when ctx is done.
+func endSession(ctx context.Context, leader int) error {
+	_, err := end(ctx, 0, func() ([]int, bool, error) {
+		pids, left, err := those(func(r relative) bool { return r.session == leader })
+		if err == nil && left && ctx.Err() != nil {
+			err = fmt.Errorf("kill processes %v, which may hang in the kernel: %w", pids, context.Cause(ctx))
+		}
+		return pids, left, err
+	})
+	return err
+}
+
+// end ends the processes that look finds, until it says that none is left.
+func end(ctx context.Context, grace time.Duration, look func() (pids []int, left bool, err error)) (told int, err error) {
 	deadline := time.Now().Add(grace)
 	hurry := ctx.Done()
 	asked := map[int]bool{}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		left, err := reap()
+		pids, left, err := look()
 		if err != nil || !left {
-			return len(asked), err
-		}
-		pids, err := descendants(os.Getpid())
-		if err != nil {
 			return len(asked), err
 		}
 		for _, pid := range pids {
 			switch {
-			case time.Now().After(deadline):
+			case !time.Now().Before(deadline):
 				_ = unix.Kill(pid, unix.SIGKILL) // It may end meanwhile.
 			case !asked[pid]:
 				_ = unix.Kill(pid, unix.SIGTERM)
@@ -50,57 +71,100 @@ func EndLeftovers(ctx context.Context, grace time.Duration) (told int, err error
 	}
 }
 
-// reap collects the children that have ended and says whether any is left.
-func reap() (left bool, err error) {
+// everyone finds all that run below this process. What is left has a child of this
+// process above it, so none is left when there is no child.
+func everyone() (pids []int, left bool, err error) {
 	for {
 		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.ECHILD):
-			return false, nil
+			return nil, false, nil
 		case err != nil:
-			return true, fmt.Errorf("wait for processes: %w", err)
+			return nil, true, fmt.Errorf("wait for processes: %w", err)
 		case pid == 0:
-			return true, nil
+			all, err := descendants(os.Getpid())
+			for _, r := range all {
+				if !r.ended {
+					pids = append(pids, r.pid)
+				}
+			}
+			return pids, true, err
 		}
 	}
 }
 
-// descendants are the processes below one, zombies left out.
-func descendants(root int) ([]int, error) {
+// those finds some of them. One that is born while it looks may be missed, so it
+// believes that there is none when it has seen none twice.
+func those(which func(relative) bool) (pids []int, left bool, err error) {
+	for range 2 {
+		all, err := descendants(os.Getpid())
+		if err != nil {
+			return nil, true, err
+		}
+		for _, r := range all {
+			switch {
+			case !which(r):
+			case !r.ended:
+				pids = append(pids, r.pid)
+			case r.parent == os.Getpid():
+				_, _ = unix.Wait4(r.pid, nil, unix.WNOHANG, nil) // An orphan: nobody else waits for it.
+			}
+		}
+		if len(pids) > 0 {
+			return pids, true, nil
+		}
+	}
+	return nil, false, nil
+}
+
+// relative is a process below this one.
+type relative struct {
+	pid, parent, session int
+	// ended says that only its exit code is left of it.
+	ended bool
+}
+
+// descendants are the processes below one.
+func descendants(root int) ([]relative, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	children := map[int][]int{}
+	children := map[int][]relative{}
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil {
 			continue
 		}
-		if parent, ok := parentOf(pid); ok {
-			children[parent] = append(children[parent], pid)
+		if r, ok := relativeOf(pid); ok {
+			children[r.parent] = append(children[r.parent], r)
 		}
 	}
-	var all []int
+	var all []relative
 	for queue := children[root]; len(queue) > 0; queue = queue[1:] {
 		all = append(all, queue[0])
-		queue = append(queue, children[queue[0]]...)
+		queue = append(queue, children[queue[0].pid]...)
 	}
 	return all, nil
 }
 
-// parentOf reads a running process's parent out of its stat line, whose second
-// field is a name in parentheses that may hold anything (proc(5)).
-func parentOf(pid int) (parent int, ok bool) {
+// relativeOf reads a process's stat line, whose second field is a name in parentheses
+// that may hold anything (proc(5)).
+func relativeOf(pid int) (r relative, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, false
+		return r, false
 	}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 2 || string(fields[0]) == "Z" {
-		return 0, false
+	if len(fields) < 4 {
+		return r, false
 	}
-	parent, err = strconv.Atoi(string(fields[1]))
-	return parent, err == nil
+	r = relative{pid: pid, ended: string(fields[0]) == "Z"}
+	r.parent, err = strconv.Atoi(string(fields[1]))
+	if err != nil {
+		return r, false
+	}
+	r.session, err = strconv.Atoi(string(fields[3]))
+	return r, err == nil
 }

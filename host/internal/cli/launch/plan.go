@@ -10,6 +10,9 @@ import (
 // Plan is what the child does. It reaches the child through a pipe, so nothing of
 // it is in an argument list.
 type Plan struct {
+	// Join says that the child goes into the mount namespace that it was given, where
+	// all is bound already; startIn sets it.
+	Join   bool    `json:"join,omitempty"`
 	Mounts []Mount `json:"mounts"`
 	// VolumesDir is where the host mounts everyone's volumes: the namespace's copies of
 	// these mounts are taken away. Empty: there are none.

@@ -54,6 +54,25 @@ type Process struct {
 // volumes. The standard streams, the working directory and the process group are
 // the caller's. An *Error says what could not be bound.
 func Start(plan Plan) (*Process, error) {
+	return start(plan, &exec.Cmd{
+		Stdin: os.Stdin, Stdout: os.Stdout,
+		SysProcAttr: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
+	})
+}
+
+// startIn runs a child in a mount namespace that is there, in a session of its own
+// and without an input; what it writes goes to the standard error. It returns when
+// the child is in the namespace.
+func startIn(namespace *os.File, plan Plan) (*Process, error) {
+	plan.Join = true
+	return start(plan, &exec.Cmd{
+		Stdout: os.Stderr, ExtraFiles: []*os.File{namespace},
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	})
+}
+
+// start runs a child and gives it its plan. cmd says what is not the same for all.
+func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	plan.Parent = os.Getpid()
 	// Whatever the program leaves behind becomes a child of this process, for
 	// EndLeftovers to find.
@@ -69,15 +88,10 @@ func Start(plan Plan) (*Process, error) {
 		return nil, errors.Join(err, ordersOut.Close(), ordersIn.Close())
 	}
 
-	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{os.Args[0], ChildArg},
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		ExtraFiles: []*os.File{ordersOut, reportsIn},
-		SysProcAttr: &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWNS,
-			Pdeathsig:  syscall.SIGKILL,
-		},
-	}
+	cmd.Path, cmd.Args = "/proc/self/exe", []string{os.Args[0], ChildArg}
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = append([]*os.File{ordersOut, reportsIn}, cmd.ExtraFiles...)
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	p := &Process{cmd: cmd, orders: ordersIn, reports: json.NewDecoder(reportsOut), pipe: reportsOut, done: make(chan struct{})}
 	err = p.start()
 	// Only the child has its ends now: when it dies, its reports end.
@@ -186,4 +200,16 @@ func (p *Process) Wait() (int, error) {
 		return 128 + int(status.Signal()), nil
 	}
 	return p.cmd.ProcessState.ExitCode(), nil
+}
+
+// how says how an ended program did so.
+func (p *Process) how() string {
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	switch {
+	case !ok:
+		return "ended"
+	case status.Signaled():
+		return fmt.Sprintf("was ended by signal %d (%v)", int(status.Signal()), status.Signal())
+	}
+	return fmt.Sprintf("ended with exit code %d", status.ExitStatus())
 }

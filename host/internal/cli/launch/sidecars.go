@@ -1,0 +1,216 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// timing says how a sidecar that ends is started again.
+type timing struct {
+	// first and longest are the pauses before it is, which double; each is 30 % shorter or
+	// longer by chance.
+	first, longest time.Duration
+	// stable is the life after which the pauses begin anew.
+	stable time.Duration
+	// killed is how long what is killed has to be gone.
+	killed time.Duration
+}
+
+var defaultTiming = timing{first: 500 * time.Millisecond, longest: 30 * time.Second, stable: time.Minute, killed: 10 * time.Second}
+
+// Sidecars are programs that run beside a workload's own, in its mount namespace. Each
+// leads a session, so what the terminal sends does not reach it: it is to be there
+// until the workload's program has ended. One that ends by itself is started again.
+type Sidecars struct {
+	namespace *os.File
+	// note tells people what happens to them; it may be called from several goroutines.
+	note   func(format string, args ...any)
+	timing timing
+	// settled is closed when none is started again.
+	settled chan struct{}
+	all     []*sidecar
+	stop    sync.Once
+}
+
+// NewSidecars makes room for sidecars in the mount namespace of p, which has not been
+// told to go. Stop lets go of it.
+func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, error) {
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
+	if err != nil {
+		return nil, &Error{CodeNotRun, fmt.Sprintf("open the workload's mount namespace: %v", err)}
+	}
+	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, settled: make(chan struct{})}, nil
+}
+
+// Start starts a sidecar and returns when it is its program; name is what people are
+// told of it. An *Error says why it cannot be run: it is not tried again then. Of the
+// plan it takes Command, Args, Env and User.
+func (s *Sidecars) Start(name string, plan Plan) error {
+	p, err := s.launch(plan)
+	if err != nil {
+		return &Error{CodeNotRun, fmt.Sprintf("sidecar %q: %v", name, err)}
+	}
+	c := &sidecar{of: s, name: name, plan: plan, process: p, done: make(chan struct{})}
+	s.all = append(s.all, c)
+	go c.keep(p)
+	return nil
+}
+
+// launch runs a sidecar's program. Whoever ends it is the only one who waits for it.
+func (s *Sidecars) launch(plan Plan) (*Process, error) {
+	p, err := startIn(s.namespace, plan)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Go(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Settle has none started again from now on. It returns the sessions of those that
+// still run (EndLeftovers). It may be called more than once.
+func (s *Sidecars) Settle() (sessions []int) {
+	s.stop.Do(func() { close(s.settled) })
+	for _, c := range s.all {
+		// One that is just being started is waited for.
+		c.mu.Lock()
+		if c.process != nil {
+			sessions = append(sessions, c.process.PID())
+		}
+		c.mu.Unlock()
+	}
+	return sessions
+}
+
+// Stop ends the sidecars and what is left in their sessions: SIGTERM first, SIGKILL
+// after the grace or as soon as ctx is done. It returns when none is left. To be called
+// once the program, and what that left, have ended. It may be called more than once.
+func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
+	s.Settle()
+	for _, c := range s.all {
+		c.signal(syscall.SIGTERM)
+		// One that is stopped takes the signal when it goes on.
+		c.signal(syscall.SIGCONT)
+	}
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	for _, c := range s.all {
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			c.kill()
+		}
+	}
+	for _, c := range s.all {
+		<-c.done
+	}
+	_ = s.namespace.Close() // Nothing is written to it.
+}
+
+// sidecar is one of them.
+type sidecar struct {
+	of   *Sidecars
+	name string
+	plan Plan
+	// done is closed when it has ended and is not started again.
+	done chan struct{}
+
+	mu sync.Mutex
+	// process that it is now; nil between two.
+	process *Process
+}
+
+// keep starts it again as long as the sidecars are not settled.
+func (c *sidecar) keep(p *Process) {
+	defer close(c.done)
+	t := c.of.timing
+	pause := &backoff.ExponentialBackOff{InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2, RandomizationFactor: 0.3}
+	began := time.Now()
+	for {
+		var why string
+		if p != nil {
+			why = fmt.Sprintf("%s after %s", c.bury(p), time.Since(began).Round(100*time.Millisecond))
+			if time.Since(began) >= t.stable {
+				pause.Reset()
+			}
+		}
+		select {
+		case <-c.of.settled:
+			return
+		default:
+		}
+		wait := pause.NextBackOff()
+		if p != nil {
+			c.of.note("sidecar %q %s; it is started again in %s", c.name, why, wait.Round(100*time.Millisecond))
+		}
+		select {
+		case <-c.of.settled:
+			return
+		case <-time.After(wait):
+		}
+		began = time.Now()
+		p = c.again()
+	}
+}
+
+// again starts it once more; nil where it cannot be, or is not to be any more.
+func (c *sidecar) again() *Process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.of.settled:
+		return nil
+	default:
+	}
+	p, err := c.of.launch(c.plan)
+	if err != nil {
+		c.of.note("sidecar %q cannot be started again, and will be tried once more: %v", c.name, err)
+		return nil
+	}
+	c.of.note("sidecar %q is started again (pid %d)", c.name, p.PID())
+	c.process = p
+	return p
+}
+
+// bury waits for the end of its process and ends what that left in its session, which
+// could be in the way of the next one. It says how it ended.
+func (c *sidecar) bury(p *Process) (how string) {
+	<-p.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), c.of.timing.killed)
+	defer cancel()
+	if err := endSession(ctx, p.PID()); err != nil {
+		c.of.note("sidecar %q: end what it left running: %v", c.name, err)
+	}
+	c.mu.Lock()
+	c.process = nil
+	c.mu.Unlock()
+	return p.how()
+}
+
+func (c *sidecar) signal(sig syscall.Signal) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.process == nil {
+		return
+	}
+	if err := c.process.Signal(sig); err != nil {
+		c.of.note("sidecar %q: %v", c.name, err)
+	}
+}
+
+// kill ends one that did not end when it was asked to.
+func (c *sidecar) kill() {
+	select {
+	case <-c.done:
+	default:
+		c.of.note("sidecar %q did not end when it was asked to: it is killed", c.name)
+		c.signal(syscall.SIGKILL)
+	}
+}

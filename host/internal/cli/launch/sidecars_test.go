@@ -1,0 +1,411 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// quick is the usual timing, for tests that wait for pauses.
+var quick = timing{first: 20 * time.Millisecond, longest: 200 * time.Millisecond, stable: time.Minute, killed: 10 * time.Second}
+
+// notes collects what people are told.
+type notes struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (n *notes) add(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lines = append(n.lines, fmt.Sprintf(format, args...))
+}
+
+func (n *notes) all() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.lines)
+}
+
+func (n *notes) count(text string) (count int) {
+	for _, line := range n.all() {
+		if strings.Contains(line, text) {
+			count++
+		}
+	}
+	return count
+}
+
+// beside makes room for sidecars beside a program that has not been told to go.
+func beside(t *testing.T, plan Plan) (*Process, *Sidecars, *notes) {
+	t.Helper()
+	requireRoot(t)
+	t.Cleanup(func() { goleak.VerifyNone(t) })
+	p, err := Start(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Abort)
+	n := &notes{}
+	s, err := NewSidecars(p, n.add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.timing = quick
+	t.Cleanup(func() { s.Stop(context.Background(), 0) })
+	return p, s, n
+}
+
+func script(text string) Plan {
+	return Plan{Command: "/bin/sh", Args: []string{"-c", text}, Env: os.Environ()}
+}
+
+func read(path string) string {
+	text, _ := os.ReadFile(path) // What is not there yet is empty.
+	return strings.TrimSpace(string(text))
+}
+
+func awaitPID(t *testing.T, path string) (pid int) {
+	t.Helper()
+	await(t, "a process id in "+path, func() bool {
+		var err error
+		pid, err = strconv.Atoi(read(path))
+		return err == nil
+	})
+	return pid
+}
+
+// A sidecar is where the program is, and nothing that is typed reaches it.
+func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
+	dir := t.TempDir()
+	source, out := filepath.Join(dir, "source"), filepath.Join(dir, "out")
+	for _, d := range []string{source, out} {
+		if err := os.Mkdir(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Outside of the test's folder, which others may not enter.
+	destination := filepath.Join(os.TempDir(), fmt.Sprintf("sidecar-test-%d", os.Getpid()))
+	t.Cleanup(func() { os.Remove(destination) })
+	program := script("echo program >> " + destination + "/order; ls -i /proc/self/ns/mnt > " + destination + "/program; exit 3")
+	program.Mounts = []Mount{{Source: source, Destination: destination}}
+	p, s, n := beside(t, program)
+
+	sidecar := script(`cd ` + destination + ` && pwd -P > cwd && echo sidecar >> order
+(readlink /proc/self/ns/mnt; id -u; id -G; echo $GREETING; cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
+echo $$ > pid; exec sleep 60`)
+	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
+	sidecar.Env = append(sidecar.Env, "GREETING=hello")
+	if err := s.Start("envoy", sidecar); err != nil {
+		t.Fatal(err)
+	}
+	pid := awaitPID(t, filepath.Join(source, "pid"))
+	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Go(); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := p.Wait(); code != 3 || err != nil {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	if got := read(filepath.Join(source, "order")); got != "sidecar\nprogram" {
+		t.Errorf("the order was %q", got)
+	}
+	want := strings.Join([]string{namespace, "1234", "2345 3456", "hello", strconv.Itoa(pid), "/dev/null"}, "\n")
+	if got := read(filepath.Join(source, "all")); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := s.Settle(); !slices.Equal(got, []int{pid}) {
+		t.Errorf("sessions %v, want %d", got, pid)
+	}
+	s.Stop(t.Context(), time.Minute)
+	if running(pid) {
+		t.Error("it still runs")
+	}
+	if len(n.all()) > 0 {
+		t.Errorf("a sidecar that did as it should was worth %q", n.all())
+	}
+}
+
+// The working directory is the caller's, although a change of namespace leaves it.
+func TestSidecarHasTheWorkingDirectory(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "cwd")
+	_, s, _ := beside(t, Plan{Command: "true"})
+	if err := s.Start("x", script("pwd -P > "+out+"; exec sleep 60")); err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the working directory", func() bool { return read(out) == here })
+}
+
+func TestSidecarIsStartedAgain(t *testing.T) {
+	dir := t.TempDir()
+	_, s, n := beside(t, Plan{Command: "true"})
+	// It ends three times, each time in another way, and leaves a process each time.
+	err := s.Start("envoy", script(fmt.Sprintf(`cd %s
+echo $$ >> starts
+sleep 60 & echo $! > left.$(wc -l < starts)
+case $(wc -l < starts) in
+1) exit 0;;
+2) exit 7;;
+3) kill -9 $$;;
+esac
+exec sleep 60`, dir)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the fourth start", func() bool { return read(filepath.Join(dir, "left.4")) != "" })
+	for i, want := range []string{"ended with exit code 0 after", "ended with exit code 7 after", "was ended by signal 9 (killed) after"} {
+		if n.count(want) != 1 {
+			t.Errorf("%q is not among %q", want, n.all())
+		}
+		if pid := awaitPID(t, filepath.Join(dir, fmt.Sprintf("left.%d", i+1))); running(pid) {
+			t.Errorf("what start %d had left still runs", i+1)
+		}
+	}
+	if n.count("is started again (pid") != 3 {
+		t.Errorf("notes %q", n.all())
+	}
+	if pid := awaitPID(t, filepath.Join(dir, "left.4")); !running(pid) {
+		t.Error("what the running sidecar has started was ended")
+	}
+}
+
+// Pauses double up to the longest, and begin anew after a life that was long enough.
+func TestPausesOfASidecar(t *testing.T) {
+	for name, c := range map[string]struct {
+		stable time.Duration
+		grow   bool
+	}{
+		"short lives": {time.Minute, true},
+		"long lives":  {0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, s, n := beside(t, Plan{Command: "true"})
+			s.timing = timing{first: 100 * time.Millisecond, longest: 400 * time.Millisecond, stable: c.stable, killed: time.Second}
+			if err := s.Start("x", script("exit 1")); err != nil {
+				t.Fatal(err)
+			}
+			await(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
+			s.Settle()
+			var pauses []time.Duration
+			for _, line := range n.all() {
+				if _, text, found := strings.Cut(line, "it is started again in "); found {
+					d, err := time.ParseDuration(text)
+					if err != nil {
+						t.Fatal(err)
+					}
+					pauses = append(pauses, d)
+				}
+			}
+			// 100, 200, 400, 400 ms, 30 % off and rounded to 100.
+			if last := pauses[3]; pauses[0] > 200*time.Millisecond || c.grow != (last > 200*time.Millisecond) || last > 600*time.Millisecond {
+				t.Errorf("pauses %v", pauses)
+			}
+		})
+	}
+}
+
+func TestSidecarThatCannotBeStarted(t *testing.T) {
+	_, s, n := beside(t, Plan{Command: "true"})
+	err := s.Start("envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}})
+	failure := (*Error)(nil)
+	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
+		t.Fatalf("%v", err)
+	}
+	if got := s.Settle(); len(got) > 0 || len(n.all()) > 0 {
+		t.Errorf("sessions %v, notes %q", got, n.all())
+	}
+}
+
+// A program that is being replaced is not there for a moment.
+func TestSidecarWhoseProgramVanishes(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "proxy")
+	write := func() {
+		t.Helper()
+		if err := os.WriteFile(program+".new", []byte("#!/bin/sh\necho >> "+dir+"/starts\nexit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(program+".new", program); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	_, s, n := beside(t, Plan{Command: "true"})
+	if err := s.Start("envoy", Plan{Command: program, Env: os.Environ()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(program); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a start that fails", func() bool { return n.count("cannot be started again") > 0 })
+	before := n.count("is started again (pid")
+	write()
+	await(t, "a start that works", func() bool { return n.count("is started again (pid") > before })
+}
+
+// The program's leftovers are ended while the sidecar is still there for them.
+func TestLeftoversAreEndedBeforeSidecars(t *testing.T) {
+	dir := t.TempDir()
+	p, s, n := beside(t, script(fmt.Sprintf(`cd %s
+setsid sh -c 'echo $$ > left; exec sleep 60' &
+while ! test -s left; do sleep 0.01; done`, dir)))
+	err := s.Start("envoy", script(fmt.Sprintf(`cd %s
+trap 'echo asked >> asked; exit 0' TERM
+sh -c 'echo $$ > child; exec sleep 60' &
+echo $$ > sidecar; while :; do sleep 0.01; done`, dir)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sidecar, child := awaitPID(t, filepath.Join(dir, "sidecar")), awaitPID(t, filepath.Join(dir, "child"))
+	if err := p.Go(); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := p.Wait(); code != 0 || err != nil {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	left := awaitPID(t, filepath.Join(dir, "left"))
+	if told, err := EndLeftovers(t.Context(), time.Minute, s.Settle()...); told != 1 || err != nil {
+		t.Errorf("told %d, %v", told, err)
+	}
+	if running(left) || !running(sidecar) || !running(child) || read(filepath.Join(dir, "asked")) != "" {
+		t.Fatal("the leftover runs, or the sidecar or its child does not")
+	}
+	s.Stop(t.Context(), time.Minute)
+	if running(sidecar) || running(child) || read(filepath.Join(dir, "asked")) != "asked" {
+		t.Errorf("it runs, or was not asked to end: %q", read(filepath.Join(dir, "asked")))
+	}
+	if told, err := EndLeftovers(t.Context(), time.Minute); told != 0 || err != nil {
+		t.Errorf("nothing is left: told %d, %v", told, err)
+	}
+	if len(n.all()) > 0 {
+		t.Errorf("notes %q", n.all())
+	}
+}
+
+// After Settle an end is an end.
+func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
+	dir := t.TempDir()
+	_, s, n := beside(t, Plan{Command: "true"})
+	if err := s.Start("x", script("echo $$ >> "+dir+"/starts; exec sleep 60")); err != nil {
+		t.Fatal(err)
+	}
+	pid := awaitPID(t, filepath.Join(dir, "starts"))
+	s.Settle()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-s.all[0].done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it is kept")
+	}
+	if got := s.Settle(); len(got) > 0 || read(filepath.Join(dir, "starts")) != strconv.Itoa(pid) || len(n.all()) > 0 {
+		t.Errorf("sessions %v, starts %q, notes %q", got, read(filepath.Join(dir, "starts")), n.all())
+	}
+}
+
+// Who does not end when it is asked to is killed: after the grace, or at once when
+// nobody wants to wait.
+func TestSidecarThatDoesNotEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		grace   time.Duration
+		hurried bool
+	}{
+		"after the grace": {100 * time.Millisecond, false},
+		"in a hurry":      {time.Hour, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "pid")
+			_, s, n := beside(t, Plan{Command: "true"})
+			if err := s.Start("envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done")); err != nil {
+				t.Fatal(err)
+			}
+			pid := awaitPID(t, out)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if c.hurried {
+				cancel()
+			}
+			s.Stop(ctx, c.grace)
+			if running(pid) || n.count(`sidecar "envoy" did not end when it was asked to`) != 1 {
+				t.Errorf("it runs, or it is not told: %q", n.all())
+			}
+		})
+	}
+}
+
+// A sidecar may not outlive the command, by SIGKILL either.
+func TestSidecarDiesWithTheParent(t *testing.T) {
+	requireRoot(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "LAUNCH_TEST_SIDECAR=echo $$ >&2; exec sleep 60")
+	out, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil || !running(pid) {
+		t.Fatalf("not a process that runs: %q", line)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	await(t, "the sidecar's end", func() bool { return !running(pid) })
+}
+
+// sidecarParent is a process that waits for a program with a sidecar.
+func sidecarParent(text string) int {
+	p, err := Start(Plan{Command: "/bin/sleep", Args: []string{"60"}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	s, err := NewSidecars(p, func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) })
+	if err == nil {
+		plan := script(text)
+		plan.User = &User{UID: 65534, GID: 65534}
+		err = s.Start("x", plan)
+	}
+	if err == nil {
+		err = p.Go()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code, _ := p.Wait()
+	return code
+}
