@@ -94,7 +94,11 @@ func CheckLabel(label string) error {
 // field is a place in a service.
 type field struct{ pointer, path string }
 
-func (f field) in(name string) field { return field{f.pointer + "/" + name, f.path + ": " + name} }
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
+func (f field) in(name string) field {
+	return field{f.pointer + "/" + pointerEscapes.Replace(name), f.path + ": " + name}
+}
 
 // element is one of a list, which people know by its name.
 func (f field) element(list string, i int, name string) field {
