@@ -3,6 +3,6 @@
 // known (host/internal/config), so variables stay in it as text. The agent replaces
 // those of services, and who runs a workload's programs those of exec and sidecar.
 //
-// It imports sdk/service and the standard library only, and knows no variable's name:
-// the caller brings them with their values.
+// It imports sdk/service and the standard library only. Values are the caller's; the
+// names are here (names.go), for those who read a spec and those who fill it in.
 package interpolate
