@@ -1,0 +1,163 @@
+package ports
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+)
+
+// The range that ports are picked from where nothing else is asked for; Nomad's.
+const (
+	DefaultMin = 20000
+	DefaultMax = 32000
+)
+
+var (
+	// ErrTaken: the port is another workload's, or another program listens on it.
+	ErrTaken = errors.New("the port is taken")
+	// ErrExhausted: no port of the range is free.
+	ErrExhausted = errors.New("no port is free")
+)
+
+// Request asks for one port.
+type Request struct {
+	Label  string // for errors
+	Static int    // 0: any free one of the range
+}
+
+// Allocator knows who has which port of this node. It is safe for concurrent use.
+type Allocator struct {
+	min, max int
+
+	mu      sync.Mutex
+	holders map[int]string // by port
+}
+
+// New makes an allocator that picks ports from first to last.
+func New(first, last int) *Allocator {
+	return &Allocator{min: first, max: last, holders: map[int]string{}}
+}
+
+// Take gives a holder the ports that it asks for, in the same order, or none of
+// them. A static one may lie outside of the range. The error is ErrTaken or
+// ErrExhausted and names the label and who is in the way.
+func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	got = make([]int, len(want))
+	defer func() {
+		if err != nil {
+			a.forget(got)
+			got = nil
+		}
+	}()
+	for n, r := range want { // the static ones first: none of them is picked then
+		if r.Static == 0 {
+			continue
+		}
+		if err := a.free(r.Static); err != nil {
+			return got, fmt.Errorf("port %q: %w", r.Label, err)
+		}
+		got[n], a.holders[r.Static] = r.Static, holder
+	}
+	for n, r := range want {
+		if r.Static != 0 {
+			continue
+		}
+		if got[n], err = a.pick(); err != nil {
+			return got, fmt.Errorf("port %q: %w", r.Label, err)
+		}
+		a.holders[got[n]] = holder
+	}
+	return got, nil
+}
+
+// Restore notes what a holder was given before a restart of the host. Its programs
+// may listen there already. A port that another one has is ErrTaken.
+func (a *Allocator) Restore(holder string, ports ...int) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range ports {
+		if h, taken := a.holders[p]; taken && h != holder {
+			return heldError(p, h)
+		}
+	}
+	for _, p := range ports {
+		a.holders[p] = holder
+	}
+	return nil
+}
+
+// Release takes all ports of a holder back. One that has none is fine.
+func (a *Allocator) Release(holder string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for p, h := range a.holders {
+		if h == holder {
+			delete(a.holders, p)
+		}
+	}
+}
+
+func (a *Allocator) forget(ports []int) {
+	for _, p := range ports {
+		delete(a.holders, p)
+	}
+}
+
+// pick finds a free port, beginning anywhere: one that was just released is not
+// given at once, while somebody may still believe in it.
+func (a *Allocator) pick() (int, error) {
+	size := a.max - a.min + 1
+	if size <= 0 {
+		return 0, fmt.Errorf("%w: the range %d to %d is empty", ErrExhausted, a.min, a.max)
+	}
+	start := rand.IntN(size)
+	for n := range size {
+		p := a.min + (start+n)%size
+		if a.free(p) == nil {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: all of %d to %d are held by workloads or used by other programs", ErrExhausted, a.min, a.max)
+}
+
+func (a *Allocator) free(port int) error {
+	if h, taken := a.holders[port]; taken {
+		return heldError(port, h)
+	}
+	return unused(port)
+}
+
+func heldError(port int, holder string) error {
+	return fmt.Errorf("%w: %d is held by %s", ErrTaken, port, holder)
+}
+
+// unused fails where a program listens on the port, on any address of the node.
+func unused(port int) error {
+	address := net.JoinHostPort("", strconv.Itoa(port))
+	var cfg net.ListenConfig
+	stream, err := cfg.Listen(context.Background(), "tcp", address)
+	if err == nil {
+		_ = stream.Close() // it was for the test only
+		var packets net.PacketConn
+		if packets, err = cfg.ListenPacket(context.Background(), "udp", address); err == nil {
+			_ = packets.Close() // as above
+			return nil
+		}
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: %d is used by a program that is no workload's (see: ss -lntup sport = :%d)", ErrTaken, port, port)
+	}
+	var call *os.SyscallError
+	if errors.As(err, &call) {
+		err = call
+	}
+	return fmt.Errorf("see whether port %d is free: %w", port, err)
+}

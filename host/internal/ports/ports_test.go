@@ -1,0 +1,139 @@
+package ports
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// window is a range of n ports that nobody uses now.
+func window(t *testing.T, n int) (first int) {
+	t.Helper()
+	for first = DefaultMin; first < DefaultMax; first += n {
+		if !slices.ContainsFunc(slices.Collect(func(yield func(int) bool) {
+			for p := first; p < first+n && yield(p); p++ {
+			}
+		}), func(p int) bool { return unused(p) != nil }) {
+			return first
+		}
+	}
+	t.Fatal("no free ports on this machine")
+	return 0
+}
+
+func dynamic(n int) []Request {
+	return slices.Repeat([]Request{{Label: "x"}}, n)
+}
+
+func TestNeverTwice(t *testing.T) {
+	const size = 40
+	first := window(t, size)
+	a := New(first, first+size-1)
+	var mu sync.Mutex
+	var all []int
+	var wg sync.WaitGroup
+	for n := range 8 {
+		wg.Go(func() {
+			got, err := a.Take(fmt.Sprint("w", n), dynamic(5)...)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, got...)
+		})
+	}
+	wg.Wait()
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) != size || all[0] < first || all[size-1] >= first+size {
+		t.Errorf("got %v", all)
+	}
+	if _, err := a.Take("late", dynamic(1)...); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), fmt.Sprintf(`port "x": no port is free: all of %d to %d`, first, first+size-1)) {
+		t.Errorf("got %v", err)
+	}
+	a.Release("w3")
+	if got, err := a.Take("late", dynamic(5)...); err != nil || len(got) != 5 {
+		t.Errorf("after a release: %v, %v", got, err)
+	}
+}
+
+func TestAllOrNone(t *testing.T) {
+	first := window(t, 4)
+	a := New(first, first+1)
+	if _, err := a.Take("a", Request{Label: "http", Static: first + 2}); err != nil {
+		t.Fatal(err)
+	}
+	want := []Request{{Label: "dyn"}, {Label: "free", Static: first + 3}, {Label: "web", Static: first + 2}}
+	if got, err := a.Take("b", want...); !errors.Is(err, ErrTaken) || got != nil ||
+		err.Error() != fmt.Sprintf(`port "web": the port is taken: %d is held by a`, first+2) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if _, err := a.Take("b", Request{Label: "same", Static: first}, Request{Label: "again", Static: first}); !errors.Is(err, ErrTaken) {
+		t.Errorf("one static port twice: %v", err)
+	}
+	// A static port is never picked for another label of the same holder.
+	for range 20 {
+		got, err := a.Take("b", Request{Label: "dyn"}, Request{Label: "fixed", Static: first}, Request{Label: "free", Static: first + 3})
+		if err != nil || !slices.Equal(got, []int{first + 1, first, first + 3}) {
+			t.Fatalf("got %v, %v", got, err)
+		}
+		a.Release("b")
+	}
+}
+
+// Whoever listens, on whichever address, is in the way.
+func TestOthersListen(t *testing.T) {
+	for _, network := range []string{"tcp 127.0.0.1", "tcp 0.0.0.0", "udp 127.0.0.1"} {
+		t.Run(network, func(t *testing.T) {
+			first := window(t, 2)
+			kind, host, _ := strings.Cut(network, " ")
+			address := net.JoinHostPort(host, fmt.Sprint(first))
+			if kind == "tcp" {
+				l, err := net.Listen(kind, address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+			} else {
+				l, err := net.ListenPacket(kind, address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+			}
+			a := New(first, first+1)
+			if _, err := a.Take("w", Request{Label: "http", Static: first}); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), fmt.Sprintf("%d is used by a program", first)) {
+				t.Errorf("got %v", err)
+			}
+			if got, err := a.Take("w", dynamic(1)...); err != nil || got[0] != first+1 {
+				t.Errorf("picked %v, %v", got, err)
+			}
+			if err := a.Restore("before", first); err != nil {
+				t.Errorf("what was given before, and is used, cannot be restored: %v", err)
+			}
+		})
+	}
+}
+
+func TestRestored(t *testing.T) {
+	first := window(t, 2)
+	a := New(first, first+1)
+	for range 2 { // it may be repeated
+		if err := a.Restore("before", first); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Restore("other", first+1, first); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "held by before") {
+		t.Errorf("got %v", err)
+	}
+	if got, err := a.Take("w", dynamic(1)...); err != nil || got[0] != first+1 {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if _, err := New(5, 4).Take("w", dynamic(1)...); !errors.Is(err, ErrExhausted) {
+		t.Errorf("an empty range: %v", err)
+	}
+}
