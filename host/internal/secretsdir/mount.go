@@ -1,0 +1,109 @@
+package secretsdir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/mounts"
+)
+
+const (
+	// source is what the mount table says of a tmpfs that was mounted here.
+	source = "pannier-secrets"
+	// mark is the file that makes the directory ours.
+	mark = ".pannier-secrets"
+	// size bounds a tmpfs that is mounted here: some thousand services' files.
+	size = "64m"
+)
+
+// Mount makes the directory and sees to it that it is on a tmpfs: one is mounted there
+// where it is not. Write does so too; who calls it before learns of a fault early. A
+// directory that holds anything else is refused, for what is not known there is
+// removed.
+func (d *Dir) Mount() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mount()
+}
+
+func (d *Dir) mount() error {
+	if err := os.MkdirAll(d.path, 0o711); err != nil {
+		return fmt.Errorf("make the secrets directory: %w", err)
+	}
+	if err := d.own(); err != nil {
+		return fmt.Errorf("secrets directory %s: %w", d.path, err)
+	}
+	return nil
+}
+
+func (d *Dir) own() error {
+	ours, err := d.marked()
+	if err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.path, &st); err != nil {
+		return fmt.Errorf("see what file system it is on: %w", err)
+	}
+	inMemory := st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
+	if inMemory && ours {
+		return nil
+	}
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return err
+	}
+	if len(entries) > 0 && !ours {
+		return fmt.Errorf("%w: it holds %q: give secrets_dir a directory of its own", ErrForeign, entries[0].Name())
+	}
+	if !inMemory {
+		if err := unix.Mount(source, d.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711,size="+size); err != nil {
+			return fmt.Errorf("it is on a disk, and a tmpfs cannot be mounted there: %w: run the agent as root, or give secrets_dir a directory on a tmpfs, such as one below /run", err)
+		}
+	}
+	if err := os.Chmod(d.path, 0o711); err != nil { // the umask may have taken some
+		return err
+	}
+	file, err := os.OpenFile(filepath.Join(d.path, mark), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o400)
+	if err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+func (d *Dir) marked() (bool, error) {
+	_, err := os.Lstat(filepath.Join(d.path, mark))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Close takes the tmpfs away that was mounted here, by this process or an earlier one,
+// where nothing lies in it. It may be called more than once.
+func (d *Dir) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	path, err := filepath.EvalSymlinks(d.path) // as the mount table has it
+	if err != nil {
+		return ignore(err, fs.ErrNotExist)
+	}
+	there, err := mounts.At(path)
+	if err != nil || there == nil || there.Source != source {
+		return err
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil || len(entries) != 1 || entries[0].Name() != mark {
+		return err
+	}
+	err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EBUSY) {
+		return nil // somebody looks at it: the next one takes it away
+	}
+	return err
+}

@@ -1,0 +1,356 @@
+package secretsdir
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+const (
+	alice = 64001
+	bob   = 64002
+)
+
+var web = Place{"default", "w", "web"}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newDir is a directory whose parents everyone may pass.
+func newDir(t *testing.T) *Dir {
+	t.Helper()
+	testbin.RequireRoot(t, "a tmpfs and files of other users")
+	top, err := os.MkdirTemp("", "secretsdir")
+	must(t, err)
+	must(t, os.Chmod(top, 0o755))
+	path := filepath.Join(top, "secrets")
+	t.Cleanup(func() {
+		for unix.Unmount(path, unix.MNT_DETACH) == nil {
+		}
+		if err := os.RemoveAll(top); err != nil {
+			t.Error(err)
+		}
+	})
+	return New(path)
+}
+
+// as runs a command as a user and returns what it printed.
+func as(uid int, command ...string) (string, error) {
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func TestOnlyItsUserReadsIt(t *testing.T) {
+	d := newDir(t)
+	before := syscall.Umask(0o077) // as an agent may have it
+	t.Cleanup(func() { syscall.Umask(before) })
+	must(t, d.Write(web, "si_token", []byte("secret"), alice))
+	must(t, d.Write(Place{"default", "w", "db"}, "si_token", []byte("other"), bob))
+	path := d.Path(web, "si_token")
+	if out, err := as(alice, "cat", path); err != nil || out != "secret" {
+		t.Errorf("its user reads %q, %v", out, err)
+	}
+	for _, command := range [][]string{{"cat", path}, {"ls", d.Folder(web)}, {"ls", d.Workload(web)}, {"ls", d.path}, {"touch", d.Workload(web) + "/x"}} {
+		if out, err := as(bob, command...); err == nil {
+			t.Errorf("another user may %q: %q", command, out)
+		}
+	}
+	for path, want := range map[string]fs.FileMode{
+		d.path: 0o711, filepath.Dir(d.Workload(web)): 0o711, d.Workload(web): 0o711, d.Folder(web): 0o700, path: 0o400,
+	} {
+		info, err := os.Lstat(path)
+		must(t, err)
+		if info.Mode().Perm() != want {
+			t.Errorf("%s is %s, want %s", path, info.Mode(), want)
+		}
+	}
+	m, err := mounts.At(d.path)
+	if err != nil || m == nil || m.FSType != "tmpfs" {
+		t.Errorf("it is on %v, %v", m, err)
+	}
+	var st unix.Statfs_t
+	must(t, unix.Statfs(d.path, &st))
+	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); st.Flags&want != want || int64(st.Blocks)*st.Bsize != 64<<20 {
+		t.Errorf("mounted with flags %#x, %d blocks", st.Flags, st.Blocks)
+	}
+}
+
+func TestWrittenReadReplacedRemoved(t *testing.T) {
+	d := newDir(t)
+	if _, err := d.Read(web, "si_token", alice); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("before anything is there: %v", err)
+	}
+	must(t, errors.Join(d.Remove(web), d.RemoveFile(web, "si_token"), d.Close()))
+	for _, text := range []string{"first", "second"} {
+		must(t, d.Write(web, "si_token", []byte(text), alice))
+		if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != text {
+			t.Errorf("read %q, %v", got, err)
+		}
+	}
+	must(t, d.Write(web, "envoy_bootstrap.json", []byte("{}"), alice))
+	other := Place{"default", "w2", "web"}
+	must(t, d.Write(other, "si_token", nil, alice))
+	must(t, d.RemoveFile(web, "si_token"))
+	if _, err := d.Read(web, "si_token", alice); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after it was removed: %v", err)
+	}
+	must(t, d.Close())
+	if _, err := d.Read(web, "envoy_bootstrap.json", alice); err != nil {
+		t.Errorf("a close took what was still there: %v", err)
+	}
+	must(t, d.Remove(web))
+	if _, err := os.Lstat(d.Workload(web)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the workload's folder is left: %v", err)
+	}
+	if _, err := d.Read(other, "si_token", alice); err != nil {
+		t.Error(err)
+	}
+	must(t, d.Remove(other))
+	for range 2 {
+		must(t, d.Close())
+	}
+	if m, err := mounts.At(d.path); m != nil || err != nil {
+		t.Errorf("still mounted: %v, %v", m, err)
+	}
+	must(t, d.Write(web, "si_token", nil, alice)) // and again
+}
+
+func TestNamesThatLeadElsewhere(t *testing.T) {
+	d := newDir(t)
+	for _, p := range []Place{{"..", "w", "s"}, {"n", "", "s"}, {"n", "w", "a/b"}, {"n", ".", "s"}} {
+		if err := errors.Join(d.Write(p, "f", nil, alice), nil); err == nil {
+			t.Errorf("%+v was taken", p)
+		}
+		if d.Remove(p) == nil || d.RemoveFile(p, "f") == nil {
+			t.Errorf("%+v was removed", p)
+		}
+	}
+	if d.Write(web, "../x", nil, alice) == nil {
+		t.Error("a file's name leads elsewhere")
+	}
+}
+
+// The user of a workload, or who got in, has put something else there.
+func TestWhatIsNotTheHostsIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, d *Dir, victim string) error
+		want  string
+	}{
+		"a link":             {func(_ *testing.T, d *Dir, v string) error { return os.Symlink(v, d.Path(web, "si_token")) }, "it is a link"},
+		"a hard link":        {func(_ *testing.T, d *Dir, v string) error { return os.Link(v, d.Path(web, "si_token")) }, "it has 2 names"},
+		"a folder":           {func(_ *testing.T, d *Dir, _ string) error { return os.Mkdir(d.Path(web, "si_token"), 0o700) }, "no regular file"},
+		"a pipe":             {func(_ *testing.T, d *Dir, _ string) error { return unix.Mkfifo(d.Path(web, "si_token"), 0o400) }, "no regular file"},
+		"another's":          {func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o400, bob) }, "belongs to uid 64002"},
+		"readable by others": {func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o444, alice) }, "others may read it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDir(t)
+			must(t, d.Write(web, "si_token", []byte("secret"), alice))
+			victim := filepath.Join(d.path, "victim")
+			must(t, os.WriteFile(victim, []byte("precious"), 0o400))
+			must(t, os.Chown(victim, alice, -1))
+			must(t, os.Remove(d.Path(web, "si_token")))
+			must(t, c.spoil(t, d, victim))
+			if got, err := d.Read(web, "si_token", alice); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("read %q, %v", got, err)
+			}
+			err := d.Write(web, "si_token", []byte("new"), alice)
+			if name == "a folder" {
+				if err == nil {
+					t.Error("a folder was replaced")
+				}
+				must(t, os.WriteFile(filepath.Join(d.Path(web, "si_token"), "x"), nil, 0o600))
+				must(t, d.RemoveFile(web, "si_token"))
+				err = d.Write(web, "si_token", []byte("new"), alice)
+			}
+			must(t, err)
+			if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "new" {
+				t.Errorf("read %q, %v", got, err)
+			}
+			if got, err := os.ReadFile(victim); err != nil || string(got) != "precious" {
+				t.Errorf("what the link led to is %q, %v", got, err)
+			}
+			must(t, d.Remove(web))
+			if _, err := os.Lstat(victim); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func write(d *Dir, mode fs.FileMode, uid int) error {
+	path := d.Path(web, "si_token")
+	return errors.Join(os.WriteFile(path, nil, mode), os.Chmod(path, mode), os.Chown(path, uid, -1))
+}
+
+// A link in the place of a folder is never passed.
+func TestALinkOnTheWay(t *testing.T) {
+	for n := range web.parts() {
+		t.Run(web.parts()[n], func(t *testing.T) {
+			d := newDir(t)
+			must(t, d.Write(web, "si_token", []byte("secret"), alice))
+			elsewhere := filepath.Join(filepath.Dir(d.path), "elsewhere")
+			must(t, os.MkdirAll(filepath.Join(elsewhere, "w", "web"), 0o777))
+			must(t, os.MkdirAll(filepath.Join(elsewhere, "web"), 0o777))
+			link := filepath.Join(append([]string{d.path}, web.parts()[:n+1]...)...)
+			must(t, os.RemoveAll(link))
+			must(t, os.Symlink(elsewhere, link))
+			if err := d.Write(web, "si_token", []byte("secret"), alice); !errors.Is(err, ErrForeign) {
+				t.Errorf("written: %v", err)
+			}
+			if _, err := d.Read(web, "si_token", alice); !errors.Is(err, ErrForeign) {
+				t.Errorf("read: %v", err)
+			}
+			_ = d.Remove(web)
+			var found []string
+			must(t, filepath.WalkDir(elsewhere, func(path string, e fs.DirEntry, err error) error {
+				if err == nil && !e.IsDir() {
+					found = append(found, path)
+				}
+				return err
+			}))
+			if _, err := os.Stat(filepath.Join(elsewhere, "w", "web")); err != nil || len(found) > 0 {
+				t.Errorf("it was passed: %q, %v", found, err)
+			}
+		})
+	}
+}
+
+func TestAFolderOfAnotherUser(t *testing.T) {
+	d := newDir(t)
+	must(t, d.Write(web, "si_token", nil, alice))
+	if err := d.Write(web, "si_token", nil, bob); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "belongs to uid 64001, not to 64002") {
+		t.Errorf("got %v", err)
+	}
+	must(t, d.Remove(web))
+	must(t, d.Write(web, "si_token", nil, bob))
+}
+
+func TestAFullTmpfs(t *testing.T) {
+	d := newDir(t)
+	must(t, os.Mkdir(d.path, 0o700))
+	must(t, unix.Mount("small", d.path, "tmpfs", 0, "size=64k"))
+	must(t, d.Write(web, "si_token", []byte("old"), alice))
+	filler := bytes.Repeat([]byte("x"), 64<<10)
+	if err := os.WriteFile(filepath.Join(d.Folder(web), "filler"), filler, 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	err := d.Write(web, "si_token", bytes.Repeat([]byte("y"), 100), alice)
+	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), d.Path(web, "si_token")) || !strings.Contains(err.Error(), "bigger tmpfs") {
+		t.Errorf("got %v", err)
+	}
+	if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "old" {
+		t.Errorf("what was there is %q, %v", got, err)
+	}
+	entries, err := os.ReadDir(d.Folder(web))
+	if err != nil || len(entries) != 2 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+	must(t, d.Remove(web))
+	must(t, d.Write(web, "si_token", []byte("new"), alice))
+	must(t, d.Close())
+	if m, err := mounts.At(d.path); m == nil || err != nil {
+		t.Error("a tmpfs of the operator's was unmounted")
+	}
+}
+
+func TestADirectoryOfSomebodyElse(t *testing.T) {
+	for _, kind := range []string{"disk", "tmpfs"} {
+		t.Run(kind, func(t *testing.T) {
+			d := newDir(t)
+			must(t, os.Mkdir(d.path, 0o700))
+			if kind == "tmpfs" {
+				must(t, unix.Mount("theirs", d.path, "tmpfs", 0, "size=64k"))
+			}
+			theirs := filepath.Join(d.path, "theirs")
+			must(t, os.WriteFile(theirs, nil, 0o600))
+			for _, err := range []error{d.Mount(), d.Write(web, "si_token", nil, alice)} {
+				if !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), `it holds "theirs"`) {
+					t.Errorf("got %v", err)
+				}
+			}
+			if removed, err := d.Sweep(func(Place) bool { return false }); err != nil || len(removed) > 0 {
+				t.Errorf("swept %q, %v", removed, err)
+			}
+			if _, err := os.Lstat(theirs); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestSweep(t *testing.T) {
+	d := newDir(t)
+	if removed, err := d.Sweep(nil); removed != nil || err != nil {
+		t.Errorf("of nothing: %q, %v", removed, err)
+	}
+	must(t, d.Write(web, "si_token", []byte("kept"), alice))
+	gone := Place{"other", "w", "web"}
+	must(t, d.Write(gone, "si_token", nil, alice))
+	must(t, d.Write(Place{"default", "w", "gone"}, "si_token", nil, alice))
+	must(t, os.WriteFile(filepath.Join(d.Folder(web), temporary+"x"), nil, 0o400))
+	must(t, os.WriteFile(filepath.Join(d.Folder(web), "the users own"), nil, 0o400))
+	precious := filepath.Join(filepath.Dir(d.path), "precious")
+	must(t, os.Mkdir(precious, 0o700))
+	must(t, os.Symlink(precious, filepath.Join(d.Workload(web), "link")))
+	removed, err := d.Sweep(func(p Place) bool { return p == web })
+	want := []string{"default/w/gone", "default/w/link", "default/w/web/" + temporary + "x", "other/w/web"}
+	for n := range want {
+		want[n] = filepath.Join(d.path, want[n])
+	}
+	if slices.Sort(removed); err != nil || !slices.Equal(removed, want) {
+		t.Errorf("removed %q, %v; want %q", removed, err, want)
+	}
+	if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "kept" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if _, err := os.Lstat(filepath.Join(d.path, "other")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("empty folders are left")
+	}
+	if _, err := os.Lstat(precious); err != nil {
+		t.Error(err)
+	}
+}
+
+// Folders that several share come and go without anyone's loss.
+func TestSideBySide(t *testing.T) {
+	d := newDir(t)
+	var wg sync.WaitGroup
+	for n := range 8 {
+		p := Place{"default", "w", fmt.Sprint("s", n)}
+		wg.Go(func() {
+			for range 50 {
+				if err := d.Write(p, "f", []byte(p.Service), alice); err != nil {
+					t.Error(err)
+				}
+				if got, err := d.Read(p, "f", alice); err != nil || string(got) != p.Service {
+					t.Errorf("read %q, %v", got, err)
+				}
+				if err := d.Remove(p); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
