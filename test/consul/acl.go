@@ -72,14 +72,16 @@ type JWTMethod struct {
 	Keys            []string
 	// Issuer and Audience that a JWT must have; empty: any.
 	Issuer, Audience string
-	// MaxTokenTTL ends what it gives; 0: never. Consul wants at least a minute.
+	// MaxTokenTTL ends what it gives, 0: after an hour; negative: never. Consul wants at
+	// least a minute.
 	MaxTokenTTL time.Duration
 	// Config is added to the method's configuration.
 	Config map[string]any
 }
 
 // JWT makes the auth method, and the rule that gives a JWT's bearer the identity of
-// the service that is named in its claim pannier_service.
+// the service that is named in its claim pannier_service. The JWT is signed with
+// ES256.
 func (c *Cluster) JWT(t testing.TB, m JWTMethod) {
 	t.Helper()
 	config := map[string]any{
@@ -100,7 +102,13 @@ func (c *Cluster) JWT(t testing.TB, m JWTMethod) {
 	for key, value := range m.Config {
 		config[key] = value
 	}
-	method := &api.ACLAuthMethod{Name: m.Name, Type: "jwt", TokenLocality: "local", MaxTokenTTL: m.MaxTokenTTL, Config: config}
+	method := &api.ACLAuthMethod{Name: m.Name, Type: "jwt", TokenLocality: "local", Config: config}
+	switch {
+	case m.MaxTokenTTL == 0:
+		method.MaxTokenTTL = time.Hour
+	case m.MaxTokenTTL > 0:
+		method.MaxTokenTTL = m.MaxTokenTTL
+	}
 	acl := c.Client(c.Management).ACL()
 	if _, _, err := acl.AuthMethodCreate(method, nil); err != nil {
 		t.Fatalf("make the auth method %q: %v", m.Name, err)

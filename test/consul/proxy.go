@@ -46,7 +46,7 @@ type rule struct {
 }
 
 // Fault is what happens to a request: Status, Refuse, Stall or Cut.
-type Fault func(p *Proxy, w http.ResponseWriter, r *http.Request, clear <-chan struct{})
+type Fault func(p *Proxy, w http.ResponseWriter, r *http.Request, lifted <-chan struct{})
 
 // Status answers with a code and a text, and the server is not asked.
 func Status(code int, text string) Fault {
@@ -77,9 +77,9 @@ func Cut() Fault {
 // Stall holds the request until its caller goes, or until Clear: then it is
 // forwarded as any other.
 func Stall() Fault {
-	return func(p *Proxy, w http.ResponseWriter, r *http.Request, clear <-chan struct{}) {
+	return func(p *Proxy, w http.ResponseWriter, r *http.Request, lifted <-chan struct{}) {
 		select {
-		case <-clear:
+		case <-lifted:
 			p.pass(w, r)
 		case <-r.Context().Done():
 			panic(http.ErrAbortHandler)
@@ -201,8 +201,8 @@ func (p *Proxy) listen(address string) error {
 
 // ServeHTTP forwards a request, or lets it fail.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if fault, clear := p.take(r); fault != nil {
-		fault(p, w, r, clear)
+	if fault, lifted := p.take(r); fault != nil {
+		fault(p, w, r, lifted)
 		return
 	}
 	p.pass(w, r)

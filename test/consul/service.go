@@ -33,10 +33,17 @@ func Config(s service.Consul) string {
 	}
 	b.WriteString("{\n")
 	for _, kv := range [][2]string{
-		{"address", s.Address}, {"token_file", s.TokenFile},
-		{"ca_file", s.CAFile}, {"cert_file", s.CertFile}, {"key_file", s.KeyFile}, {"tls_server_name", s.TLSServerName},
-		{"grpc_address", s.GRPCAddress}, {"grpc_ca_file", s.GRPCCAFile},
-		{"datacenter", s.Datacenter}, {"namespace", s.Namespace}, {"partition", s.Partition},
+		{"address", s.Address},
+		{"token_file", s.TokenFile},
+		{"ca_file", s.CAFile},
+		{"cert_file", s.CertFile},
+		{"key_file", s.KeyFile},
+		{"tls_server_name", s.TLSServerName},
+		{"grpc_address", s.GRPCAddress},
+		{"grpc_ca_file", s.GRPCCAFile},
+		{"datacenter", s.Datacenter},
+		{"namespace", s.Namespace},
+		{"partition", s.Partition},
 	} {
 		if kv[1] != "" {
 			fmt.Fprintf(&b, "  %s = %q\n", kv[0], kv[1])
