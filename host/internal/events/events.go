@@ -17,6 +17,7 @@ const (
 	TopicWorkload = "workload"
 	TopicVolume   = "volume"
 	TopicClaim    = "claim"
+	TopicService  = "service"
 	TopicAgent    = "agent"
 )
 
@@ -33,7 +34,7 @@ type Event struct {
 	Time    time.Time // set by Publish where it is zero
 	Topic   string    // one of the topics above
 	Type    string    // what happened: "healthy", "started", "released", ...
-	Subject string    // the driver's, plugin's, workload's or volume's id
+	Subject string    // the driver's, plugin's, workload's, volume's or service's id
 	Message string    // for people, one line
 	Details map[string]string
 }

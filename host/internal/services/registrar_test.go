@@ -1,0 +1,209 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/registration"
+)
+
+func TestCallsNameTheirConsulAndOwner(t *testing.T) {
+	p := newPlugin()
+	r, _ := build(p, []string{"default", "east"})
+	proxy, err := r.Register(t.Context(), "", instance("a"))
+	if err != nil || proxy != "a-sidecar-proxy" || p.catalog["a"].Owner != owner {
+		t.Errorf("registered %+v, %q, %v", p.catalog["a"], proxy, err)
+	}
+	file, err := r.Bootstrap(t.Context(), "east", bootstrap.Request{ProxyID: proxy})
+	if err != nil || string(file) != "east a-sidecar-proxy" {
+		t.Errorf("bootstrap %q, %v", file, err)
+	}
+	if err := r.Deregister(t.Context(), "default", "a"); err != nil || len(p.catalog) != 0 {
+		t.Errorf("deregistered: %v, %v is left", err, p.catalog)
+	}
+	if want := []string{"default", "east", "default"}; !slices.Equal(p.consuls, want) {
+		t.Errorf("called %v, want %v", p.consuls, want)
+	}
+}
+
+func TestErrorsKeepTheirCode(t *testing.T) {
+	p := newPlugin()
+	r, _ := build(p, []string{"default"})
+	for _, call := range []string{"register", "deregister", "bootstrap"} {
+		p.setFailure(call, status.Error(codes.ResourceExhausted, "slow down"))
+	}
+	_, registered := r.Register(t.Context(), "default", instance("a"))
+	_, made := r.Bootstrap(t.Context(), "default", bootstrap.Request{})
+	for what, err := range map[string]error{"register": registered, "deregister": r.Deregister(t.Context(), "default", "a"), "bootstrap": made} {
+		if s, ok := status.FromError(err); !ok || s.Code() != codes.ResourceExhausted {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestAConsulThatIsNotThere(t *testing.T) {
+	p := newPlugin()
+	r, _ := build(p, []string{"east", "default"})
+	none, _ := build(p, nil)
+	_, registered := r.Register(t.Context(), "west", instance("a"))
+	_, made := r.Bootstrap(t.Context(), "west", bootstrap.Request{})
+	for _, err := range []error{r.Check("west"), registered, made, r.Deregister(t.Context(), "west", "a"), none.Check("")} {
+		if !errors.Is(err, ErrUnknownConsul) {
+			t.Errorf("%v", err)
+		}
+	}
+	for err, says := range map[error]string{
+		r.Check("west"): "it has default, east: add `consul \"west\" { address",
+		none.Check(""):  "it has none: add `consul { address",
+	} {
+		if !strings.Contains(err.Error(), says) {
+			t.Errorf("%q lacks %q", err, says)
+		}
+	}
+	if err := errors.Join(r.Check(""), r.Check("default"), r.Check("east")); err != nil {
+		t.Error(err)
+	}
+	if len(p.consuls) > 0 {
+		t.Errorf("called %v", p.consuls)
+	}
+}
+
+// A sync that goes by a list from before must not undo a call, and one that has gone
+// by it must not be what counts, whatever the workloads say meanwhile.
+func TestCallsWinOverTheSync(t *testing.T) {
+	p := newPlugin()
+	run(t, p, []registration.Instance{instance("old")}, func(t *testing.T, r *Registrar, w *world) {
+		time.Sleep(time.Minute) // a sync waits in Consul now
+		p.watch(func(a registration.Action, id string) { t.Errorf("a sync has %s %s", a, id) })
+		if _, err := r.Register(t.Context(), "default", instance("new")); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		if err := r.Deregister(t.Context(), "default", "old"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		if got := p.ids(); !slices.Equal(got, []string{"new"}) {
+			t.Errorf("Consul has %v", got)
+		}
+		// The workloads say so at last; then an instance of that name is there again.
+		w.set("default", instance("new"))
+		r.Changed()
+		time.Sleep(time.Minute)
+		w.set("default", instance("new"), instance("old"))
+		p.watch(nil)
+		r.Changed()
+		time.Sleep(time.Minute)
+		if got := p.ids(); !slices.Equal(got, []string{"new", "old"}) {
+			t.Errorf("Consul has %v", got)
+		}
+	})
+}
+
+// Workloads come and go all the time, and what they say of themselves lags behind.
+func TestManyCallsBesideTheSync(t *testing.T) {
+	p := newPlugin()
+	run(t, p, nil, func(t *testing.T, r *Registrar, w *world) {
+		const workers, rounds = 16, 40
+		up := map[string]bool{} // under p.mu
+		p.watch(func(a registration.Action, id string) {
+			if up[id] == (a == registration.Removed) {
+				t.Errorf("a sync has %s %s, up: %v", a, id, up[id])
+			}
+		})
+		set := func(id string, is bool) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			up[id] = is
+		}
+		var working sync.WaitGroup
+		for n := range workers {
+			working.Go(func() {
+				id := fmt.Sprintf("s%02d", n)
+				lag := func(ms int) { time.Sleep(time.Duration(ms) * time.Millisecond) }
+				for round := range rounds {
+					set(id, true)
+					if _, err := r.Register(t.Context(), "default", instance(id)); err != nil {
+						t.Error(err)
+					}
+					lag(round % 5 * 100)
+					w.list(id, true)
+					r.Changed()
+					lag(n*37 + round*11)
+					set(id, false)
+					if err := r.Deregister(t.Context(), "default", id); err != nil {
+						t.Error(err)
+					}
+					lag(round % 7 * 50)
+					w.list(id, false)
+					lag(round % 3 * 100)
+				}
+			})
+		}
+		working.Wait()
+		time.Sleep(time.Minute)
+		if got := p.ids(); len(got) > 0 {
+			t.Errorf("%v is left", got)
+		}
+	})
+}
+
+// What could not be taken out is taken out by the sync, and what was refused is not
+// tried again by it.
+func TestCallsThatFail(t *testing.T) {
+	p := newPlugin()
+	run(t, p, nil, func(t *testing.T, r *Registrar, w *world) {
+		if _, err := r.Register(t.Context(), "default", instance("a")); err != nil {
+			t.Error(err)
+		}
+		w.set("default", instance("a"))
+		p.setFailure("deregister", status.Error(codes.Unavailable, "away"))
+		p.setFailure("sync", status.Error(codes.Unavailable, "away"))
+		if err := r.Deregister(t.Context(), "default", "a"); status.Code(err) != codes.Unavailable {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		p.setFailure("sync", nil)
+		time.Sleep(time.Minute)
+		if got := p.ids(); len(got) > 0 {
+			t.Errorf("Consul has %v", got)
+		}
+		p.setFailure("register", status.Error(codes.InvalidArgument, "no"))
+		if _, err := r.Register(t.Context(), "default", instance("refused")); status.Code(err) != codes.InvalidArgument {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		syncs, _, _, _ := p.seen()
+		if last := syncs[len(syncs)-1]; len(last.Instances) > 0 {
+			t.Errorf("the sync goes on with %v", last.Instances)
+		}
+	})
+}
+
+// A caller that gives up does not wait for a sync that does not end.
+func TestACallCanBeLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := build(newPlugin(), []string{"default"})
+		_, end := r.keepers["default"].begin(t.Context())
+		defer end()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := r.Register(ctx, "default", instance("a")); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if err := r.Deregister(ctx, "default", "a"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,83 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/pannier/pannier/sdk/registration"
+)
+
+const (
+	// syncWait bounds one blocking query. Consul waits for up to a sixteenth longer.
+	syncWait = 2 * time.Minute
+	// syncMargin is what a sync has for its work within the bound of a call, once its
+	// query is answered.
+	syncMargin = 20 * time.Second
+	// syncEvery is the least time from one sync to the next where a catalog never rests.
+	syncEvery = time.Second
+)
+
+// keep makes Consul say what the instances say, again whenever either changes. Once
+// there are none, and Consul has none, there is nothing to ask for.
+func (k *keeper) keep(ctx context.Context) {
+	retry := &backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, MaxInterval: 30 * time.Second, Multiplier: 2, RandomizationFactor: 0.3}
+	var index uint64
+	for alive := ctx.Err() == nil; alive; {
+		began := time.Now()
+		next, n, changed, err := k.sync(ctx, index)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case changed:
+			index = 0 // of an answer to another list
+			alive = rest(ctx, -1, k.wakeSync)
+		case err != nil:
+			k.report(syncing, err)
+			index = 0
+			alive = rest(ctx, retry.NextBackOff(), k.wakeSync)
+		case n == 0:
+			k.report(syncing, nil)
+			retry.Reset()
+			index = 0
+			alive = rest(ctx, -1, k.wakeSync)
+		default:
+			k.report(syncing, nil)
+			retry.Reset()
+			index = next
+			alive = rest(ctx, max(0, syncEvery-time.Since(began)), k.wakeSync)
+		}
+	}
+}
+
+// sync is one call of Sync, for n instances. changed: it was cut off by a change.
+func (k *keeper) sync(ctx context.Context, index uint64) (next uint64, n int, changed bool, err error) {
+	ctx, end := k.begin(ctx)
+	defer end()
+	req := registration.SyncRequest{Owner: k.r.cfg.Owner, Instances: k.instances()}
+	var changes []registration.Change
+	err = k.r.cfg.Registration(ctx, func(ctx context.Context, c registration.Registration) (err error) {
+		if index > 0 {
+			req.Index, req.Wait = index, waitWithin(ctx)
+		}
+		next, changes, err = c.Sync(ctx, k.consul, req)
+		return err
+	})
+	for _, c := range changes {
+		k.r.cfg.Log.Info("a service was brought in sync", "consul", k.name, "id", c.ID, "action", c.Action, "reason", c.Reason)
+		k.event(string(c.Action), c.ID, fmt.Sprintf("service %s was %s in Consul %q: %s", c.ID, c.Action, k.name, c.Reason))
+	}
+	return next, len(req.Instances), errors.Is(context.Cause(ctx), errChanged), err
+}
+
+// waitWithin is how long a query may block within the bound of its call.
+func waitWithin(ctx context.Context) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return syncWait
+	}
+	return max(0, min(syncWait, time.Until(deadline)-syncMargin))
+}
