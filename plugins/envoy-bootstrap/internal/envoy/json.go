@@ -1,0 +1,186 @@
+package envoy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+const (
+	// carrier is the type of google.protobuf.Any in which a message of an unknown type
+	// is kept: an extension that this plugin was not built with, such as a company's own.
+	carrier = "type.googleapis.com/google.protobuf.StringValue"
+	// carried marks the text of such a message.
+	carried = "message of an unknown type: "
+)
+
+// encode is m as JSON with Envoy's own names of fields and sorted keys, indented by
+// indent. protojson alone makes its white space differ on purpose.
+func encode(m proto.Message, indent string) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	tree, err := decode(raw)
+	if err != nil {
+		return nil, err
+	}
+	if tree, err = unpack(tree); err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", indent)
+	if err := enc.Encode(tree); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// unmarshal reads JSON as Envoy's parser does, which knows two things that protojson
+// does not: one value stands for a list of one, and a message of a type that is not
+// known here may be known there.
+func unmarshal(raw []byte, m proto.Message) error {
+	tree, err := decode(raw)
+	if err != nil {
+		return err
+	}
+	tree, err = adapt(tree, m.ProtoReflect().Descriptor())
+	if err != nil {
+		return err
+	}
+	if raw, err = json.Marshal(tree); err != nil {
+		return err
+	}
+	return protojson.Unmarshal(raw, m)
+}
+
+func decode(raw []byte) (any, error) {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	var tree any
+	if err := dec.Decode(&tree); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("there is more behind the JSON value")
+	}
+	return tree, nil
+}
+
+// adapt makes of a message's JSON one that protojson takes.
+func adapt(v any, d protoreflect.MessageDescriptor) (any, error) {
+	object, ok := v.(map[string]any)
+	switch {
+	case !ok:
+		return v, nil
+	case d.FullName() == "google.protobuf.Any":
+		return adaptAny(object)
+	case wellKnown(d):
+		return v, nil
+	}
+	return v, adaptFields(object, d)
+}
+
+// wellKnown types have a JSON form of their own.
+func wellKnown(d protoreflect.MessageDescriptor) bool {
+	return d.FullName().Parent() == "google.protobuf"
+}
+
+func adaptFields(object map[string]any, d protoreflect.MessageDescriptor) error {
+	for name, value := range object {
+		field := d.Fields().ByJSONName(name)
+		if field == nil {
+			field = d.Fields().ByTextName(name)
+		}
+		if field == nil || value == nil {
+			continue // protojson tells of an unknown one
+		}
+		adapted, err := adaptField(value, field)
+		if err != nil {
+			return err
+		}
+		object[name] = adapted
+	}
+	return nil
+}
+
+func adaptField(value any, field protoreflect.FieldDescriptor) (any, error) {
+	var err error
+	switch {
+	case field.IsMap():
+		object, ok := value.(map[string]any)
+		if of := field.MapValue().Message(); ok && of != nil {
+			for k := range object {
+				if object[k], err = adapt(object[k], of); err != nil {
+					return nil, err
+				}
+			}
+		}
+	case field.IsList():
+		list, ok := value.([]any)
+		if !ok {
+			list = []any{value}
+		}
+		if of := field.Message(); of != nil {
+			for i := range list {
+				if list[i], err = adapt(list[i], of); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return list, nil
+	case field.Message() != nil:
+		return adapt(value, field.Message())
+	}
+	return value, nil
+}
+
+func adaptAny(object map[string]any) (any, error) {
+	url, _ := object["@type"].(string)
+	if url == "" {
+		return object, nil // protojson tells of it
+	}
+	t, err := protoregistry.GlobalTypes.FindMessageByURL(url)
+	if err != nil {
+		raw, err := json.Marshal(object)
+		return map[string]any{"@type": carrier, "value": carried + string(raw)}, err
+	}
+	if wellKnown(t.Descriptor()) {
+		return object, nil
+	}
+	return object, adaptFields(object, t.Descriptor())
+}
+
+// unpack undoes what adaptAny did with messages of unknown types.
+func unpack(v any) (any, error) {
+	var err error
+	switch v := v.(type) {
+	case []any:
+		for i := range v {
+			if v[i], err = unpack(v[i]); err != nil {
+				return nil, err
+			}
+		}
+	case map[string]any:
+		if text, ok := v["value"].(string); ok && v["@type"] == carrier {
+			if raw, ok := strings.CutPrefix(text, carried); ok {
+				return decode([]byte(raw))
+			}
+		}
+		for k := range v {
+			if v[k], err = unpack(v[k]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return v, nil
+}

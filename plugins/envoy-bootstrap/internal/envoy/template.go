@@ -1,0 +1,121 @@
+package envoy
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"text/template"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	"google.golang.org/protobuf/proto"
+)
+
+// templateArgs are the names that an operator's template may use: those of Consul,
+// for which the template was written. What ends in JSON is text to be put into JSON.
+type templateArgs struct {
+	GRPC
+
+	ProxyCluster, ProxyID, NodeName, ProxySourceService                       string
+	AgentCAPEM, LocalAgentClusterName, Token                                  string
+	AdminAccessLogConfig                                                      []string
+	AdminAccessLogPath, AdminBindAddress, AdminBindPort                       string
+	StaticClustersJSON, StaticListenersJSON, StaticSecretsJSON                string
+	StatsSinksJSON, StatsConfigJSON, StatsFlushInterval, TracingConfigJSON    string
+	Namespace, Partition, Datacenter                                          string
+	PrometheusBackendPort, PrometheusScrapePath                               string
+	PrometheusCAFile, PrometheusCAPath, PrometheusCertFile, PrometheusKeyFile string
+}
+
+// GRPC is where the xDS server is; templates may name the fields with or without it.
+type GRPC struct {
+	AgentAddress, AgentPort, AgentSocket string
+	AgentTLS                             bool
+}
+
+// standIn is what a template is tried with in place of the token: an error then
+// tells what is wrong without telling the token.
+const standIn = "00000000-0000-0000-0000-000000000000"
+
+// fromTemplate makes the bootstrap out of an operator's template and what the own one
+// is made of.
+func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) (*bootstrapv3.Bootstrap, error) {
+	t, err := template.New(keyTemplate).Parse(text)
+	if err != nil {
+		return nil, invalid(keyTemplate, "%v", err)
+	}
+	args, err := argsOf(p, own)
+	if err != nil {
+		return nil, err
+	}
+	if p.Token != "" {
+		args.Token = standIn
+	}
+	b, err := render(t, args)
+	if err != nil || p.Token == "" {
+		return b, err
+	}
+	args.Token = p.Token
+	if b, err = render(t, args); err != nil {
+		return nil, invalid(keyTemplate, "makes a bootstrap with %q for a token, but none with the proxy's", standIn)
+	}
+	return b, nil
+}
+
+func render(t *template.Template, args templateArgs) (*bootstrapv3.Bootstrap, error) {
+	var text bytes.Buffer
+	if err := t.Execute(&text, args); err != nil {
+		return nil, invalid(keyTemplate, "%v", err)
+	}
+	b := &bootstrapv3.Bootstrap{}
+	return b, fragment(keyTemplate, text.Bytes(), b)
+}
+
+func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
+	j := &joiner{}
+	args := templateArgs{
+		GRPC: GRPC{
+			AgentAddress: p.Server.Endpoint.Address, AgentPort: portText(p.Server.Endpoint), AgentSocket: p.Server.Socket, AgentTLS: p.Server.TLS,
+		},
+		ProxyCluster: p.Service, ProxyID: p.ID, ProxySourceService: p.Service,
+		AgentCAPEM:            strings.ReplaceAll(p.Server.CA, "\n", `\n`),
+		LocalAgentClusterName: agentClusterName,
+		AdminAccessLogPath:    noLog, AdminBindAddress: p.Admin.Address, AdminBindPort: portText(p.Admin),
+		StaticClustersJSON:  join(j, own.GetStaticResources().GetClusters()[1:]), // the first is made by templates themselves
+		StaticListenersJSON: join(j, own.GetStaticResources().GetListeners()),
+		StatsSinksJSON:      join(j, own.GetStatsSinks()),
+		StatsConfigJSON:     j.text(own.GetStatsConfig()),
+		StatsFlushInterval:  strings.Trim(j.text(own.GetStatsFlushInterval()), `"`),
+		TracingConfigJSON:   j.text(own.GetTracing()), //nolint:staticcheck // SA1019: Consul's key is about this field
+		Namespace:           p.Namespace, Partition: p.Partition, Datacenter: p.Datacenter,
+		PrometheusScrapePath: "/metrics",
+	}
+	if p.AccessLogs != nil && p.AccessLogs.Enabled {
+		for _, log := range own.GetAdmin().GetAccessLog() {
+			args.AdminAccessLogConfig = append(args.AdminAccessLogConfig, j.text(log))
+		}
+	}
+	return args, j.err
+}
+
+func portText(e Endpoint) string { return strconv.FormatUint(uint64(e.Port), 10) }
+
+// joiner makes messages into text for a template and keeps the first error.
+type joiner struct{ err error }
+
+// text is m as JSON; "" for a message that is not set.
+func (j *joiner) text(m proto.Message) string {
+	if !m.ProtoReflect().IsValid() || j.err != nil {
+		return ""
+	}
+	var raw []byte
+	raw, j.err = encode(m, "")
+	return strings.TrimSpace(string(raw))
+}
+
+func join[M proto.Message](j *joiner, messages []M) string {
+	texts := make([]string, len(messages))
+	for i, m := range messages {
+		texts[i] = j.text(m)
+	}
+	return strings.Join(texts, ",\n")
+}

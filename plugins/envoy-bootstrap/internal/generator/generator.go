@@ -1,0 +1,142 @@
+package generator
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/consul/api"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/envoy-bootstrap/internal/envoy"
+	"github.com/pannier/pannier/plugins/internal/consul"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+const (
+	// defaultWait bounds the wait for a registration when the request does not.
+	defaultWait = time.Minute
+	// firstPause and lastPause are between two looks at Consul.
+	firstPause = 100 * time.Millisecond
+	lastPause  = 2 * time.Second
+)
+
+// Generator is a bootstrap plugin for Envoy proxies that are registered in Consul. It
+// is safe for concurrent use.
+type Generator struct {
+	log  hclog.Logger
+	pool *consul.Pool
+}
+
+var _ bootstrap.Bootstrap = (*Generator)(nil)
+
+// New makes a Generator.
+func New(log hclog.Logger) *Generator { return &Generator{log: log, pool: consul.NewPool()} }
+
+// Close closes the connections to Consul. It may be called again.
+func (g *Generator) Close() error { return g.pool.Close() }
+
+// Generate makes the bootstrap of a sidecar or a gateway. InvalidArgument: the request
+// or the proxy's configuration is wrong, or the service is no proxy.
+// FailedPrecondition: a file cannot be used, or the Consul agent serves no xDS.
+// NotFound: the proxy was not registered within the wait. PermissionDenied: the token
+// may not read the registration. Unavailable and ResourceExhausted: Consul could not
+// be asked within the wait.
+func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
+	if err := check(req); err != nil {
+		return nil, err
+	}
+	p, err := g.await(ctx, c, req)
+	if err != nil {
+		return nil, about(req.ProxyID, err)
+	}
+	out, err := envoy.Bootstrap(p)
+	if err != nil {
+		return nil, about(req.ProxyID, err)
+	}
+	return out, nil
+}
+
+func check(req bootstrap.Request) error {
+	switch {
+	case req.ProxyID == "":
+		return status.Error(codes.InvalidArgument, "make a bootstrap: the request names no proxy")
+	case req.Admin.Port < 1 || req.Admin.Port > 65535:
+		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the admin port is %d, want 1 to 65535", req.ProxyID, req.Admin.Port)
+	case req.Ready.Port < 0 || req.Ready.Port > 65535:
+		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the ready port is %d, want 1 to 65535, or 0 for none", req.ProxyID, req.Ready.Port)
+	}
+	return nil
+}
+
+// about says in an error whose bootstrap it is about.
+func about(proxyID string, err error) error {
+	s := status.Convert(err)
+	return status.Errorf(s.Code(), "make the bootstrap of proxy %q: %s", proxyID, s.Message())
+}
+
+// await asks until there is an answer that another try would not change, or the wait
+// is over.
+func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.Request) (envoy.Proxy, error) {
+	wait := req.Wait
+	if wait <= 0 {
+		wait = defaultWait
+	}
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	pauses := backoff.NewExponentialBackOff()
+	pauses.InitialInterval, pauses.MaxInterval = firstPause, lastPause
+	pauses.RandomizationFactor, pauses.Multiplier = 0.2, 2
+	var last error
+	p, err := backoff.Retry(waiting, func() (envoy.Proxy, error) {
+		p, err := g.proxy(waiting, c, req)
+		// The wait's end says less than what was seen before it.
+		if err != nil && (last == nil || waiting.Err() == nil) {
+			last = err
+		}
+		if !passing(err) {
+			return p, backoff.Permanent(err)
+		}
+		return p, err
+	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0))
+	switch {
+	case err == nil:
+		return p, nil
+	case ctx.Err() != nil:
+		return p, status.Errorf(status.FromContextError(ctx.Err()).Code(), "stopped while waiting for Consul: %s", status.Convert(last).Message())
+	case passing(last):
+		return p, status.Errorf(status.Code(last), "not within %s: %s", wait, status.Convert(last).Message())
+	}
+	return p, last
+}
+
+// errNotYet marks what a registration or a token on its way looks like.
+var errNotYet = errors.New("not there yet")
+
+// notYet is an error with a code of its own that passes when Consul has caught up.
+type notYet struct{ error }
+
+func (e notYet) GRPCStatus() *status.Status { return status.Convert(e.error) }
+func (e notYet) Is(target error) bool       { return target == errNotYet }
+func (e notYet) Unwrap() error              { return e.error }
+
+// passing says whether another try may end otherwise.
+func passing(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded:
+		return true
+	}
+	return errors.Is(err, errNotYet)
+}
+
+// unknownToken says whether Consul answered that there is no such token. A token
+// that was just made is unknown to an agent for a moment.
+func unknownToken(err error) bool {
+	var answer api.StatusError
+	return errors.As(err, &answer) && answer.Code == 403 && strings.Contains(answer.Body, "ACL not found")
+}
