@@ -18,12 +18,12 @@ const (
 	DefaultMax = 32000
 )
 
-var (
-	// ErrTaken: the port is another workload's, or another program listens on it.
-	ErrTaken = errors.New("the port is taken")
-	// ErrExhausted: no port of the range is free.
-	ErrExhausted = errors.New("no port is free")
-)
+// ErrTaken says that the port is another workload's, or that another program listens
+// on it.
+var ErrTaken = errors.New("the port is taken")
+
+// ErrExhausted says that no port of the range is free.
+var ErrExhausted = errors.New("no port is free")
 
 // Request asks for one port.
 type Request struct {

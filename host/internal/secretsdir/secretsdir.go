@@ -6,19 +6,19 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-var (
-	// ErrForeign: what is there is not what was written: a link, a folder, or somebody
-	// else's.
-	ErrForeign = errors.New("it is not the host's")
-	// ErrFull: the tmpfs has no room left. Nothing was changed.
-	ErrFull = errors.New("the secrets directory is full")
-)
+// ErrForeign says that what is there is not what was written: a link, a folder, or
+// somebody else's.
+var ErrForeign = errors.New("it is not the host's")
+
+// ErrFull says that the tmpfs has no room left. Nothing was changed.
+var ErrFull = errors.New("the secrets directory is full")
 
 // maxFile bounds a file that is read, in bytes.
 const maxFile = 4 << 20
@@ -196,7 +196,7 @@ func (s *sweep) folder(parts []string) error {
 		return err
 	}
 	for _, e := range entries {
-		path := append(parts[:len(parts):len(parts)], e.Name())
+		path := slices.Concat(parts, []string{e.Name()})
 		switch {
 		case len(path) == 1 && e.Name() == mark:
 		case len(path) <= 3 && e.IsDir() && (len(path) < 3 || s.keep(Place{path[0], path[1], path[2]})):
