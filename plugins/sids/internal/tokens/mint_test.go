@@ -1,0 +1,247 @@
+package tokens
+
+import (
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/test/consul"
+)
+
+// TestMint follows a token from its making to its end. The issuer's own token has the
+// policy acl = "write" and nothing else.
+func TestMint(t *testing.T) {
+	w := newWorld(t, 1)
+	ctx := t.Context()
+	req := request(t)
+	begin := time.Now().Add(-time.Second)
+	token, secret := w.derive(t, req)
+	if token.Accessor != req.ID || token.Subject != req.Subject || token.CreatedAt.Before(begin) || !token.ExpiresAt.IsZero() {
+		t.Errorf("derived: got %+v", token)
+	}
+
+	there, _, err := w.Client(w.Management).ACL().TokenRead(req.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if there.SecretID != secret || there.Description != "_pannier_si [c1] [n1] [default/web-1] [web]" {
+		t.Errorf("in Consul: got the description %q, the same secret: %v", there.Description, there.SecretID == secret)
+	}
+	if err := checkIdentity(there, "web"); err != nil {
+		t.Errorf("in Consul: the token %v", err)
+	}
+
+	if read, err := w.issuer.Read(ctx, w.consul, secret); err != nil || read != token {
+		t.Errorf("read back: got %+v, %v, want %+v", read, err, token)
+	}
+	other := newIssuer(t, `{"token_file": "`+w.tokenFile+`"}`) // another process of the plugin
+	for _, issuer := range []*Issuer{w.issuer, other} {
+		again, same, err := issuer.Derive(ctx, w.consul, req)
+		if err != nil || again != token || same != secret {
+			t.Errorf("derived again: got %+v, the same secret: %v, %v", again, same == secret, err)
+		}
+	}
+
+	foreign := request(t)
+	foreign.Subject.Cluster = "c2"
+	w.derive(t, foreign)
+	if list, err := w.issuer.List(ctx, w.consul, "c1"); err != nil || len(list) != 1 || list[0] != token {
+		t.Errorf("listed: got %+v, %v, want %+v alone", list, err, token)
+	}
+
+	for range 2 { // the second finds nothing
+		if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
+			t.Errorf("revoke: %v", err)
+		}
+	}
+	_, err = w.issuer.Read(ctx, w.consul, secret)
+	w.want(t, err, codes.NotFound)
+	if list, err := w.issuer.List(ctx, w.consul, "c1"); err != nil || len(list) != 0 {
+		t.Errorf("listed at the end: got %+v, %v", list, err)
+	}
+	if n := len(w.tokensOf(t, "web")); n != 1 {
+		t.Errorf("%d tokens are left, want the other cluster's", n)
+	}
+}
+
+// TestMintTaken sees that a token that has the accessor and is not the workload's is
+// never given.
+func TestMintTaken(t *testing.T) {
+	w := newWorld(t, 1)
+	req := request(t)
+	w.derive(t, req)
+	other := req
+	other.Subject.Workload = "web-2"
+	_, _, err := w.issuer.Derive(t.Context(), w.consul, other)
+	w.want(t, err, codes.AlreadyExists, req.ID, "[default/web-1]")
+
+	strong := request(t)
+	made, _, err := w.Client(w.Management).ACL().TokenCreate(&api.ACLToken{
+		AccessorID: strong.ID, Description: describe(strong.Subject), Local: true,
+		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
+		Policies:          []*api.ACLTokenPolicyLink{{Name: "pannier-sids"}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.secrets = append(w.secrets, made.SecretID)
+	_, _, err = w.issuer.Derive(t.Context(), w.consul, strong)
+	w.want(t, err, codes.AlreadyExists, strong.ID, "more than a service identity")
+}
+
+// TestMintLostAnswer cuts the connection once Consul has done what it was asked: the
+// repeated call gives the same token, and takes the same token away.
+func TestMintLostAnswer(t *testing.T) {
+	w := newWorld(t, 1)
+	proxy := w.Proxy(t, 0)
+	w.consul = proxy.Service(w.consul)
+	req := request(t)
+
+	proxy.Add(consul.Match{Method: http.MethodPut, Path: "/v1/acl/token", Times: 1}, consul.Cut())
+	_, _, err := w.issuer.Derive(t.Context(), w.consul, req)
+	w.want(t, err, codes.Unavailable)
+	if n := len(w.tokensOf(t, "web")); n != 1 {
+		t.Fatalf("%d tokens, want the one whose answer was lost", n)
+	}
+	token, secret := w.derive(t, req)
+	if read, err := w.issuer.Read(t.Context(), w.consul, secret); err != nil || read != token {
+		t.Errorf("got %+v, %v, want %+v", read, err, token)
+	}
+	if n := len(w.tokensOf(t, "web")); n != 1 {
+		t.Errorf("%d tokens, want 1", n)
+	}
+
+	proxy.Add(consul.Match{Method: http.MethodDelete, Times: 1}, consul.Cut())
+	w.want(t, w.issuer.Revoke(t.Context(), w.consul, req.ID, ""), codes.Unavailable)
+	if err := w.issuer.Revoke(t.Context(), w.consul, req.ID, ""); err != nil {
+		t.Error(err)
+	}
+	if n := len(w.tokensOf(t, "web")); n != 0 {
+		t.Errorf("%d tokens are left", n)
+	}
+}
+
+// TestMintRace derives one token many times at once: whoever gets one gets the same.
+func TestMintRace(t *testing.T) {
+	w := newWorld(t, 1)
+	req := request(t)
+	var mu sync.Mutex
+	secrets := map[string]bool{}
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			_, secret, err := w.issuer.Derive(t.Context(), w.consul, req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			secrets[secret] = true
+		})
+	}
+	wg.Wait()
+	if len(secrets) != 1 || len(w.tokensOf(t, "web")) != 1 {
+		t.Errorf("%d secrets and %d tokens, want one of each", len(secrets), len(w.tokensOf(t, "web")))
+	}
+}
+
+// TestRequests sees what is refused before Consul is asked.
+func TestRequests(t *testing.T) {
+	i := newIssuer(t, `{}`)
+	w := &world{}
+	for name, spoil := range map[string]struct {
+		id, cluster, namespace, workload, service string
+		says                                      string
+	}{
+		"no UUID":         {id: "x", says: `the id "x"`},
+		"no cluster":      {cluster: "-", says: "a name is empty"},
+		"a bracket":       {workload: "web] [1", says: "bracket"},
+		"a slash":         {namespace: "a/b", says: "slash"},
+		"a bad service":   {service: "Web", says: `service "Web"`},
+		"a dash at first": {service: "-web", says: `service "-web"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := request(t)
+			for _, s := range []struct {
+				dst *string
+				v   string
+			}{{&req.ID, spoil.id}, {&req.Subject.Cluster, spoil.cluster}, {&req.Subject.Namespace, spoil.namespace}, {&req.Subject.Workload, spoil.workload}, {&req.Subject.Service, spoil.service}} {
+				switch s.v {
+				case "":
+				case "-":
+					*s.dst = ""
+				default:
+					*s.dst = s.v
+				}
+			}
+			_, _, err := i.Derive(t.Context(), w.consul, req)
+			w.want(t, err, codes.InvalidArgument, spoil.says)
+		})
+	}
+	_, err := i.Read(t.Context(), w.consul, "")
+	w.want(t, err, codes.InvalidArgument)
+	w.want(t, i.Revoke(t.Context(), w.consul, "", ""), codes.InvalidArgument)
+}
+
+// TestOwnToken sees what the issuer says when its own token is not what it must be.
+// Above all, a token is not said to be gone when Consul does not know the issuer's.
+func TestOwnToken(t *testing.T) {
+	w := newWorld(t, 1)
+	ctx := t.Context()
+	req := request(t)
+	_, secret := w.derive(t, req)
+	all := func(t *testing.T, code codes.Code, texts ...string) {
+		t.Helper()
+		_, _, err := w.issuer.Derive(ctx, w.consul, request(t))
+		w.want(t, err, code, texts...)
+		w.want(t, w.issuer.Revoke(ctx, w.consul, req.ID, ""), code, texts...)
+		w.want(t, w.issuer.Revoke(ctx, w.consul, newID(t), ""), code, texts...)
+		if code != codes.PermissionDenied { // a token may list with acl = "read"
+			_, err = w.issuer.List(ctx, w.consul, "c1")
+			w.want(t, err, code, texts...)
+		}
+	}
+
+	unknown := newID(t)
+	w.secrets = append(w.secrets, unknown)
+	write(t, w.tokenFile, unknown)
+	all(t, codes.PermissionDenied, "token_file", `acl = "write"`)
+	_, err := w.issuer.List(ctx, w.consul, "c1")
+	w.want(t, err, codes.PermissionDenied, "token_file")
+
+	w.Policy(t, "reader", `acl = "read"`)
+	reader := w.Token(t, "reader")
+	w.secrets = append(w.secrets, reader)
+	write(t, w.tokenFile, reader)
+	all(t, codes.PermissionDenied, "token_file", `acl = "write"`)
+
+	write(t, w.tokenFile, "")
+	all(t, codes.FailedPrecondition, w.tokenFile)
+	write(t, w.tokenFile, secret+" and more")
+	all(t, codes.FailedPrecondition, w.tokenFile)
+
+	if err := w.issuer.Configure(ctx, []byte(`{}`)); err != nil {
+		t.Fatal(err)
+	}
+	all(t, codes.FailedPrecondition, "set token_file", `acl = "write"`)
+	w.consul.Name = "east"
+	all(t, codes.FailedPrecondition, `set token_file of consul "east"`)
+
+	// The file is read at each use: a token that is replaced is used from then on.
+	if err := w.issuer.Configure(ctx, []byte(`{"consul": {"east": {"token_file": "`+w.tokenFile+`"}}}`)); err != nil {
+		t.Fatal(err)
+	}
+	write(t, w.tokenFile, w.Token(t, "pannier-sids")+"\n")
+	if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
+		t.Error(err)
+	}
+	if _, err := w.issuer.Read(ctx, w.consul, secret); status.Code(err) != codes.NotFound {
+		t.Errorf("got %v, want NotFound", err)
+	}
+}

@@ -1,0 +1,89 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/internal/consul"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Read is identity.Identity's. It takes the answer of whichever server the agent
+// asks, the leader or not, since that is whom the agent asks when the token is used.
+func (i *Issuer) Read(ctx context.Context, c service.Consul, secret string) (identity.Token, error) {
+	options := reading(ctx)
+	options.AllowStale = true
+	token, err := i.self(ctx, c, secret, options)
+	if err != nil {
+		return identity.Token{}, err
+	}
+	return toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime), nil
+}
+
+// self reads the token that a secret is of. Any token may read itself, so that a
+// refusal says that there is none: NotFound.
+func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, options *api.QueryOptions) (*api.ACLToken, error) {
+	const what = "read a token by its secret"
+	if secret == "" {
+		return nil, status.Errorf(codes.InvalidArgument, "%s on Consul %q: there is no secret", what, c.Name)
+	}
+	client, err := i.pool.Client(c, secret)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.callTimeout)
+	defer cancel()
+	token, _, err := client.ACL().TokenReadSelf(options.WithContext(ctx))
+	if err == nil {
+		return token, nil
+	}
+	mapped := consul.Error(err, c, what)
+	if answered(err, http.StatusForbidden) || answered(err, http.StatusNotFound) {
+		return nil, status.Error(codes.NotFound, status.Convert(mapped).Message())
+	}
+	return nil, mapped
+}
+
+// List is identity.Identity's.
+func (i *Issuer) List(ctx context.Context, c service.Consul, cluster string) ([]identity.Token, error) {
+	const what = "list the tokens"
+	client, err := i.privileged(c, what)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.callTimeout)
+	defer cancel()
+	entries, _, err := client.ACL().TokenList(reading(ctx))
+	if err != nil {
+		return nil, privilegedError(err, c, what)
+	}
+	var out []identity.Token
+	for _, e := range entries {
+		token := toToken(e.AccessorID, e.Description, e.CreateTime, e.ExpirationTime)
+		if token.Subject.Cluster == cluster && cluster != "" {
+			out = append(out, token)
+		}
+	}
+	return out, nil
+}
+
+func toToken(accessor, description string, created time.Time, expires *time.Time) identity.Token {
+	out := identity.Token{Accessor: accessor, Subject: subjectOf(description), CreatedAt: created}
+	if expires != nil {
+		out.ExpiresAt = *expires
+	}
+	return out
+}
+
+// answered says whether Consul answered with an HTTP status.
+func answered(err error, code int) bool {
+	var answer api.StatusError
+	return errors.As(err, &answer) && answer.Code == code
+}

@@ -1,0 +1,83 @@
+package tokens
+
+import (
+	"context"
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/internal/consul"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Revoke is identity.Identity's. Where Consul has an auth method the token is ended
+// with its own secret; one that was minted, or whose secret is not known, with the
+// plugin's token.
+func (i *Issuer) Revoke(ctx context.Context, c service.Consul, accessor, secret string) error {
+	if c.AuthMethod == "" || secret == "" {
+		return i.end(ctx, c, accessor)
+	}
+	err := i.logout(ctx, c, secret)
+	if status.Code(err) == codes.PermissionDenied && accessor != "" {
+		return i.end(ctx, c, accessor) // it was minted, before there was the auth method
+	}
+	return err
+}
+
+// logout ends a token that a login gave. PermissionDenied: none did.
+func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) error {
+	const what = "log out"
+	client, err := i.pool.Client(c, secret)
+	if err != nil {
+		return err
+	}
+	if err := i.admit(ctx, c, what); err != nil {
+		return err
+	}
+	asking, cancel := context.WithTimeout(ctx, i.callTimeout)
+	defer cancel()
+	_, err = client.ACL().Logout(writing(asking))
+	if !answered(err, http.StatusForbidden) {
+		return consul.Error(err, c, what)
+	}
+	// Consul refuses with the same status a token that is not there.
+	options := reading(ctx)
+	options.RequireConsistent = true
+	if _, readErr := i.self(ctx, c, secret, options); readErr != nil {
+		if status.Code(readErr) == codes.NotFound {
+			return nil
+		}
+		return readErr
+	}
+	return consul.Error(err, c, what)
+}
+
+// end revokes a token by its accessor, with the plugin's own token.
+func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) error {
+	const what = "revoke a token"
+	if !uuid.MatchString(accessor) {
+		return status.Errorf(codes.InvalidArgument, "%s on Consul %q: the accessor %q is no UUID in lower case", what, c.Name, accessor)
+	}
+	client, err := i.privileged(c, what+" by its accessor "+accessor)
+	if err != nil {
+		if c.AuthMethod != "" && i.settings.Load().tokenFiles[c.Name] == "" {
+			return status.Errorf(codes.FailedPrecondition, "%s; without, the token ends by itself when it expires", status.Convert(err).Message())
+		}
+		return err
+	}
+	if err := i.admit(ctx, c, what); err != nil {
+		return err
+	}
+	asking, cancel := context.WithTimeout(ctx, i.callTimeout)
+	defer cancel()
+	_, err = client.ACL().TokenDelete(accessor, writing(asking))
+	if !answered(err, http.StatusNotFound) {
+		return privilegedError(err, c, what)
+	}
+	// Consul says the same of the plugin's own token, when that is not there.
+	if _, _, err := client.ACL().TokenReadSelf(reading(asking)); err != nil {
+		return privilegedError(err, c, what)
+	}
+	return nil
+}
