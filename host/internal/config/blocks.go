@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -10,9 +9,7 @@ import (
 
 	"github.com/hashicorp/go-version"
 	"github.com/hashicorp/hcl/v2"
-	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
-	ctyjson "github.com/zclconf/go-cty/cty/json"
 )
 
 var logLevels = []string{"trace", "debug", "info", "warn", "error"}
@@ -87,7 +84,7 @@ func (l *loader) pluginBlocks(s *section) {
 			}
 		}
 		if config := in.one("config"); config != nil {
-			p.Config = in.freeForm(config)
+			p.Config = in.freeForm("config", config)
 		}
 	}
 }
@@ -176,83 +173,6 @@ func (s *section) absolutePath(name string, dst *string) {
 		return
 	}
 	*dst = text
-}
-
-// freeForm gives a block of any shape as a JSON object: a plugin's own configuration.
-func (s *section) freeForm(block *hcl.Block) []byte {
-	object := map[string]json.RawMessage{}
-	s.freeBody(s.key("config"), block.Body, object)
-	text, err := json.Marshal(object)
-	if err != nil {
-		s.problems.add(block.DefRange, "%s: %v", s.key("config"), err)
-	}
-	return text
-}
-
-func (s *section) freeBody(key string, body hcl.Body, into map[string]json.RawMessage) {
-	var attrs hcl.Attributes
-	native, isNative := body.(*hclsyntax.Body)
-	if isNative {
-		attrs = hcl.Attributes{}
-		for name, attr := range native.Attributes {
-			attrs[name] = attr.AsHCLAttribute()
-		}
-	} else {
-		var diags hcl.Diagnostics
-		attrs, diags = body.JustAttributes()
-		s.problems.addDiags(key, diags)
-	}
-	for name, attr := range attrs {
-		v, diags := attr.Expr.Value(s.eval)
-		if diags.HasErrors() {
-			s.problems.addDiags(key+"."+name, diags)
-			continue
-		}
-		text, err := ctyjson.Marshal(v, v.Type())
-		if err != nil {
-			s.problems.add(attr.Range, "%s.%s: %v", key, name, err)
-			continue
-		}
-		into[name] = text
-	}
-	if isNative {
-		s.freeBlocks(key, native, into)
-	}
-}
-
-// freeBlocks adds the blocks that stand in a free-form block: one of a type is
-// an object, several are a list of them; labels nest.
-func (s *section) freeBlocks(key string, body *hclsyntax.Body, into map[string]json.RawMessage) {
-	byType := map[string][]json.RawMessage{}
-	for _, block := range body.Blocks {
-		inner := map[string]json.RawMessage{}
-		s.freeBody(key+"."+block.Type, block.Body, inner)
-		text, err := json.Marshal(inner)
-		for i := len(block.Labels) - 1; i >= 0 && err == nil; i-- {
-			text, err = json.Marshal(map[string]json.RawMessage{block.Labels[i]: text})
-		}
-		if err != nil {
-			s.problems.add(block.DefRange(), "%s.%s: %v", key, block.Type, err)
-			continue
-		}
-		byType[block.Type] = append(byType[block.Type], text)
-	}
-	for name, list := range byType {
-		if _, taken := into[name]; taken {
-			s.problems.add(body.SrcRange, "%s.%s: given as an argument and as a block", key, name)
-			continue
-		}
-		if len(list) == 1 {
-			into[name] = list[0]
-			continue
-		}
-		text, err := json.Marshal(list)
-		if err != nil {
-			s.problems.add(body.SrcRange, "%s.%s: %v", key, name, err)
-			continue
-		}
-		into[name] = text
-	}
 }
 
 // checkAbsolute wants an absolute path without . and .. in it.

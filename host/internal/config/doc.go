@@ -9,6 +9,7 @@
 //   - Nothing here talks to the agent or changes the machine. Reading a file that
 //     a spec's secrets_from names is the one thing done beside parsing.
 //
-// It may import the generated API messages and cluster/claim for the names of
+// It may import the generated API messages, sdk/service for the model of services,
+// host/internal/interpolate for the variables of specs, and cluster/claim for the names of
 // the modes, and nothing else of this module.
 package config

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -90,15 +91,54 @@ type fields struct {
 	blocks []string
 	// labelled blocks carry one label: a name.
 	labelled []string
+	// named blocks carry their name as a label or in the argument name, or have none.
+	named []string
+	// maps are written as a block or as an object.
+	maps []string
+	// refused are keys that others have, as arguments or blocks, and why they are none here.
+	refused map[string]string
+}
+
+// schema of a body in HCL's own syntax or in JSON, where an object is always a block.
+func (f fields) schema(native bool) *hcl.BodySchema {
+	schema := &hcl.BodySchema{}
+	attr := func(name string) { schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: name}) }
+	block := func(name string, labels ...string) {
+		schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name, LabelNames: labels})
+	}
+	for _, name := range f.attrs {
+		attr(name)
+	}
+	for _, name := range f.blocks {
+		block(name)
+	}
+	for _, name := range f.labelled {
+		block(name, "name")
+	}
+	for _, name := range f.maps {
+		block(name)
+		if native {
+			attr(name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.refused)) {
+		attr(name)
+		if native {
+			block(name)
+		}
+	}
+	return schema
 }
 
 // section is one block that is being read. Its getters note a problem when the
 // value is not what they give, and leave the destination alone when the key is absent.
 type section struct {
 	// path names the block in problems, such as `plugin "csi-bridge"`; empty for the root.
-	path     string
-	content  *hcl.BodyContent
-	eval     *hcl.EvalContext
+	path    string
+	content *hcl.BodyContent
+	eval    *hcl.EvalContext
+	// later are the variables that stay in this section's texts; nil: none.
+	later    *later
 	missing  hcl.Range
 	problems *Problems
 	// failed are the fields that a problem was told of: one a field is enough.
@@ -106,25 +146,18 @@ type section struct {
 }
 
 func open(body hcl.Body, path string, f fields, eval *hcl.EvalContext, problems *Problems) *section {
-	schema := &hcl.BodySchema{}
-	for _, name := range f.attrs {
-		schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: name})
-	}
-	for _, name := range f.blocks {
-		schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name})
-	}
-	for _, name := range f.labelled {
-		schema.Blocks = append(schema.Blocks, hcl.BlockHeaderSchema{Type: name, LabelNames: []string{"name"}})
-	}
-	content, diags := body.Content(schema)
+	content, diags := contentOf(body, f)
 	problems.addDiags(path, diags)
-	if content == nil {
-		content = &hcl.BodyContent{}
-	}
-	return &section{
+	s := &section{
 		path: path, content: content, eval: eval, missing: body.MissingItemRange(),
 		problems: problems, failed: map[string]bool{},
 	}
+	for _, name := range slices.Sorted(maps.Keys(f.refused)) {
+		if s.has(name) || len(content.Blocks.OfType(name)) > 0 {
+			s.fail(name, "%s", f.refused[name])
+		}
+	}
+	return s
 }
 
 // key names a field of this section in a problem.
@@ -169,7 +202,7 @@ func (s *section) value(name string) (v cty.Value, ok bool) {
 	if attr == nil {
 		return cty.NilVal, false
 	}
-	v, diags := attr.Expr.Value(s.eval)
+	v, diags := s.evaluate(attr.Expr)
 	if diags.HasErrors() {
 		if !s.failed[name] {
 			s.problems.addDiags(s.key(name), diags)
@@ -303,9 +336,20 @@ func (s *section) one(typeName string) *hcl.Block {
 func (s *section) inner(block *hcl.Block, f fields) *section {
 	path := block.Type
 	for _, label := range block.Labels {
-		path += fmt.Sprintf(" %q", label)
+		if label != "" { // that of a named block without one
+			path += fmt.Sprintf(" %q", label)
+		}
 	}
-	return open(block.Body, s.key(path), f, s.eval, s.problems)
+	in := open(block.Body, s.key(path), f, s.eval, s.problems)
+	in.later = s.later
+	return in
+}
+
+// plain is this section for fields that may have no variables.
+func (s *section) plain() *section {
+	p := *s
+	p.eval, p.later = nil, nil
+	return &p
 }
 
 // free reads a block of free keys whose values are strings; numbers and booleans
@@ -323,7 +367,7 @@ func (s *section) free(typeName string, secret bool) map[string]string {
 	out := make(map[string]string, len(attrs))
 	for _, attr := range attrs {
 		key := s.key(typeName) + "." + attr.Name
-		v, diags := attr.Expr.Value(s.eval)
+		v, diags := s.evaluate(attr.Expr)
 		if diags.HasErrors() {
 			if secret {
 				s.problems.add(attr.Range, "%s: a plain string is required; write $${ for a literal ${", key)

@@ -1,18 +1,18 @@
 package config
 
 import (
-	"fmt"
-	"regexp"
-	"strings"
-
 	"github.com/hashicorp/hcl/v2"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/interpolate"
 )
 
 var (
-	workloadFields = fields{attrs: []string{"namespace"}, blocks: []string{"exec"}, labelled: []string{"volume"}}
-	requestFields  = fields{
+	workloadFields = fields{
+		attrs: []string{"namespace", "user", "canary"}, blocks: []string{"network", "exec", "sidecar"},
+		labelled: []string{"volume"}, named: []string{"service"},
+	}
+	requestFields = fields{
 		attrs:  []string{"source", "read_only", "access_mode", "attachment_mode", "destination"},
 		blocks: []string{"mount_options"},
 	}
@@ -68,7 +68,18 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	for _, block := range in.content.Blocks.OfType("volume") {
 		spec.Volumes = append(spec.Volumes, in.request(block, seen, destinations))
 	}
-	spec.Exec = in.exec()
+	in.str("user", &spec.User)
+	in.boolean("canary", &spec.Canary)
+	spec.Ports = in.ports()
+	var labels []string
+	for _, port := range spec.Ports {
+		labels = append(labels, port.Label)
+	}
+	services := in.services(labels)
+	spec.Services = in.messages(services)
+	variables := newLater(interpolate.InPrograms(labels))
+	spec.Exec = in.exec(variables)
+	spec.Sidecars = in.sidecars(variables, services)
 	return spec
 }
 
@@ -103,28 +114,4 @@ func (s *section) request(block *hcl.Block, seen map[string]bool, destinations m
 		destinations[r.Destination] = r.Name
 	}
 	return r
-}
-
-var validEnv = regexp.MustCompile(`^[^=\x00]+$`)
-
-func (s *section) exec() *hostv1.Exec {
-	block := s.one("exec")
-	if block == nil {
-		return nil
-	}
-	in := s.inner(block, fields{attrs: []string{"command", "args", "user"}, blocks: []string{"env"}})
-	e := &hostv1.Exec{}
-	in.str("command", &e.Command)
-	if strings.TrimSpace(e.Command) == "" {
-		in.fail("command", "is required")
-	}
-	in.strings("args", &e.Args)
-	in.str("user", &e.User)
-	e.Env = in.free("env", false)
-	for name := range e.Env {
-		if !validEnv.MatchString(name) {
-			in.fail("env", "%s", fmt.Sprintf("%q cannot be the name of a variable", name))
-		}
-	}
-	return e
 }

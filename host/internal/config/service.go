@@ -1,0 +1,272 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/zclconf/go-cty/cty"
+
+	"github.com/pannier/pannier/host/internal/interpolate"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Keys of Nomad's that mean nothing here, or something else, and why.
+var (
+	serviceFields = fields{
+		attrs: []string{
+			"name", "provider", "port", "address", "address_mode", "tags", "canary_tags",
+			"enable_tag_override", "consul", "cluster",
+		},
+		maps:   []string{"meta", "canary_meta", "tagged_addresses"},
+		blocks: []string{"check", "connect", "weights"},
+		refused: map[string]string{
+			"task":          "a workload has one program; leave it out",
+			"on_update":     "there are no deployments that wait for checks; leave it out",
+			"check_restart": "a workload is not restarted for its checks; leave it out",
+			"identity":      "what token a service gets is the agent's configuration, in its consul block; leave it out",
+			"kind":          "it follows from connect { gateway }; leave it out",
+		},
+	}
+	checkFields = fields{
+		attrs: []string{
+			"name", "type", "port", "address", "address_mode", "path", "protocol", "method", "body", "interval", "timeout",
+			"initial_status", "success_before_passing", "failures_before_warning", "failures_before_critical",
+			"tls_skip_verify", "tls_server_name", "grpc_service", "grpc_use_tls", "expose",
+		},
+		maps: []string{"header"},
+		refused: map[string]string{
+			"command":       noScripts,
+			"args":          noScripts,
+			"task":          "a workload has one program; leave it out",
+			"on_update":     "there are no deployments that wait for checks; leave it out",
+			"check_restart": "a workload is not restarted for its checks; leave it out",
+		},
+	}
+)
+
+const noScripts = `scripts are not run; let the program answer a check of type http, tcp or grpc, ` +
+	`or use type = "process", which passes while the workload's process lives`
+
+// serviceReader reads the services of one workload.
+type serviceReader struct {
+	// places are the sections by their pointers, as in service.Problem.
+	places map[string]*section
+}
+
+// services reads and checks the service blocks. labels are those of the workload's ports.
+func (s *section) services(labels []string) []service.Service {
+	blocks := s.content.Blocks.OfType("service")
+	r := &serviceReader{places: map[string]*section{}}
+	variables := newLater(interpolate.InServices(labels))
+	services := list(blocks, func(i int, block *hcl.Block) service.Service {
+		in := s.inner(block, serviceFields)
+		in.later = variables
+		return r.service(in, fmt.Sprint("/", i), block.Labels[0])
+	})
+	known := map[string]bool{}
+	for _, label := range labels {
+		known[label] = true
+	}
+	for _, p := range service.Validate(services, known) {
+		r.tell(p)
+	}
+	return services
+}
+
+// tell notes a problem where its field stands in the file.
+func (r *serviceReader) tell(p *service.Problem) {
+	place, rest := p.Pointer, ""
+	for r.places[place] == nil {
+		at := strings.LastIndex(place, "/")
+		place, rest = place[:at], place[at:]+rest
+	}
+	in := r.places[place]
+	keys := strings.Split(strings.TrimPrefix(rest, "/"), "/")
+	switch text := strings.Join(append(keys[1:], p.Text), ": "); {
+	case rest == "":
+		in.problems.add(in.missing, "%s: %s", in.path, p.Text)
+	case in.failed[keys[0]]: // it could not be read at all
+	default:
+		in.problems.add(in.at(keys[0]), "%s: %s", in.key(keys[0]), text)
+	}
+}
+
+func (r *serviceReader) service(in *section, at, label string) (s service.Service) {
+	r.places[at] = in
+	s.Name = in.named(label)
+	in.provider()
+	in.addressMode()
+	in.numberOrLabel("port", &s.Port)
+	in.str("address", &s.Address)
+	in.strings("tags", &s.Tags)
+	in.strings("canary_tags", &s.CanaryTags)
+	in.boolean("enable_tag_override", &s.EnableTagOverride)
+	s.Meta = in.texts("meta")
+	s.CanaryMeta = in.texts("canary_meta")
+	s.TaggedAddresses = in.texts("tagged_addresses")
+	s.Consul = in.consulName()
+	s.Checks = list(in.content.Blocks.OfType("check"), func(i int, block *hcl.Block) service.Check {
+		return r.check(in.inner(block, checkFields), fmt.Sprintf("%s/checks/%d", at, i))
+	})
+	if block := in.one("connect"); block != nil {
+		s.Connect = r.connect(in.inner(block, connectFields), at+"/connect")
+	}
+	if block := in.one("weights"); block != nil {
+		in := in.inner(block, fields{attrs: []string{"passing", "warning"}})
+		r.places[at+"/weights"] = in
+		s.Weights = &service.Weights{Passing: 1, Warning: 1}
+		in.small("passing", &s.Weights.Passing)
+		in.small("warning", &s.Weights.Warning)
+	}
+	return s
+}
+
+// named gives the name that a block has as its label or in its argument name, and puts
+// it into the section's path.
+func (s *section) named(label string) string {
+	name := label
+	given := s.plain().str("name", &name)
+	switch {
+	case label == "" && name != "":
+		s.path += fmt.Sprintf(" %q", name)
+	case given && name != label:
+		s.fail("name", "%q is not the block's label; leave one of them out", name)
+		return label
+	}
+	return name
+}
+
+// title reads the field that people know the block by.
+func (s *section) title(name string, dst *string) {
+	if s.str(name, dst) && *dst != "" {
+		s.path += fmt.Sprintf(" %q", *dst)
+	}
+}
+
+// provider is Nomad's key for who keeps the services.
+func (s *section) provider() {
+	var provider string
+	if s.plain().str("provider", &provider) && provider != "consul" {
+		s.fail("provider", `%q is not supported: services are kept by Consul; leave it out, or write provider = "consul"`, provider)
+	}
+}
+
+// addressMode is Nomad's key: a workload here has the addresses of its node only.
+func (s *section) addressMode() {
+	var mode string
+	if s.plain().str("address_mode", &mode) && mode != "auto" && mode != "host" {
+		s.fail("address_mode", "%q is not supported: a workload has its node's network; leave it out, or write an address", mode)
+	}
+}
+
+// consulName is the agent's consul block; Nomad calls it a cluster.
+func (s *section) consulName() (name string) {
+	plain := s.plain()
+	plain.str("consul", &name)
+	if s.has("cluster") && s.has("consul") {
+		s.fail("cluster", "is another word for consul, which is given too; leave one of them out")
+		return name
+	}
+	plain.str("cluster", &name)
+	return name
+}
+
+// numberOrLabel reads a port.
+func (s *section) numberOrLabel(name string, dst *string) {
+	plain := s.plain()
+	v, ok := plain.value(name)
+	if !ok {
+		return
+	}
+	if v.Type() != cty.String && v.Type() != cty.Number {
+		s.fail(name, "a number or a port's label is required, not %s", kindOf(v))
+		return
+	}
+	*dst, _ = asText(v)
+}
+
+// small reads a number whose bounds are checked with the service.
+func (s *section) small(name string, dst *int32) {
+	n := int64(*dst)
+	s.integer(name, -1<<31, 1<<31-1, &n)
+	*dst = int32(n)
+}
+
+func (r *serviceReader) check(in *section, at string) (c service.Check) {
+	r.places[at] = in
+	in.title("name", &c.Name)
+	plain := in.plain()
+	if plain.str("type", &c.Type); c.Type == "script" {
+		in.fail("type", noScripts)
+	}
+	in.addressMode()
+	in.numberOrLabel("port", &c.Port)
+	in.str("address", &c.Address)
+	in.str("path", &c.Path)
+	plain.str("protocol", &c.Protocol)
+	plain.str("method", &c.Method)
+	in.str("body", &c.Body)
+	c.Header = in.header()
+	plain.str("interval", &c.Interval)
+	plain.str("timeout", &c.Timeout)
+	plain.str("initial_status", &c.InitialStatus)
+	in.small("success_before_passing", &c.SuccessBeforePassing)
+	in.small("failures_before_warning", &c.FailuresBeforeWarning)
+	in.small("failures_before_critical", &c.FailuresBeforeCritical)
+	in.boolean("tls_skip_verify", &c.TLSSkipVerify)
+	in.str("tls_server_name", &c.TLSServerName)
+	in.str("grpc_service", &c.GRPCService)
+	in.boolean("grpc_use_tls", &c.GRPCUseTLS)
+	in.boolean("expose", &c.Expose)
+	return c
+}
+
+// header reads names with a list of values each.
+func (s *section) header() map[string]service.HeaderValues {
+	object := s.object("header")
+	if object == nil {
+		return nil
+	}
+	out := map[string]service.HeaderValues{}
+	for name, value := range object {
+		elements, isList := value.([]any)
+		var values []string
+		for _, v := range elements {
+			text, isText := v.(string)
+			isList = isList && isText
+			values = append(values, text)
+		}
+		if !isList {
+			s.fail("header", `%s: a list of strings is required, such as ["text/plain"]`, name)
+			continue
+		}
+		out[name] = service.HeaderValues{Values: values}
+	}
+	return out
+}
+
+// messages converts what was read; its values are of JSON, so that it cannot fail but
+// for a fault of the model.
+func (s *section) messages(services []service.Service) []*servicev1.Service {
+	var out []*servicev1.Service
+	for _, one := range services {
+		m, err := one.ToProto()
+		if err != nil {
+			s.fail("service", "%v", err)
+			continue
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// list reads the blocks of a type with one function.
+func list[T any](blocks hcl.Blocks, read func(i int, block *hcl.Block) T) []T {
+	var out []T
+	for i, block := range blocks {
+		out = append(out, read(i, block))
+	}
+	return out
+}
