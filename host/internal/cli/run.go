@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -20,6 +17,7 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/interpolate"
 )
 
 // leftoverGrace is how long processes that the program left have to end by themselves.
@@ -32,8 +30,9 @@ func (a *app) workloadRun() *cobra.Command {
 	return &cobra.Command{
 		Use: "run SPEC [-- COMMAND ARGS...]", Short: "Run a program with its volumes in the foreground",
 		Long: `Bring a workload's volumes up, run its program in a mount namespace of its own
-with each volume at its destination, and release them when it ends. The exit code
-is the program's. What the program leaves running is ended with it. Needs root.`,
+with each volume at its destination, and release them when it ends. Sidecars of the
+spec run beside it: they are started before the program and ended after it. The exit
+code is the program's. What the program leaves running is ended with it. Needs root.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			dash := cmd.ArgsLenAtDash()
 			if dash < 0 {
@@ -61,7 +60,11 @@ type run struct {
 	*app
 	client *api.Client
 	spec   *hostv1.WorkloadSpec
-	user   *launch.User
+	// user of the program; nil: the caller.
+	user     *launch.User
+	sidecars []*sidecar
+	// beside are the sidecars as they run; nil: none do.
+	beside *launch.Sidecars
 	// signals of this process; a phase that is not reading them is not waiting either.
 	signals chan os.Signal
 	// by is the signal that ended the last interruptible phase; 0: none.
@@ -80,7 +83,11 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		if spec.Exec == nil {
 			spec.Exec = &hostv1.Exec{}
 		}
-		spec.Exec.Command, spec.Exec.Args = command[0], command[1:]
+		spec.Exec.Command, spec.Exec.Args = command[0], nil
+		// What a shell has passed on has no variables of the spec.
+		for _, arg := range command[1:] {
+			spec.Exec.Args = append(spec.Exec.Args, interpolate.Escape(arg))
+		}
 	}
 	if spec.GetExec().GetCommand() == "" {
 		return nil, &usageError{err: fmt.Errorf("%s has no exec block, and no command stands behind --", path), command: "pannier workload run"}
@@ -90,6 +97,9 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		if r.user, err = launch.LookupUser(name); err != nil {
 			return nil, config.Problems{{File: path, Text: "exec: user: " + err.Error()}}
 		}
+	}
+	if err := r.readPrograms(path); err != nil {
+		return nil, err
 	}
 	if os.Geteuid() != 0 {
 		return nil, &hintError{
@@ -179,7 +189,11 @@ func (r *run) start(ctx context.Context) (w *hostv1.Workload, err error) {
 
 // program runs it and gives its exit code. An error means that it did not run.
 func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
-	child, err := launch.Start(r.plan(w))
+	plan, err := r.programPlan(w)
+	if err != nil {
+		return 0, err
+	}
+	child, err := launch.Start(plan)
 	if err != nil {
 		return 0, err
 	}
@@ -196,6 +210,11 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	if err != nil || r.by != 0 {
 		child.Abort()
 		return 0, errors.Join(err, r.interrupted())
+	}
+	// The agent knows the namespace by now: should this process be killed, it ends them.
+	if err := r.startSidecars(ctx, child, w); err != nil {
+		child.Abort()
+		return 0, err
 	}
 	if err := child.Go(); err != nil {
 		return 0, err
@@ -244,18 +263,12 @@ func inForeground() bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// release ends what the program left and gives the volumes back. It tells what goes
+// release ends what still runs and gives the volumes back. It tells what goes
 // wrong: the exit code is the program's.
 func (r *run) release(ctx context.Context) {
 	// A signal that ended the program, sent to the whole group, may only arrive now.
 	r.deaf = time.Now().Add(echoTime)
-	err := r.interruptible(ctx, func(ctx context.Context) error {
-		told, err := launch.EndLeftovers(ctx, leftoverGrace)
-		if told > 0 {
-			r.note("ended %s that the program had left running", countProcesses(told))
-		}
-		return err
-	})
+	err := r.endAll(ctx)
 	if err != nil {
 		r.note("warning: processes of the program may still run: %v", err)
 	}
@@ -282,44 +295,4 @@ func countProcesses(n int) string {
 		return "1 process"
 	}
 	return fmt.Sprintf("%d processes", n)
-}
-
-// plan says what the program is to find.
-func (r *run) plan(w *hostv1.Workload) launch.Plan {
-	exec := r.spec.GetExec()
-	plan := launch.Plan{Command: exec.GetCommand(), Args: exec.GetArgs(), User: r.user, VolumesDir: w.GetVolumesDir()}
-	env := map[string]string{}
-	for _, kv := range os.Environ() {
-		if key, value, ok := strings.Cut(kv, "="); ok {
-			env[key] = value
-		}
-	}
-	if r.user != nil && r.user.Name != "" {
-		env["USER"], env["LOGNAME"], env["HOME"] = r.user.Name, r.user.Name, r.user.Home
-	}
-	maps.Copy(env, exec.GetEnv())
-	env["PANNIER_WORKLOAD"] = r.spec.GetId()
-	for _, m := range w.GetMounts() {
-		plan.Mounts = append(plan.Mounts, launch.Mount{
-			Source: m.GetHostPath(), Destination: m.GetDestination(), ReadOnly: m.GetReadOnly(), Block: m.GetBlock(),
-		})
-		env[volumeVariable(m.GetRequest())] = m.GetDestination()
-	}
-	for _, key := range slices.Sorted(maps.Keys(env)) {
-		plan.Env = append(plan.Env, key+"="+env[key])
-	}
-	return plan
-}
-
-// volumeVariable is the name of the variable that tells where a volume is.
-func volumeVariable(request string) string {
-	return "PANNIER_VOLUME_" + strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z':
-			return r - 'a' + 'A'
-		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
-			return r
-		}
-		return '_'
-	}, request)
 }

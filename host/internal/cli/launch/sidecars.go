@@ -50,15 +50,15 @@ func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, 
 
 // Start starts a sidecar and returns when it is its program; name is what people are
 // told of it. An *Error says why it cannot be run: it is not tried again then. Of the
-// plan it takes Command, Args, Env and User.
-func (s *Sidecars) Start(name string, plan Plan) error {
+// plan it takes Command, Args, Env and User. The end of ctx ends nothing: see Stop.
+func (s *Sidecars) Start(ctx context.Context, name string, plan Plan) error {
 	p, err := s.launch(plan)
 	if err != nil {
 		return &Error{CodeNotRun, fmt.Sprintf("sidecar %q: %v", name, err)}
 	}
 	c := &sidecar{of: s, name: name, plan: plan, process: p, done: make(chan struct{})}
 	s.all = append(s.all, c)
-	go c.keep(p)
+	go c.keep(context.WithoutCancel(ctx), p)
 	return nil
 }
 
@@ -128,7 +128,7 @@ type sidecar struct {
 }
 
 // keep starts it again as long as the sidecars are not settled.
-func (c *sidecar) keep(p *Process) {
+func (c *sidecar) keep(ctx context.Context, p *Process) {
 	defer close(c.done)
 	t := c.of.timing
 	pause := &backoff.ExponentialBackOff{InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2, RandomizationFactor: 0.3}
@@ -136,7 +136,7 @@ func (c *sidecar) keep(p *Process) {
 	for {
 		var why string
 		if p != nil {
-			why = fmt.Sprintf("%s after %s", c.bury(p), time.Since(began).Round(100*time.Millisecond))
+			why = fmt.Sprintf("%s after %s", c.bury(ctx, p), time.Since(began).Round(100*time.Millisecond))
 			if time.Since(began) >= t.stable {
 				pause.Reset()
 			}
@@ -181,9 +181,9 @@ func (c *sidecar) again() *Process {
 
 // bury waits for the end of its process and ends what that left in its session, which
 // could be in the way of the next one. It says how it ended.
-func (c *sidecar) bury(p *Process) (how string) {
+func (c *sidecar) bury(ctx context.Context, p *Process) (how string) {
 	<-p.Done()
-	ctx, cancel := context.WithTimeout(context.Background(), c.of.timing.killed)
+	ctx, cancel := context.WithTimeout(ctx, c.of.timing.killed)
 	defer cancel()
 	if err := endSession(ctx, p.PID()); err != nil {
 		c.of.note("sidecar %q: end what it left running: %v", c.name, err)

@@ -112,7 +112,7 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
-	if err := s.Start("envoy", sidecar); err != nil {
+	if err := s.Start(t.Context(), "envoy", sidecar); err != nil {
 		t.Fatal(err)
 	}
 	pid := awaitPID(t, filepath.Join(source, "pid"))
@@ -149,7 +149,7 @@ echo $$ > pid; exec sleep 60`)
 func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "cwd")
 	_, s, _ := beside(t, Plan{Command: "true"})
-	if err := s.Start("x", script("pwd -P > "+out+"; exec sleep 60")); err != nil {
+	if err := s.Start(t.Context(), "x", script("pwd -P > "+out+"; exec sleep 60")); err != nil {
 		t.Fatal(err)
 	}
 	here, err := os.Getwd()
@@ -163,7 +163,7 @@ func TestSidecarIsStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
 	// It ends three times, each time in another way, and leaves a process each time.
-	err := s.Start("envoy", script(fmt.Sprintf(`cd %s
+	err := s.Start(t.Context(), "envoy", script(fmt.Sprintf(`cd %s
 echo $$ >> starts
 sleep 60 & echo $! > left.$(wc -l < starts)
 case $(wc -l < starts) in
@@ -204,7 +204,7 @@ func TestPausesOfASidecar(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, s, n := beside(t, Plan{Command: "true"})
 			s.timing = timing{first: 100 * time.Millisecond, longest: 400 * time.Millisecond, stable: c.stable, killed: time.Second}
-			if err := s.Start("x", script("exit 1")); err != nil {
+			if err := s.Start(t.Context(), "x", script("exit 1")); err != nil {
 				t.Fatal(err)
 			}
 			await(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
@@ -229,7 +229,7 @@ func TestPausesOfASidecar(t *testing.T) {
 
 func TestSidecarThatCannotBeStarted(t *testing.T) {
 	_, s, n := beside(t, Plan{Command: "true"})
-	err := s.Start("envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}})
+	err := s.Start(t.Context(), "envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}})
 	failure := (*Error)(nil)
 	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
 		t.Fatalf("%v", err)
@@ -254,7 +254,7 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	}
 	write()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start("envoy", Plan{Command: program, Env: os.Environ()}); err != nil {
+	if err := s.Start(t.Context(), "envoy", Plan{Command: program, Env: os.Environ()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(program); err != nil {
@@ -272,7 +272,7 @@ func TestLeftoversAreEndedBeforeSidecars(t *testing.T) {
 	p, s, n := beside(t, script(fmt.Sprintf(`cd %s
 setsid sh -c 'echo $$ > left; exec sleep 60' &
 while ! test -s left; do sleep 0.01; done`, dir)))
-	err := s.Start("envoy", script(fmt.Sprintf(`cd %s
+	err := s.Start(t.Context(), "envoy", script(fmt.Sprintf(`cd %s
 trap 'echo asked >> asked; exit 0' TERM
 sh -c 'echo $$ > child; exec sleep 60' &
 echo $$ > sidecar; while :; do sleep 0.01; done`, dir)))
@@ -309,7 +309,7 @@ echo $$ > sidecar; while :; do sleep 0.01; done`, dir)))
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start("x", script("echo $$ >> "+dir+"/starts; exec sleep 60")); err != nil {
+	if err := s.Start(t.Context(), "x", script("echo $$ >> "+dir+"/starts; exec sleep 60")); err != nil {
 		t.Fatal(err)
 	}
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
@@ -340,7 +340,7 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
 			_, s, n := beside(t, Plan{Command: "true"})
-			if err := s.Start("envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done")); err != nil {
+			if err := s.Start(t.Context(), "envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done")); err != nil {
 				t.Fatal(err)
 			}
 			pid := awaitPID(t, out)
@@ -397,7 +397,7 @@ func sidecarParent(text string) int {
 	if err == nil {
 		plan := script(text)
 		plan.User = &User{UID: 65534, GID: 65534}
-		err = s.Start("x", plan)
+		err = s.Start(context.Background(), "x", plan)
 	}
 	if err == nil {
 		err = p.Go()
