@@ -3,6 +3,8 @@ package config
 import (
 	"path/filepath"
 	"time"
+
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // Agent is the configuration of an agent, complete and valid. docs/configuration.md
@@ -23,6 +25,10 @@ type Agent struct {
 	BindAddr string
 	// HTTPPort serves health and metrics; 0: any free one.
 	HTTPPort int
+	// MinDynamicPort and MaxDynamicPort bound the ports that workloads are given.
+	MinDynamicPort, MaxDynamicPort int
+	// SecretsDir holds the secrets of workloads, on a tmpfs; absolute.
+	SecretsDir string
 	// LogLevel is trace, debug, info, warn or error.
 	LogLevel string
 	// LogFormat is text or json.
@@ -32,6 +38,8 @@ type Agent struct {
 	Plugins []Plugin
 	// Drivers by id.
 	Drivers []Driver
+	// Consuls by name; empty: services have nowhere to go.
+	Consuls []Consul
 	// LeavePluginsOnStop leaves plugins and drivers running when the agent stops, so
 	// that the next one finds them.
 	LeavePluginsOnStop bool
@@ -84,6 +92,15 @@ type Driver struct {
 	HealthTimeout time.Duration
 }
 
+// Consul is one Consul datacenter that services of workloads may name.
+type Consul struct {
+	service.Consul
+	// Audience is the aud of the JWT that a login is made with.
+	Audience string
+	// IdentityTimeout bounds the whole derivation of a service's token.
+	IdentityTimeout time.Duration
+}
+
 // GC tells when what nobody uses is looked for.
 type GC struct {
 	// Interval between two looks.
@@ -102,9 +119,19 @@ const (
 	DefaultSocket   = "/run/pannier/pannier.sock"
 	DefaultHTTPPort = 7420
 
+	// The range is Nomad's.
+	defaultMinDynamicPort = 20000
+	defaultMaxDynamicPort = 32000
+
 	defaultHealthTimeout = 30 * time.Second
-	systemPluginDir      = "/usr/lib/pannier/plugins"
-	systemCSILocal       = "/usr/lib/pannier/csi-local"
+	// defaultConsulAddress is where a Consul agent listens when nobody tells it otherwise.
+	defaultConsulAddress   = "127.0.0.1:8500"
+	defaultIdentityTimeout = 5 * time.Minute
+	// defaultAudience is what Nomad's own documentation of auth methods uses.
+	defaultAudience = "consul.io"
+
+	systemPluginDir = "/usr/lib/pannier/plugins"
+	systemCSILocal  = "/usr/lib/pannier/csi-local"
 
 	// maxSocketPath is what fits into a unix socket's address (unix(7): 108
 	// bytes with the NUL).
@@ -117,6 +144,8 @@ func defaults() *Agent {
 		Socket:             DefaultSocket,
 		BindAddr:           "127.0.0.1",
 		HTTPPort:           DefaultHTTPPort,
+		MinDynamicPort:     defaultMinDynamicPort,
+		MaxDynamicPort:     defaultMaxDynamicPort,
 		LogLevel:           "info",
 		LogFormat:          "text",
 		Server:             Server{Enabled: true, BootstrapExpect: 1},

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // load reads files given by name and text, out of a folder of their own.
@@ -45,6 +47,7 @@ func TestAgentDefaults(t *testing.T) {
 	want := &Agent{
 		Name: hostname, Datacenter: "dc1", DataDir: "/var/lib/pannier", PluginDir: "/usr/lib/pannier/plugins",
 		Socket: "/run/pannier/pannier.sock", BindAddr: "127.0.0.1", HTTPPort: 7420,
+		MinDynamicPort: 20000, MaxDynamicPort: 32000, SecretsDir: "/var/lib/pannier/secrets",
 		LogLevel: "info", LogFormat: "text", Server: Server{Enabled: true, BootstrapExpect: 1}, LeavePluginsOnStop: true,
 		GC: GC{5 * time.Minute, 5 * time.Minute, 24 * time.Hour, 24 * time.Hour},
 	}
@@ -180,10 +183,24 @@ func TestDev(t *testing.T) {
 func TestBadAgents(t *testing.T) {
 	for name, c := range map[string]struct{ src, want string }{
 		"unknown key":          {"\nbind_adr = \"::\"", `2: unsupported argument "bind_adr"; did you mean "bind_addr"?`},
-		"later issue's blocks": {"tls {}\nconsul {}", "1: unsupported block \"tls\"\nDIR/a.hcl:2: unsupported block \"consul\""},
+		"later issue's blocks": {"tls {}\ntelemetry {}", "1: unsupported block \"tls\"\nDIR/a.hcl:2: unsupported block \"telemetry\""},
+		"near a block":         {"consol {}", `1: unsupported block "consol"; did you mean "consul"?`},
 		"unknown port":         {"ports {\n  htp = 1\n}", `2: ports: unsupported argument "htp"; did you mean "http"?`},
 		"port":                 {"ports {\n  http = 70000\n}", `2: ports: http: a whole number from 0 to 65535 is required`},
 		"port as text":         {"ports {\n  http = \"80\"\n}", `2: ports: http: a number is required, not a string`},
+		"dynamic port":         {"ports {\n  min_dynamic_port = 0\n}", `2: ports: min_dynamic_port: a whole number from 1 to 65535 is required`},
+		"consul key":           {"consul {\n  adress = \"x:1\"\n}", `2: consul: unsupported argument "adress"; did you mean "address"?`},
+		"consul of two labels": {`consul "a" "b" {}`, `1: extraneous label for consul: Only 1 labels (name) are expected for consul blocks`},
+		"consul name":          {"consul \"a/b\" {}", `1: consul "a/b": name "a/b" may have letters, digits and - _ . only`},
+		"consul twice":         {"consul {}\nconsul \"default\" {}", `2: consul "default": a block for "default" is given twice in this file`},
+		"two names":            {"consul \"a\" {\n  name = \"b\"\n}", `2: consul "a": name: "b" is not the block's label; leave one of them out`},
+		"consul address":       {"consul \"a\" {\n  address = \"consul\"\n}", `2: consul "a": address: "consul" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
+		"consul scheme":        {"consul {\n  grpc_address = \"ftp://a:1\"\n}", `2: consul: grpc_address: "ftp://a:1" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
+		"consul socket":        {"consul {\n  address = \"unix://run/consul\"\n}", `2: consul: address: "unix://run/consul" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
+		"consul port":          {"consul {\n  address = \"https://a:70000\"\n}", `2: consul: address: "https://a:70000" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
+		"half a pair":          {"consul {\n  cert_file = \"/c\"\n}", `2: consul "default": cert_file: goes together with key_file; give both or none`},
+		"audience":             {"consul {\n  audience = \"\"\n}", `2: consul: audience: is empty`},
+		"identity timeout":     {"consul {\n  identity_timeout = \"5\"\n}", `2: consul: identity_timeout: a duration above 0 such as "30s" or "5m" is required, not "5"`},
 		"log level":            {`log_level = "loud"`, `1: log_level: "loud" is not one of trace, debug, info, warn, error`},
 		"log format":           {`log_format = "xml"`, `1: log_format: "xml" is not one of text, json`},
 		"bool":                 {`leave_plugins_on_stop = "yes"`, `1: leave_plugins_on_stop: true or false is required, not a string`},
@@ -211,6 +228,74 @@ func TestBadAgents(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
 			wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+c.want, "DIR", dir))
+		})
+	}
+}
+
+func TestConsuls(t *testing.T) {
+	a, dir, err := load(t, Source{}, map[string]string{
+		"10.hcl": `
+data_dir = "/data"
+consul {
+  address = "https://127.0.0.1:8501"
+  token_file = "token"
+  cert_file = "c.pem"
+  datacenter = node.datacenter
+}
+consul "west" {}
+consul {
+  name = "east"
+  address = "unix:///run/consul.sock"
+  grpc_address = "http://[::1]:8502"
+  auth_method = "pannier"
+  audience = "mesh"
+  identity_timeout = "1m"
+}`,
+		"20.json": `{"consul": [
+  {"key_file": "/k.pem", "ca_file": "ca.pem", "tls_server_name": "server.dc1.consul", "grpc_ca_file": "grpc.pem"},
+  {"east": {"namespace": "n", "partition": "p"}, "north": {"address": "north:8500"}}
+]}`,
+		"30.json": `{"secrets_dir": "secret", "ports": {"min_dynamic_port": 1024, "max_dynamic_port": 1024}}`,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	consul := func(name, address string) Consul {
+		return Consul{Consul: service.Consul{Name: name, Address: address}, Audience: "consul.io", IdentityTimeout: 5 * time.Minute}
+	}
+	first, east := consul("default", "https://127.0.0.1:8501"), consul("east", "unix:///run/consul.sock")
+	first.TokenFile, first.CAFile, first.CertFile, first.KeyFile = dir+"/token", dir+"/ca.pem", dir+"/c.pem", "/k.pem"
+	first.TLSServerName, first.GRPCCAFile, first.Datacenter = "server.dc1.consul", dir+"/grpc.pem", "dc1"
+	east.GRPCAddress, east.AuthMethod, east.Namespace, east.Partition = "http://[::1]:8502", "pannier", "n", "p"
+	east.Audience, east.IdentityTimeout = "mesh", time.Minute
+	want := []Consul{first, east, consul("north", "north:8500"), consul("west", "127.0.0.1:8500")}
+	if !reflect.DeepEqual(a.Consuls, want) {
+		t.Errorf("got  %+v\nwant %+v", a.Consuls, want)
+	}
+	if a.SecretsDir != dir+"/secret" || a.MinDynamicPort != 1024 || a.MaxDynamicPort != 1024 {
+		t.Errorf("got %+v", a)
+	}
+}
+
+func TestOneConsulInJSON(t *testing.T) {
+	for _, text := range []string{`{"consul": {"address": "c:1"}}`, `{"consul": {"default": {"address": "c:1"}}}`, `{"consul": [{"name": "default", "address": "c:1"}]}`} {
+		a, _, err := load(t, Source{}, map[string]string{"a.json": text})
+		if err != nil || len(a.Consuls) != 1 || a.Consuls[0].Address != "c:1" || a.Consuls[0].Name != "default" {
+			t.Errorf("%s: got %+v, %v", text, a, err)
+		}
+	}
+}
+
+func TestBadWholes(t *testing.T) {
+	for name, c := range map[string]struct{ src, want string }{
+		"range":              {"ports {\n  min_dynamic_port = 40000\n}", `ports: min_dynamic_port: 40000 is above max_dynamic_port, which is 32000`},
+		"secrets everywhere": {"data_dir = \"/d\"\nsecrets_dir = \"/\"", `secrets_dir: "/" would hide "/d": a file system of its own is mounted there; choose another folder`},
+		"secrets over data":  {"data_dir = \"/d/e\"\nsecrets_dir = \"/d\"", `secrets_dir: "/d" would hide "/d/e": a file system of its own is mounted there; choose another folder`},
+		"secrets on plugins": {"plugin_dir = \"/p\"\nsecrets_dir = \"/p\"", `secrets_dir: "/p" would hide "/p": a file system of its own is mounted there; choose another folder`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
+			wantProblems(t, err, c.want)
 		})
 	}
 }

@@ -19,9 +19,16 @@ func (l *loader) ports(s *section) {
 	if block == nil {
 		return
 	}
-	port := int64(l.agent.HTTPPort)
-	s.inner(block, fields{attrs: []string{"http"}}).integer("http", 0, 65535, &port)
-	l.agent.HTTPPort = int(port)
+	in := s.inner(block, fields{attrs: []string{"http", "min_dynamic_port", "max_dynamic_port"}})
+	in.port("http", 0, &l.agent.HTTPPort)
+	in.port("min_dynamic_port", 1, &l.agent.MinDynamicPort)
+	in.port("max_dynamic_port", 1, &l.agent.MaxDynamicPort)
+}
+
+func (s *section) port(name string, lowest int64, dst *int) {
+	port := int64(*dst)
+	s.integer(name, lowest, 65535, &port)
+	*dst = int(port)
 }
 
 func (l *loader) server(s *section) {

@@ -26,6 +26,12 @@ func (l *loader) complete() {
 	for _, id := range slices.Sorted(maps.Keys(l.drivers)) {
 		a.Drivers = append(a.Drivers, *l.drivers[id])
 	}
+	for _, name := range slices.Sorted(maps.Keys(l.consuls)) {
+		a.Consuls = append(a.Consuls, l.consuls[name].Consul)
+	}
+	if a.SecretsDir == "" {
+		a.SecretsDir = filepath.Join(a.DataDir, "secrets")
+	}
 }
 
 // check looks at the values that files, environment and flags share.
@@ -46,11 +52,25 @@ func (l *loader) check() {
 	if a.HTTPPort < 0 || a.HTTPPort > 65535 {
 		whole("ports: http", "a whole number from 0 to 65535 is required, not %d", a.HTTPPort)
 	}
+	for _, dir := range []string{a.DataDir, a.PluginDir} {
+		if strings.HasPrefix(dir+"/", strings.TrimSuffix(a.SecretsDir, "/")+"/") {
+			whole("secrets_dir", "%q would hide %q: a file system of its own is mounted there; choose another folder", a.SecretsDir, dir)
+			break
+		}
+	}
+	if a.MinDynamicPort > a.MaxDynamicPort {
+		whole("ports: min_dynamic_port", "%d is above max_dynamic_port, which is %d", a.MinDynamicPort, a.MaxDynamicPort)
+	}
 	if !slices.Contains(logLevels, a.LogLevel) {
 		whole("log_level", "%q is not one of %s", a.LogLevel, strings.Join(logLevels, ", "))
 	}
 	if len(a.Socket) > maxSocketPath {
 		whole("socket", "%q is longer than a socket's path may be (%d bytes); choose a shorter one", a.Socket, maxSocketPath)
+	}
+	for _, c := range a.Consuls {
+		if (c.CertFile == "") != (c.KeyFile == "") {
+			l.problems.add(l.consuls[c.Name].at, "consul %q: cert_file: goes together with key_file; give both or none", c.Name)
+		}
 	}
 	used := map[string]string{}
 	for _, d := range a.Drivers {

@@ -61,6 +61,7 @@ type loader struct {
 	roots    []root
 	plugins  map[string]*Plugin
 	drivers  map[string]*Driver
+	consuls  map[string]*consulBlock
 	problems Problems
 	// places say where a driver was declared, for problems found at the end.
 	places map[string]hcl.Range
@@ -143,10 +144,11 @@ func unreadable(path string, err error) Problem {
 var rootFields = fields{
 	attrs: []string{
 		"name", "datacenter", "data_dir", "plugin_dir", "socket", "socket_group", "bind_addr",
-		"log_level", "log_format", "leave_plugins_on_stop",
+		"log_level", "log_format", "leave_plugins_on_stop", "secrets_dir",
 	},
 	blocks:   []string{"ports", "server", "gc"},
 	labelled: []string{"plugin", "csi_driver"},
+	named:    []string{"consul"},
 }
 
 // identity settles the values that the others may interpolate.
@@ -215,10 +217,12 @@ func (l *loader) rest(env Overrides) {
 		s.oneOf("log_level", logLevels, &a.LogLevel)
 		s.oneOf("log_format", []string{"text", "json"}, &a.LogFormat)
 		s.boolean("leave_plugins_on_stop", &a.LeavePluginsOnStop)
+		s.file("secrets_dir", r.dir, &a.SecretsDir)
 		l.ports(s)
 		l.server(s)
 		l.gc(s)
 		l.pluginBlocks(s)
+		l.consulBlocks(s, r.dir)
 	}
 	l.driverBlocks(sections)
 	for _, o := range []Overrides{env, l.src.Flags} {

@@ -1,0 +1,116 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+
+	"github.com/pannier/pannier/sdk/service"
+)
+
+var consulFields = fields{attrs: []string{
+	"name", "address", "token_file", "ca_file", "cert_file", "key_file", "tls_server_name", "grpc_address", "grpc_ca_file",
+	"datacenter", "namespace", "partition", "auth_method", "audience", "identity_timeout",
+}}
+
+// consulBlock is a Consul while the files are read.
+type consulBlock struct {
+	Consul
+	// at is where it was last written of, for problems found at the end.
+	at hcl.Range
+}
+
+// consulBlocks reads the consul blocks of one file; relative paths start at dir.
+func (l *loader) consulBlocks(s *section, dir string) {
+	seen := map[string]bool{}
+	for _, block := range s.content.Blocks.OfType("consul") {
+		in := s.inner(block, consulFields)
+		name := in.named(block.Labels[0])
+		if name == "" {
+			name = service.DefaultConsul
+		}
+		if err := CheckID(name); err != nil {
+			in.problems.add(block.DefRange, "%s: name %v", in.path, err)
+			continue
+		}
+		if seen[name] {
+			in.problems.add(block.DefRange, "%s: a block for %q is given twice in this file", in.path, name)
+			continue
+		}
+		seen[name] = true
+		l.consul(in, dir, name)
+	}
+}
+
+func (l *loader) consul(in *section, dir, name string) {
+	c := l.consuls[name]
+	if c == nil {
+		c = &consulBlock{Consul: Consul{
+			Consul:   service.Consul{Name: name, Address: defaultConsulAddress},
+			Audience: defaultAudience, IdentityTimeout: defaultIdentityTimeout,
+		}}
+		if l.consuls == nil {
+			l.consuls = map[string]*consulBlock{}
+		}
+		l.consuls[name] = c
+	}
+	in.consulAddress("address", &c.Address)
+	in.consulAddress("grpc_address", &c.GRPCAddress)
+	in.file("token_file", dir, &c.TokenFile)
+	in.file("ca_file", dir, &c.CAFile)
+	in.file("cert_file", dir, &c.CertFile)
+	in.file("key_file", dir, &c.KeyFile)
+	in.file("grpc_ca_file", dir, &c.GRPCCAFile)
+	in.str("tls_server_name", &c.TLSServerName)
+	in.str("datacenter", &c.Datacenter)
+	in.str("namespace", &c.Namespace)
+	in.str("partition", &c.Partition)
+	in.str("auth_method", &c.AuthMethod)
+	if in.str("audience", &c.Audience) && c.Audience == "" {
+		in.fail("audience", "is empty")
+	}
+	in.duration("identity_timeout", &c.IdentityTimeout)
+	c.at = in.at("cert_file")
+}
+
+// consulAddress reads where an API of Consul's is.
+func (s *section) consulAddress(name string, dst *string) {
+	var address string
+	if !s.str(name, &address) {
+		return
+	}
+	if err := checkConsulAddress(address); err != nil {
+		s.fail(name, "%v", err)
+		return
+	}
+	*dst = address
+}
+
+// checkConsulAddress takes a host with a port, with http:// or https:// or without, and
+// unix:// with an absolute path.
+func checkConsulAddress(address string) error {
+	bad := fmt.Errorf(`%q is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`, address)
+	if socket, isUnix := strings.CutPrefix(address, "unix://"); isUnix {
+		if !strings.HasPrefix(socket, "/") {
+			return bad
+		}
+		return nil
+	}
+	host := address
+	if strings.Contains(address, "://") {
+		u, err := url.Parse(address)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || strings.TrimSuffix(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
+			return bad
+		}
+		host = u.Host
+	}
+	name, port, err := net.SplitHostPort(host)
+	if n, errPort := strconv.Atoi(port); err != nil || errPort != nil || name == "" || n < 1 || n > 65535 {
+		return bad
+	}
+	return nil
+}
