@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
@@ -36,11 +35,10 @@ func (r *run) readPrograms(path string) error {
 	}
 	for _, s := range r.spec.GetSidecars() {
 		c, err := r.sidecar(s)
-		if err != nil {
-			bad(fmt.Errorf("sidecar %q: %w", s.GetCommand(), err))
-			continue
+		if err == nil {
+			_, err = c.plan(w)
 		}
-		if _, err := c.plan(w); err != nil {
+		if err != nil {
 			bad(err)
 		}
 		r.sidecars = append(r.sidecars, c)
@@ -51,45 +49,21 @@ func (r *run) readPrograms(path string) error {
 	return nil
 }
 
-// sidecar finds a sidecar's service, and its user: its own, the workload's or that of
-// exec, in this order.
+// sidecar finds a sidecar's service: the one that it names, or the only one that has a
+// proxy. Its user is its own, the workload's or that of exec, in this order.
 func (r *run) sidecar(s *hostv1.Sidecar) (c *sidecar, err error) {
-	c = &sidecar{spec: s, user: r.user}
-	if c.service, err = sidecarService(r.spec.GetServices(), s.GetService()); err != nil {
-		return nil, err
+	c = &sidecar{spec: s, service: s.GetService(), user: r.user}
+	for _, service := range r.spec.GetServices() {
+		if c.service == "" && hasProxy(service) {
+			c.service = service.GetName()
+		}
 	}
 	if name := cmp.Or(s.GetUser(), r.spec.GetUser()); name != "" {
 		if c.user, err = launch.LookupUser(name); err != nil {
-			return nil, fmt.Errorf("user: %w", err)
+			return nil, fmt.Errorf("sidecar %q: user: %w", c.service, err)
 		}
 	}
 	return c, nil
-}
-
-// sidecarService is the service that a sidecar is for: the one that it names, or the
-// only one that has a proxy.
-func sidecarService(services []*servicev1.Service, name string) (string, error) {
-	var all, proxied []string
-	for _, s := range services {
-		all = append(all, s.GetName())
-		if hasProxy(s) {
-			proxied = append(proxied, s.GetName())
-		}
-	}
-	switch {
-	case name == "" && len(proxied) == 1:
-		return proxied[0], nil
-	case name == "" && len(proxied) == 0:
-		return "", errors.New("no service has a proxy that it could be: give one connect { sidecar_service {} } or connect { gateway {} }")
-	case name == "":
-		return "", fmt.Errorf("service: name the one whose proxy it is: %q", proxied)
-	case slices.Contains(proxied, name):
-		return name, nil
-	case slices.Contains(all, name):
-		return "", fmt.Errorf("service %q has no proxy: give it connect { sidecar_service {} } or connect { gateway {} }", name)
-	default:
-		return "", fmt.Errorf("the workload has no service %q, only %q", name, all)
-	}
 }
 
 // hasProxy says whether a proxy stands for the service: a sidecar or a gateway.

@@ -1,0 +1,354 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/cli/launch"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+const secret = "8a2f0000-not-a-real-token"
+
+// meshed is a fake whose workloads get ports, tokens and bootstraps.
+type meshed struct {
+	*fake
+	// atStop sees what is there when the workload is stopped.
+	atStop func()
+}
+
+func startMeshed(t *testing.T) *meshed {
+	t.Helper()
+	m := &meshed{fake: newFake(t.TempDir()), atStop: func() {}}
+	l, err := net.Listen("unix", m.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(hostv1connect.NewWorkloadServiceHandler(m))
+	m.server = &http.Server{Handler: mux}
+	m.served.Go(func() { _ = m.server.Serve(l) })
+	t.Cleanup(m.close)
+	return m
+}
+
+func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest], s *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
+	w := &hostv1.Workload{Spec: r.Msg.GetSpec(), Node: "n1", State: "running", Ports: map[string]int32{}}
+	for i, p := range w.GetSpec().GetPorts() {
+		w.Ports[p.GetLabel()] = int32(20000 + i)
+	}
+	for _, service := range w.GetSpec().GetServices() {
+		w.SecretsDir = filepath.Join(m.dir, "secrets")
+		status := &hostv1.ServiceStatus{Name: service.GetName()}
+		write := func(name, text string) (string, error) {
+			path := filepath.Join(w.GetSecretsDir(), service.GetName(), name)
+			return path, os.WriteFile(path, []byte(text), 0o400)
+		}
+		err := os.MkdirAll(filepath.Join(w.GetSecretsDir(), service.GetName()), 0o700)
+		if err == nil && service.GetConnect() != nil {
+			status.TokenFile, err = write("si_token", secret)
+		}
+		if err == nil && hasProxy(service) {
+			status.BootstrapFile, err = write("envoy_bootstrap.json", "{}")
+		}
+		if err != nil {
+			return err
+		}
+		w.Services = append(w.Services, status)
+	}
+	m.mu.Lock()
+	m.workloads[w.GetSpec().GetId()] = w
+	m.mu.Unlock()
+	return s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}})
+}
+
+func (m *meshed) StopWorkload(ctx context.Context, r *connect.Request[hostv1.StopWorkloadRequest], s *connect.ServerStream[hostv1.StopWorkloadResponse]) error {
+	m.atStop()
+	return m.fake.StopWorkload(ctx, r, s)
+}
+
+// run runs a program with a sidecar, both of them scripts of a shell in dir.
+func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) (*exec.Cmd, *output) {
+	t.Helper()
+	testbin.RequireRoot(t, "sidecars of pannier workload run")
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	spec := write("w.hcl", fmt.Sprintf(`workload "w" {
+  network {
+    port "http" {}
+    port "admin-api" {}
+  }
+  service "web" {
+    port = "http"
+    connect {
+      sidecar_service {}
+    }
+  }
+  exec {
+    command = "/bin/sh"
+    args    = [%q, "${port.http}", "${token_file}", "${bootstrap}", "${secrets_dir}", "${workload.id}", "$${x}"]
+    env {
+      PORT = "${port.admin-api}"
+    }
+  }
+  sidecar {
+    command = ["/bin/sh", %q, "${bootstrap}", "${token_file}", "${port.http}", "${node.name}"]
+    env {
+      ADMIN = "${port.admin-api}"
+    }
+  }
+}
+`, write("program", "cd "+dir+"\n"+program), write("sidecar", "cd "+dir+"\n"+sidecar)))
+	cmd := &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec},
+		Env: append(append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket), env...),
+	}
+	out := &output{}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return cmd, out
+}
+
+func contents(path string) string {
+	text, _ := os.ReadFile(path) // What is not there yet is empty.
+	return strings.TrimSpace(string(text))
+}
+
+// awaitProcess waits until a script has written its process id.
+func awaitProcess(t *testing.T, out *output, path string) (pid int) {
+	t.Helper()
+	await(t, out, "a process id in "+path, func() bool {
+		var err error
+		pid, err = strconv.Atoi(contents(path))
+		return err == nil
+	})
+	return pid
+}
+
+func lives(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z")
+}
+
+// Each finds what is its own, in arguments and environment, and never the token itself.
+func TestSidecarAndProgramFindTheirFiles(t *testing.T) {
+	m, dir := startMeshed(t), t.TempDir()
+	cmd, out := m.run(t, dir, `while ! test -s ready; do sleep 0.01; done
+echo "$@" $PORT > program.args; env > program.env; cat "$CONSUL_HTTP_TOKEN_FILE" > token; exit 7`,
+		`echo "$@" $ADMIN > sidecar.args; env > sidecar.env; echo to-stdout; echo ready > ready; exec sleep 60`, "CONSUL_HTTP_TOKEN=the-operators")
+	wait(t, cmd, out, 7)
+	secrets := filepath.Join(m.dir, "secrets")
+	token, bootstrap := secrets+"/web/si_token", secrets+"/web/envoy_bootstrap.json"
+	for name, want := range map[string]string{
+		"program.args": fmt.Sprintf("20000 %s %s %s w ${x} 20001", token, bootstrap, secrets),
+		"sidecar.args": fmt.Sprintf("%s %s 20000 n1 20001", bootstrap, token),
+		"token":        secret,
+	} {
+		if got := contents(filepath.Join(dir, name)); got != want {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, want)
+		}
+	}
+	for _, name := range []string{"program.env", "sidecar.env"} {
+		env := strings.Split(contents(filepath.Join(dir, name)), "\n")
+		for _, want := range []string{
+			"PANNIER_WORKLOAD=w", "PANNIER_PORT_HTTP=20000", "PANNIER_PORT_ADMIN_API=20001", "PANNIER_SECRETS_DIR=" + secrets,
+			"PANNIER_TOKEN_FILE_WEB=" + token, "PANNIER_BOOTSTRAP_FILE_WEB=" + bootstrap, "CONSUL_HTTP_TOKEN_FILE=" + token,
+		} {
+			if !slices.Contains(env, want) {
+				t.Errorf("%s has no %s: %q", name, want, env)
+			}
+		}
+		for _, kv := range env {
+			if strings.Contains(kv, secret) || strings.Contains(kv, "the-operators") {
+				t.Errorf("%s has a token in it: %s", name, kv)
+			}
+		}
+	}
+	if got := out.String(); !strings.Contains(got, "to-stdout\n") || strings.Contains(got, "error") || m.stopped() != 1 {
+		t.Errorf("%d stops; output:\n%s", m.stopped(), got)
+	}
+}
+
+// First up, last down: after the program, after what that left, before the release.
+func TestSidecarEndsLast(t *testing.T) {
+	m, dir := startMeshed(t), t.TempDir()
+	var atStop []string
+	m.atStop = func() { atStop = strings.Fields(contents(filepath.Join(dir, "order"))) }
+	cmd, out := m.run(t, dir, `setsid sh -c 'trap "echo leftover >> order; exit" TERM; echo > left; while :; do sleep 0.01; done' &
+while ! test -e left || ! test -e up; do sleep 0.01; done; echo program >> order; exit 3`,
+		`sh -c 'trap "" TERM; while :; do sleep 0.05; done' &
+trap "sleep 0.1; echo sidecar >> order; exit" TERM; echo > up; while :; do sleep 0.01; done`)
+	wait(t, cmd, out, 3)
+	if want := []string{"program", "leftover", "sidecar"}; !slices.Equal(atStop, want) {
+		t.Errorf("when it was released, %q had ended, want %q; output:\n%s", atStop, want, out)
+	}
+	if got := out.String(); !strings.Contains(got, "that the program had left running") || strings.Contains(got, `sidecar "web"`) {
+		t.Errorf("output:\n%s", got)
+	}
+}
+
+func TestSidecarThatEndsIsToldAndStartedAgain(t *testing.T) {
+	m, dir := startMeshed(t), t.TempDir()
+	cmd, out := m.run(t, dir, "while ! test -e twice; do sleep 0.01; done", "test -e once && echo > twice && exec sleep 60; echo > once; exit 9")
+	wait(t, cmd, out, 0)
+	for _, want := range []string{`sidecar "web" ended with exit code 9 after `, "; it is started again in ", `sidecar "web" is started again (pid `} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not told:\n%s", want, out)
+		}
+	}
+}
+
+func TestNoProgramWithoutItsSidecar(t *testing.T) {
+	testbin.RequireRoot(t, "sidecars of pannier workload run")
+	m, dir := startMeshed(t), t.TempDir()
+	spec := filepath.Join(dir, "w.hcl")
+	text := fmt.Sprintf(`workload "w" {
+  service "web" {
+    port = "8080"
+    connect {
+      sidecar_service {}
+    }
+  }
+  sidecar {
+    command = ["no-such-proxy"]
+  }
+  exec {
+    command = "touch"
+    args    = [%q]
+  }
+}
+`, filepath.Join(dir, "ran"))
+	if err := os.WriteFile(spec, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec}, Env: append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket)}
+	out := &output{}
+	cmd.Stdout, cmd.Stderr = out, out
+	_ = cmd.Run()
+	if code := cmd.ProcessState.ExitCode(); code != 125 || !strings.Contains(out.String(), `error: sidecar "web": command "no-such-proxy" not found`) {
+		t.Errorf("exit code %d; output:\n%s", code, out)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil || m.stopped() != 1 {
+		t.Errorf("the program ran, or there were %d stops", m.stopped())
+	}
+}
+
+func TestSidecarDiesWithTheCommand(t *testing.T) {
+	m, dir := startMeshed(t), t.TempDir()
+	cmd, out := m.run(t, dir, "echo $$ > program.pid; exec sleep 60", "echo $$ > sidecar.pid; exec sleep 60")
+	program, sidecar := awaitProcess(t, out, filepath.Join(dir, "program.pid")), awaitProcess(t, out, filepath.Join(dir, "sidecar.pid"))
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	await(t, out, "the end of both", func() bool { return !lives(program) && !lives(sidecar) })
+}
+
+// Signals are the program's. One that comes while the sidecar takes its time to end is
+// for that.
+func TestSignalsAndSidecars(t *testing.T) {
+	m, dir := startMeshed(t), t.TempDir()
+	cmd, out := m.run(t, dir, "trap 'exit 4' TERM; echo $$ > program.pid; while :; do sleep 0.01; done",
+		"trap 'echo >> asked' TERM; echo $$ > sidecar.pid; while :; do sleep 0.01; done")
+	awaitProcess(t, out, filepath.Join(dir, "program.pid"))
+	sidecar := awaitProcess(t, out, filepath.Join(dir, "sidecar.pid"))
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	await(t, out, "the sidecar to be asked", func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
+	began := time.Now()
+	// It ends when the signal is not taken for an echo of the first one any more.
+	for lives(sidecar) && time.Since(began) < sidecarGrace/2 {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		time.Sleep(20 * time.Millisecond)
+	}
+	wait(t, cmd, out, 4)
+	if !strings.Contains(out.String(), `sidecar "web" did not end when it was asked to: it is killed`) || time.Since(began) > sidecarGrace/2 {
+		t.Errorf("after %s; output:\n%s", time.Since(began), out)
+	}
+}
+
+// A variable that will have no value is told before anything is started.
+func TestVariablesOfProgramsAreChecked(t *testing.T) {
+	spec := &hostv1.WorkloadSpec{
+		Id: "w", Exec: &hostv1.Exec{Command: "x", Args: []string{"${port.htp}"}},
+		Ports: []*hostv1.Port{{Label: "http"}},
+		Services: []*servicev1.Service{
+			{Name: "a", Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{}}},
+			{Name: "b", Connect: &servicev1.Connect{Native: true}},
+		},
+		Sidecars: []*hostv1.Sidecar{
+			{Command: []string{"envoy", "${bootstrap}"}, Env: map[string]string{"A": "${token}"}},
+			{Command: []string{"envoy"}, User: "no-such-user"},
+		},
+	}
+	err := (&run{spec: spec}).readPrograms("w.hcl")
+	for _, want := range []string{
+		"w.hcl: exec: args[0]: unknown variable ${port.htp}; known are ${bootstrap}, ${node.name}, ${port.http}, ${secrets_dir}, ${workload.id}",
+		`w.hcl: sidecar "a": env: A: unknown variable ${token}`,
+		`w.hcl: sidecar "a": user: there is no user "no-such-user"`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in\n%v", want, err)
+		}
+	}
+}
+
+// A sidecar's user is its own, the workload's or the program's; its service is the one
+// with a proxy where it names none.
+func TestSettlingASidecar(t *testing.T) {
+	proxied := &servicev1.Connect{SidecarService: &servicev1.SidecarService{}}
+	services := []*servicev1.Service{{Name: "plain"}, {Name: "native", Connect: &servicev1.Connect{Native: true}}, {Name: "web", Connect: proxied}}
+	for _, c := range []struct{ own, workload, exec, want string }{
+		{"", "", "", ""}, {"", "", "3", "3"}, {"", "2", "3", "2"}, {"1", "2", "3", "1"},
+	} {
+		r := &run{spec: &hostv1.WorkloadSpec{
+			Id: "w", User: c.workload, Exec: &hostv1.Exec{Command: "x"}, Services: services,
+			Sidecars: []*hostv1.Sidecar{{Command: []string{"x"}, User: c.own}},
+		}}
+		if c.exec != "" {
+			r.user = &launch.User{UID: 3}
+		}
+		if err := r.readPrograms("w.hcl"); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if u := r.sidecars[0].user; u != nil {
+			got = strconv.Itoa(u.UID)
+		}
+		if got != c.want || r.sidecars[0].service != "web" {
+			t.Errorf("%+v: got user %q of %q", c, got, r.sidecars[0].service)
+		}
+	}
+	r := &run{spec: &hostv1.WorkloadSpec{Services: append(services, &servicev1.Service{Name: "gate", Connect: proxied})}}
+	if c, err := r.sidecar(&hostv1.Sidecar{Service: "gate"}); err != nil || c.service != "gate" {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
