@@ -1,0 +1,175 @@
+package tokens
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"fmt"
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/keyed"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Bounds of what Consul is asked for.
+const (
+	derivePerSecond = 500 // tokens, of all workloads together
+	deriveBurst     = 500 // tokens that may be asked for at once after a pause
+)
+
+// Ledger is what the authority needs of cluster.Node.
+type Ledger interface {
+	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error)
+	DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error)
+	PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error)
+	Identity(ctx context.Context) (claim.Cluster, error)
+}
+
+// Config is what an Authority works with.
+type Config struct {
+	Ledger Ledger
+	// Consuls are the agent's consul blocks by name.
+	Consuls map[string]service.Consul
+	// Identity runs fn with a client of the identity plugin, within the bound of one
+	// call, and again when the plugin ended in the middle of it
+	// (catalog.Catalog.DoIdentity).
+	Identity func(ctx context.Context, fn func(ctx context.Context, c identity.Identity) error) error
+	// Sealer keeps the private part of the signing key from the ledger's readers.
+	Sealer *secrets.Sealer
+	Events *events.Bus
+	Log    hclog.Logger
+}
+
+// Authority gives tokens and takes them back. It is safe for concurrent use and owns no
+// goroutine.
+type Authority struct {
+	Config
+
+	tokens  keyed.Locks[string] // by id
+	derives *rate.Limiter
+	revokes *rate.Limiter // of the sweep
+
+	mu      sync.Mutex
+	cluster string // Pannier's id of the cluster; empty: not read yet
+	signer  *signer
+}
+
+// New makes an authority.
+func New(cfg Config) *Authority {
+	return &Authority{
+		Config:  cfg,
+		derives: rate.NewLimiter(derivePerSecond, deriveBurst),
+		revokes: rate.NewLimiter(revokePerSecond, revokeParallel),
+	}
+}
+
+// Intend notes in the ledger that Consul will be asked for t. Errors:
+// FailedPrecondition where its workload does not run on its node, or the id is taken.
+func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
+	if _, err := a.consul(t.Consul); err != nil {
+		return err
+	}
+	t.Accessor = ""
+	_, err := a.Ledger.PutToken(ctx, t)
+	return ledgerError(err)
+}
+
+// OnNode lists the ledger's tokens of a node, those of workloads that are gone
+// included.
+func (a *Authority) OnNode(ctx context.Context, node string) (all []claim.Token, err error) {
+	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		all, err = tx.TokensOn(node)
+		return err
+	})
+	return all, ledgerError(err)
+}
+
+// Listed is a token of the ledger.
+type Listed struct {
+	claim.Token
+	// Orphan: its workload is gone, so the next sweep revokes it.
+	Orphan bool
+}
+
+// List reads the tokens of a namespace, or with an empty one of all, and of a workload,
+// or with an empty one of all, from the ledger.
+func (a *Authority) List(ctx context.Context, namespace, workload string) (all []Listed, err error) {
+	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		found, err := tx.Tokens(namespace)
+		if err != nil {
+			return err
+		}
+		for _, t := range found {
+			if workload != "" && t.Workload.ID != workload {
+				continue
+			}
+			why, err := orphaned(tx, &t)
+			if err != nil {
+				return err
+			}
+			all = append(all, Listed{Token: t, Orphan: why != ""})
+		}
+		return nil
+	})
+	return all, ledgerError(err)
+}
+
+// Read reads a token back from this node's Consul agent. NotFound: the agent does not
+// know it, or not yet.
+func (a *Authority) Read(ctx context.Context, consul, secret string) error {
+	c, err := a.consul(consul)
+	if err != nil {
+		return err
+	}
+	err = a.Identity(ctx, func(ctx context.Context, i identity.Identity) error {
+		_, err := i.Read(ctx, c, secret)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read the token back from Consul %q: %w", consul, err)
+	}
+	return nil
+}
+
+// consul finds one of the agent's consul blocks.
+func (a *Authority) consul(name string) (service.Consul, error) {
+	c, ok := a.Consuls[name]
+	if ok {
+		return c, nil
+	}
+	known := "the agent's configuration has none"
+	if len(a.Consuls) > 0 {
+		known = "known are " + strings.Join(slices.Sorted(maps.Keys(a.Consuls)), ", ")
+	}
+	return c, coded(codes.FailedPrecondition, fmt.Errorf("no consul block is named %q: %s", name, known))
+}
+
+// clusterID is what tells this cluster's tokens from those of others.
+func (a *Authority) clusterID(ctx context.Context) (string, error) {
+	a.mu.Lock()
+	id := a.cluster
+	a.mu.Unlock()
+	if id != "" {
+		return id, nil
+	}
+	c, err := a.Ledger.Identity(ctx)
+	if err != nil {
+		return "", ledgerError(err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.cluster = c.ID
+	return c.ID, nil
+}

@@ -1,0 +1,145 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/sdk/identity"
+)
+
+// undoTimeout bounds the attempt to end a token that was given and cannot be kept.
+const undoTimeout = 10 * time.Second
+
+// Derive asks Consul for the token that the ledger knows as t.ID, for the workload and
+// the service that the ledger names, and notes its accessor where that is another. It
+// may be repeated; a minted token is the same each time, a login gives another.
+//
+// Errors: FailedPrecondition where the ledger does not know the token or its workload
+// does not run on its node any more; PermissionDenied where t says something else than
+// the ledger; ResourceExhausted where ctx ends before it would be its turn; else the
+// plugin's.
+func (a *Authority) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
+	unlock, err := a.tokens.Lock(ctx, t.ID)
+	if err != nil {
+		return derived, "", err
+	}
+	defer unlock()
+	noted, err := a.noted(ctx, t)
+	if err == nil {
+		derived, secret, err = a.derive(ctx, noted)
+	}
+	if err != nil {
+		return claim.Token{}, "", fmt.Errorf("token for service %q of workload %q: %w", t.Service, t.Workload, err)
+	}
+	return derived, secret, nil
+}
+
+// noted is the ledger's record of a token that may be derived.
+func (a *Authority) noted(ctx context.Context, t claim.Token) (noted claim.Token, err error) {
+	var why string
+	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		if noted, err = tx.Token(t.ID); err != nil {
+			return err
+		}
+		why, err = orphaned(tx, &noted)
+		return err
+	})
+	switch {
+	case err != nil:
+		return noted, ledgerError(err)
+	case !noted.SamePurpose(t):
+		return noted, otherPurpose(t)
+	case why != "":
+		return noted, coded(codes.FailedPrecondition, fmt.Errorf("no token is given: %s", why))
+	}
+	return noted, nil
+}
+
+// derive asks Consul; the token's lock is held.
+func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, string, error) {
+	consul, err := a.consul(t.Consul)
+	if err != nil {
+		return t, "", err
+	}
+	req := identity.DeriveRequest{ID: t.ID}
+	if req.Subject, err = a.subject(ctx, t); err != nil {
+		return t, "", err
+	}
+	if err := a.derives.Wait(ctx); err != nil {
+		return t, "", coded(codes.ResourceExhausted, fmt.Errorf("more than %d tokens a second are asked for: %w", derivePerSecond, err))
+	}
+	if consul.AuthMethod != "" {
+		if req.JWT, err = a.sign(ctx, req.Subject); err != nil {
+			return t, "", err
+		}
+	}
+	var got identity.Token
+	var secret string
+	err = a.Identity(ctx, func(ctx context.Context, i identity.Identity) (err error) {
+		got, secret, err = i.Derive(ctx, consul, req)
+		return err
+	})
+	crashpoint.Here("token", "derived")
+	if err != nil {
+		return t, "", err
+	}
+	if got.Accessor == "" || secret == "" {
+		return t, "", coded(codes.Internal, errors.New("the identity plugin gave no token, and no error: report this to its author"))
+	}
+	if got.Accessor == t.ID {
+		return t, secret, nil
+	}
+	return a.note(ctx, t, got, secret)
+}
+
+// note writes down the accessor of a token that was given by login. One that cannot be
+// noted is ended again: nobody would know of it.
+func (a *Authority) note(ctx context.Context, t claim.Token, got identity.Token, secret string) (claim.Token, string, error) {
+	t.Accessor, t.ExpiresAt = got.Accessor, got.ExpiresAt
+	result, err := a.Ledger.PutToken(ctx, t)
+	if err == nil {
+		return result.Token, secret, nil
+	}
+	err = fmt.Errorf("note its accessor: %w", ledgerError(err))
+	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if _, undoErr := a.end(undoing, t, secret); undoErr != nil {
+		a.Log.Warn("a token that was given could not be kept, nor ended", "workload", t.Workload, "service", t.Service,
+			"accessor", t.Accessor, "ends", t.ExpiresAt, "error", undoErr)
+	}
+	return t, "", err
+}
+
+// subject is whom a token is for, as Consul's description and the JWT say it.
+func (a *Authority) subject(ctx context.Context, t claim.Token) (identity.Subject, error) {
+	cluster, err := a.clusterID(ctx)
+	return identity.Subject{
+		Cluster: cluster, Node: t.Node, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service,
+	}, err
+}
+
+// orphaned says why a token's workload does not need it any more; empty: it does.
+func orphaned(tx *state.ReadTx, t *claim.Token) (why string, err error) {
+	w, err := tx.Workload(t.Workload)
+	switch {
+	case errors.Is(err, claim.ErrWorkloadNotFound):
+		return fmt.Sprintf("workload %q is not known any more", t.Workload), nil
+	case err != nil:
+		return "", err
+	case t.BelongsTo(w):
+		return "", nil
+	case w.Status != claim.Running:
+		return fmt.Sprintf("workload %q has ended", t.Workload), nil
+	case w.Node != t.Node:
+		return fmt.Sprintf("workload %q runs on node %q, not on node %q", t.Workload, w.Node, t.Node), nil
+	default:
+		return fmt.Sprintf("workload %q was started again since", t.Workload), nil
+	}
+}

@@ -1,0 +1,337 @@
+package tokens
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/catalog"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds every wait; a wait ends as soon as what it waits for is there.
+const patience = 30 * time.Second
+
+// world is an authority on a real ledger.
+type world struct {
+	*Authority
+	t      *testing.T
+	dir    string
+	ledger *clustertest.Server
+	log    *bytes.Buffer
+	ids    int
+}
+
+// newWorld makes an authority that asks an identity plugin, or what stands for one.
+func newWorld(t *testing.T, ask func(ctx context.Context, fn func(context.Context, identity.Identity) error) error, consuls ...service.Consul) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), log: &bytes.Buffer{}}
+	w.ledger = clustertest.StartWith(t, cluster.Config{Dir: filepath.Join(w.dir, "cluster")})
+	cfg := Config{
+		Consuls: map[string]service.Consul{}, Identity: ask, Events: events.New(100),
+		Log: hclog.New(&hclog.LoggerOptions{Output: w.log, Level: hclog.Trace}),
+	}
+	for _, c := range consuls {
+		cfg.Consuls[c.Name] = c
+	}
+	w.open(cfg)
+	return w
+}
+
+// open makes the authority anew, as a restart of the agent does.
+func (w *world) open(cfg Config) {
+	w.t.Helper()
+	sealer, err := secrets.Open(filepath.Join(w.dir, "secrets.key"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cfg.Ledger, cfg.Sealer = w.ledger, sealer
+	w.Authority = New(cfg)
+}
+
+func ref(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
+
+// nextID is one that no other test of this process has: they share a Consul.
+func (w *world) nextID() string {
+	idMu.Lock()
+	defer idMu.Unlock()
+	lastID++
+	return fmt.Sprintf("00000000-0000-4000-8000-%012d", lastID)
+}
+
+var (
+	idMu   sync.Mutex
+	lastID int
+)
+
+// start lets a workload run on a node with a token for each service of one Consul.
+func (w *world) start(id, node, consul string, services ...string) (tokens []claim.Token) {
+	w.t.Helper()
+	for _, s := range services {
+		tokens = append(tokens, claim.Token{ID: w.nextID(), Workload: ref(id), Node: node, Service: s, Consul: consul})
+	}
+	if _, err := w.ledger.StartWorkload(w.t.Context(), ref(id), node, nil, tokens...); err != nil {
+		w.t.Fatal(err)
+	}
+	return tokens
+}
+
+func (w *world) stop(id string) {
+	w.t.Helper()
+	if _, err := w.ledger.EndWorkload(w.t.Context(), ref(id)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) derive(t claim.Token) (derived claim.Token, secret string) {
+	w.t.Helper()
+	derived, secret, err := w.Derive(w.within(), t)
+	if err != nil {
+		w.t.Fatalf("derive: %v", err)
+	}
+	return derived, secret
+}
+
+func (w *world) sweep(dryRun bool) Report {
+	w.t.Helper()
+	report, err := w.Sweep(w.within(), dryRun)
+	if err != nil {
+		w.t.Fatalf("sweep: %v", err)
+	}
+	return report
+}
+
+// noted are the ids of the ledger's tokens.
+func (w *world) noted() (ids []string) {
+	w.t.Helper()
+	err := w.ledger.Read(w.t.Context(), func(tx *state.ReadTx) error {
+		all, err := tx.Tokens("")
+		for _, t := range all {
+			ids = append(ids, t.ID)
+		}
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (w *world) token(id string) (t claim.Token) {
+	w.t.Helper()
+	err := w.ledger.Read(w.t.Context(), func(tx *state.ReadTx) (err error) {
+		t, err = tx.Token(id)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return t
+}
+
+// within is a context that ends with the test's patience.
+func (w *world) within() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+// swept are the ids of the tokens of a report that were revoked, and of those that were
+// not with the reason or the error.
+func swept(r Report) (revoked []string, left map[string]string) {
+	left = map[string]string{}
+	for _, s := range r.Swept {
+		switch {
+		case s.Revoked:
+			revoked = append(revoked, s.Token.ID)
+		case s.Err != nil:
+			left[s.Token.ID] = s.Err.Error()
+		default:
+			left[s.Token.ID] = s.Reason
+		}
+	}
+	slices.Sort(revoked)
+	return revoked, left
+}
+
+// sids runs the real identity plugin, with a file of its token for each Consul where
+// there is one.
+func sids(t *testing.T, tokenFiles map[string]string) *catalog.Catalog {
+	t.Helper()
+	dir := t.TempDir()
+	cfg := supervisor.Config{PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true}
+	if err := os.MkdirAll(cfg.PluginDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	copyProgram(t, testbin.Build(t, "plugins/sids"), filepath.Join(cfg.PluginDir, "sids"))
+	blocks := map[string]any{}
+	for name, path := range tokenFiles {
+		blocks[name] = map[string]string{"token_file": path}
+	}
+	config, err := json.Marshal(map[string]any{"consul": blocks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Plugins = []supervisor.Plugin{{Name: "sids", Config: config, Env: []string{"GORACE=atexit_sleep_ms=0"}}}
+	s := supervisor.New(cfg)
+	if err := s.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return catalog.New(s)
+}
+
+func copyProgram(t *testing.T, from, to string) {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	if _, err := io.Copy(out, in); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fake stands for a plugin and its Consuls where one has to fail, or to stall, at an
+// instant. It gives tokens by login where the Consul has an auth method.
+type fake struct {
+	mu     sync.Mutex
+	tokens map[string]map[string]identity.Token // by Consul and accessor
+	calls  []string
+	fail   map[string]error                 // by call, such as "derive" or "list other"
+	before map[string]func(context.Context) // by call
+	after  map[string]func(context.Context) // by call
+	jwts   []string
+}
+
+func newFake() *fake {
+	return &fake{
+		tokens: map[string]map[string]identity.Token{}, fail: map[string]error{},
+		before: map[string]func(context.Context){}, after: map[string]func(context.Context){},
+	}
+}
+
+func (f *fake) ask(ctx context.Context, fn func(context.Context, identity.Identity) error) error {
+	return fn(ctx, f)
+}
+
+// call makes what was set for a call happen, around what it does.
+func (f *fake) call(ctx context.Context, name string, c service.Consul, do func(has map[string]identity.Token) error) error {
+	f.mu.Lock()
+	f.calls = append(f.calls, name)
+	before, after := f.before[name], f.after[name]
+	f.mu.Unlock()
+	if before != nil {
+		before(ctx)
+	}
+	f.mu.Lock()
+	err := f.fail[name]
+	if err == nil {
+		err = f.fail[name+" "+c.Name]
+	}
+	if f.tokens[c.Name] == nil {
+		f.tokens[c.Name] = map[string]identity.Token{}
+	}
+	if err == nil {
+		err = do(f.tokens[c.Name])
+	}
+	f.mu.Unlock()
+	if after != nil {
+		after(ctx)
+	}
+	return err
+}
+
+func (f *fake) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (token identity.Token, secret string, err error) {
+	err = f.call(ctx, "derive", c, func(has map[string]identity.Token) error {
+		token = identity.Token{Accessor: req.ID, Subject: req.Subject, CreatedAt: time.Now()}
+		if c.AuthMethod != "" {
+			token.Accessor, token.ExpiresAt = fmt.Sprintf("99999999-0000-4000-8000-%012d", len(f.jwts)), time.Now().Add(time.Hour)
+			f.jwts = append(f.jwts, req.JWT)
+		}
+		has[token.Accessor] = token
+		secret = "secret-of-" + token.Accessor
+		return nil
+	})
+	return token, secret, err
+}
+
+func (f *fake) Read(ctx context.Context, c service.Consul, secret string) (token identity.Token, err error) {
+	err = f.call(ctx, "read", c, func(has map[string]identity.Token) error {
+		var there bool
+		if token, there = has[strings.TrimPrefix(secret, "secret-of-")]; !there {
+			return status.Error(codes.NotFound, "no such token")
+		}
+		return nil
+	})
+	return token, err
+}
+
+func (f *fake) Revoke(ctx context.Context, c service.Consul, accessor, secret string) error {
+	return f.call(ctx, "revoke", c, func(has map[string]identity.Token) error {
+		if c.AuthMethod != "" && secret == "" {
+			return status.Error(codes.FailedPrecondition, "the plugin has no token for it")
+		}
+		delete(has, accessor)
+		return nil
+	})
+}
+
+func (f *fake) List(ctx context.Context, c service.Consul, cluster string) (all []identity.Token, err error) {
+	err = f.call(ctx, "list", c, func(has map[string]identity.Token) error {
+		all = slices.Collect(maps.Values(has)) // of all clusters: the authority may not rely on it
+		return nil
+	})
+	return all, err
+}
+
+// has are the accessors of the tokens that a Consul has.
+func (f *fake) has(consul string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Sorted(maps.Keys(f.tokens[consul]))
+}
+
+func (f *fake) count(call string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}

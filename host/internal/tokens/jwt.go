@@ -1,0 +1,165 @@
+package tokens
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/sdk/identity"
+)
+
+// What a JWT says of itself.
+const (
+	jwtIssuer   = "pannier"
+	jwtAudience = "consul.io" // as Nomad's workload identities for Consul have it
+	jwtLife     = 5 * time.Minute
+)
+
+// privateKey is the private part's name in what is sealed: PKCS #8 in base64.
+const privateKey = "private_key"
+
+// jwtClaims are those of RFC 7519 and whom the JWT is for. Consul's auth method maps the
+// latter (ClaimMappings).
+type jwtClaims struct {
+	jwt.Claims
+	Cluster   string `json:"pannier_cluster"`
+	Node      string `json:"pannier_node"`
+	Namespace string `json:"pannier_namespace"`
+	Workload  string `json:"pannier_workload"`
+	Service   string `json:"pannier_service"`
+}
+
+// signer signs with the cluster's key.
+type signer struct {
+	jose.Signer
+	public []byte // as a JSON Web Key
+}
+
+// sign makes a JWT that says whom a token is for.
+func (a *Authority) sign(ctx context.Context, s identity.Subject) (string, error) {
+	key, err := a.signingKey(ctx)
+	if err != nil {
+		return "", err
+	}
+	now := time.Now()
+	text, err := jwt.Signed(key).Claims(jwtClaims{
+		Claims: jwt.Claims{
+			Issuer: jwtIssuer, Subject: s.Namespace + "/" + s.Workload + "/" + s.Service, Audience: jwt.Audience{jwtAudience},
+			IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(jwtLife)),
+			ID: rand.Text(),
+		},
+		Cluster: s.Cluster, Node: s.Node, Namespace: s.Namespace, Workload: s.Workload, Service: s.Service,
+	}).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("sign a JWT: %w", err)
+	}
+	return text, nil
+}
+
+// JWKS is the JSON Web Key Set (RFC 7517) that checks the cluster's JWTs. It makes the key
+// where there is none yet.
+func (a *Authority) JWKS(ctx context.Context) ([]byte, error) {
+	key, err := a.signingKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(map[string][]json.RawMessage{"keys": {key.public}})
+}
+
+// signingKey is the cluster's, made at the first need. This process reads it once.
+func (a *Authority) signingKey(ctx context.Context) (*signer, error) {
+	a.mu.Lock()
+	key := a.signer
+	a.mu.Unlock()
+	if key != nil {
+		return key, nil
+	}
+	var standing claim.SigningKey
+	var found bool
+	err := a.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		standing, found, err = tx.SigningKey()
+		return err
+	})
+	if err == nil && !found {
+		standing, err = a.makeSigningKey(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's signing key: %w", ledgerError(err))
+	}
+	if key, err = a.open(standing); err != nil {
+		return nil, fmt.Errorf("the cluster's signing key %s: %w", standing.ID, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.signer = key
+	return key, nil
+}
+
+// makeSigningKey offers a new key to the ledger and returns the one that stands.
+func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return claim.SigningKey{}, err
+	}
+	public := jose.JSONWebKey{Key: private.Public(), Algorithm: string(jose.ES256), Use: "sig"}
+	thumbprint, err := public.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return claim.SigningKey{}, err
+	}
+	public.KeyID = base64.RawURLEncoding.EncodeToString(thumbprint)
+	k := claim.SigningKey{ID: public.KeyID}
+	if k.Public, err = public.MarshalJSON(); err != nil {
+		return k, err
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return k, err
+	}
+	if k.Sealed, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)}, forSigningKey(k.ID)); err != nil {
+		return k, err
+	}
+	return a.Ledger.PutSigningKey(ctx, k)
+}
+
+// forSigningKey binds what is sealed to being the signing key of that id.
+func forSigningKey(id string) []byte { return []byte("signing key\x00" + id) }
+
+// open unseals a key and makes its signer.
+func (a *Authority) open(k claim.SigningKey) (*signer, error) {
+	opened, err := a.Sealer.Unseal(k.Sealed, forSigningKey(k.ID))
+	switch {
+	case errors.Is(err, secrets.ErrKey):
+		return nil, errors.New("it was sealed with another secrets key than this agent's: restore secrets.key in the data directory from a backup")
+	case err != nil:
+		return nil, errors.New("what is sealed in the ledger is damaged: restore the ledger from a backup")
+	}
+	der, err := base64.StdEncoding.DecodeString(opened[privateKey])
+	if err != nil {
+		return nil, errors.New("its private part cannot be read") // the cause could quote it
+	}
+	private, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		return nil, errors.New("its private part cannot be read")
+	}
+	made, err := jose.NewSigner(
+		jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: private, KeyID: k.ID}},
+		(&jose.SignerOptions{}).WithType("JWT"))
+	if err != nil {
+		return nil, fmt.Errorf("use it: %w", err)
+	}
+	return &signer{Signer: made, public: k.Public}, nil
+}

@@ -1,0 +1,113 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/sdk/identity"
+)
+
+const (
+	// longestLogin bounds the life of a token that was given by login and of which
+	// nothing is known: what Consul allows by default (max_token_ttl of an auth method
+	// is at most 24h), and the time that a start may take.
+	longestLogin = 25 * time.Hour
+	// clockMargin is how far Consul's clock may be behind ours.
+	clockMargin = time.Minute
+)
+
+// Revoke ends a token and forgets it once Consul has said that it is gone. One that is
+// not known, here or there, is success. secret may be empty where it was minted; of a
+// login without one the ledger keeps the record until the token has ended by itself.
+func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) error {
+	unlock, err := a.tokens.Lock(ctx, t.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if t, err = a.freshest(ctx, t); err != nil {
+		return err
+	}
+	gone, err := a.end(ctx, t, secret)
+	if err != nil {
+		return fmt.Errorf("revoke the token for service %q of workload %q: %w", t.Service, t.Workload, err)
+	}
+	if !gone {
+		return nil
+	}
+	crashpoint.Here("token", "revoked")
+	_, err = a.Ledger.DeleteTokens(ctx, t.ID)
+	return ledgerError(err)
+}
+
+// freshest is the ledger's record of a token, which may know more than the caller, or
+// what the caller says where there is none.
+func (a *Authority) freshest(ctx context.Context, t claim.Token) (noted claim.Token, err error) {
+	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		noted, err = tx.Token(t.ID)
+		return err
+	})
+	switch {
+	case errors.Is(err, claim.ErrTokenNotFound):
+		return t, nil
+	case err != nil:
+		return t, ledgerError(err)
+	case !noted.SamePurpose(t):
+		return t, otherPurpose(t)
+	}
+	return noted, nil
+}
+
+// end makes Consul end a token; gone is false where it is left to end by itself. The
+// token's lock is held.
+func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone bool, err error) {
+	consul, err := a.consul(t.Consul)
+	if err != nil {
+		return false, err
+	}
+	accessor := t.Accessor
+	if accessor == "" {
+		accessor = t.ID
+	}
+	err = a.Identity(ctx, func(ctx context.Context, i identity.Identity) error {
+		return i.Revoke(ctx, consul, accessor, secret)
+	})
+	if secret != "" || !a.byLogin(t) {
+		return err == nil, err
+	}
+	switch status.Code(err) {
+	case codes.OK:
+		return t.Accessor != "" || over(t), nil
+	case codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument:
+		return over(t), nil
+	default:
+		return false, err
+	}
+}
+
+// byLogin says whether a token was, or would have been, given by login.
+func (a *Authority) byLogin(t claim.Token) bool {
+	return a.Consuls[t.Consul].AuthMethod != "" && t.Accessor != t.ID
+}
+
+// over says that a token has ended by itself.
+func over(t claim.Token) bool {
+	ends := endsAt(t)
+	return !ends.IsZero() && time.Now().After(ends.Add(clockMargin))
+}
+
+// endsAt is when a login's token ends by itself; zero: never.
+func endsAt(t claim.Token) time.Time {
+	if t.ExpiresAt.IsZero() && t.Accessor == "" {
+		return t.CreatedAt.Add(longestLogin)
+	}
+	return t.ExpiresAt
+}
