@@ -1,0 +1,148 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// checkPrefix begins the id of each check of a service that is ours. Others, such as
+// that of Consul's maintenance mode, are left alone.
+func checkPrefix(id string) string { return "service:" + id }
+
+// processCheck is the id of the check that Heartbeat feeds.
+func processCheck(id string) string { return checkPrefix(id) + ":process" }
+
+func buildChecks(id string, s *service.Service, port int) (api.AgentServiceChecks, error) {
+	var out api.AgentServiceChecks
+	var process bool
+	for n, c := range s.Checks {
+		check, err := buildCheck(&c, s, port)
+		if err != nil {
+			return nil, fmt.Errorf("check %d: %w", n+1, err)
+		}
+		check.CheckID = fmt.Sprintf("%s:%d", checkPrefix(id), n+1)
+		if c.Type == service.CheckProcess {
+			if process {
+				return nil, errors.New("there are several checks of type process: one says it all")
+			}
+			process = true
+			check.CheckID = processCheck(id)
+		}
+		out = append(out, check)
+	}
+	return out, nil
+}
+
+func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServiceCheck, error) {
+	out := &api.AgentServiceCheck{
+		Name:                   c.Name,
+		Status:                 c.InitialStatus,
+		SuccessBeforePassing:   int(c.SuccessBeforePassing),
+		FailuresBeforeWarning:  int(c.FailuresBeforeWarning),
+		FailuresBeforeCritical: int(c.FailuresBeforeCritical),
+	}
+	if out.Name == "" {
+		out.Name = fmt.Sprintf("service: %q check", s.Name)
+	}
+	if c.Type == service.CheckProcess {
+		out.TTL = c.Interval
+		out.Notes = "passes while the workload's process lives, and fails " + c.Interval + " after the host has last said so"
+		return out, nil
+	}
+	if c.Port != "" {
+		var err error
+		if port, err = number("port", c.Port); err != nil {
+			return nil, err
+		}
+	}
+	if port == 0 {
+		return nil, fmt.Errorf("a check of type %q needs a port, its own or its service's", c.Type)
+	}
+	host := c.Address
+	if host == "" {
+		host = s.Address
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	out.Interval, out.Timeout = c.Interval, c.Timeout
+	out.TLSSkipVerify, out.TLSServerName = c.TLSSkipVerify, c.TLSServerName
+	what, err := target(out, c, net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, err
+	}
+	out.Notes = what + " every " + c.Interval
+	if c.Timeout != "" {
+		out.Notes += ", within " + c.Timeout
+	}
+	return out, nil
+}
+
+// target says to a check what it asks, and returns it in words.
+func target(out *api.AgentServiceCheck, c *service.Check, address string) (string, error) {
+	switch c.Type {
+	case service.CheckHTTP:
+		u, err := checkURL(c, address)
+		if err != nil {
+			return "", err
+		}
+		out.HTTP, out.Method, out.Body = u, c.Method, c.Body
+		for name, values := range c.Header {
+			if out.Header == nil {
+				out.Header = map[string][]string{}
+			}
+			out.Header[name] = values.Values
+		}
+		method := c.Method
+		if method == "" {
+			method = http.MethodGet
+		}
+		return method + " " + u, nil
+	case service.CheckTCP:
+		out.TCP = address
+		return "tcp " + address, nil
+	case service.CheckGRPC:
+		out.GRPC, out.GRPCUseTLS = address, c.GRPCUseTLS
+		if c.GRPCService != "" {
+			out.GRPC += "/" + c.GRPCService
+		}
+		return "grpc " + out.GRPC, nil
+	}
+	return "", fmt.Errorf("type %q is none of http, tcp, grpc and process", c.Type)
+}
+
+// checkURL puts the path, which may have a query, behind the address.
+func checkURL(c *service.Check, address string) (string, error) {
+	scheme := c.Protocol
+	if scheme == "" {
+		scheme = "http"
+	}
+	path, err := url.Parse(c.Path)
+	if err != nil {
+		return "", fmt.Errorf("path: %w", err)
+	}
+	if path.IsAbs() || path.Host != "" {
+		return "", fmt.Errorf("path %q has a host: use address and port", c.Path)
+	}
+	return (&url.URL{Scheme: scheme, Host: address}).ResolveReference(path).String(), nil
+}
+
+// number reads a port; empty is 0.
+func number(what, text string) (int, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("%s %q is no port number", what, text)
+	}
+	return int(n), nil
+}

@@ -1,0 +1,183 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The policies of the package's documentation, and nothing else.
+const (
+	policy = `
+service_prefix "" { policy = "write" }
+node_prefix    "" { policy = "read" }
+agent_prefix   "" { policy = "read" }
+`
+	gatewayPolicy = policy + `mesh = "write"`
+)
+
+// rig is a real Consul with ACLs, and a plugin's implementation with a token of the
+// documented policy.
+type rig struct {
+	*consul.Cluster
+	*Services
+	consul service.Consul // through proxy
+	proxy  *consul.Proxy
+	admin  *api.Client
+}
+
+func start(t *testing.T, rules string, opts consul.Options) *rig {
+	t.Helper()
+	opts.ACL = true
+	c := consul.Start(t, opts)
+	c.Policy(t, "node", rules)
+	r := &rig{Cluster: c, Services: New(), proxy: c.Proxy(t, 0), admin: c.Client(c.Management)}
+	t.Cleanup(func() { _ = r.Services.Close() })
+	r.consul = r.proxy.Service(c.Service("default", c.TokenFile(t, c.Token(t, "node"))))
+	return r
+}
+
+var owner = registration.Owner{Cluster: "c1", Node: "n1"}
+
+// instance is a service of the workload "w".
+func instance(name string, change ...func(*service.Service)) registration.Instance {
+	i := registration.Instance{
+		ID: "pannier:n1:default:w:" + name, Owner: owner, Namespace: "default", Workload: "w",
+		Service: service.Service{Name: name, Port: "8080", Tags: []string{"a", "b"}, Meta: map[string]string{"k": "v"}},
+	}
+	for _, f := range change {
+		f(&i.Service)
+	}
+	return i
+}
+
+func (r *rig) register(t *testing.T, instances ...registration.Instance) {
+	t.Helper()
+	for _, i := range instances {
+		if _, err := r.Register(t.Context(), r.consul, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// sync is Sync at once, and what it did in words.
+func (r *rig) sync(t *testing.T, instances ...registration.Instance) (index uint64, done []string) {
+	t.Helper()
+	return r.syncFrom(t, 0, instances...)
+}
+
+func (r *rig) syncFrom(t *testing.T, index uint64, instances ...registration.Instance) (uint64, []string) {
+	t.Helper()
+	index, changes, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: owner, Instances: instances, Index: index, Wait: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done []string
+	for _, c := range changes {
+		done = append(done, fmt.Sprintf("%s %s: %s", c.Action, strings.TrimPrefix(c.ID, "pannier:n1:default:w:"), c.Reason))
+	}
+	return index, done
+}
+
+// quiet fails unless a pass writes nothing, and asks nothing but the one query.
+func (r *rig) quiet(t *testing.T, instances ...registration.Instance) {
+	t.Helper()
+	before := len(r.proxy.Requests())
+	if _, done := r.sync(t, instances...); len(done) > 0 {
+		t.Errorf("a pass without drift has done %v", done)
+	}
+	if asked := r.proxy.Requests()[before:]; len(asked) != 1 || !strings.HasPrefix(asked[0], "GET /v1/internal/ui/node/") {
+		t.Errorf("a pass without drift asked %v", asked)
+	}
+}
+
+// settled syncs until a pass has done nothing: the agent has told the catalog.
+func (r *rig) settled(t *testing.T, instances ...registration.Instance) uint64 {
+	t.Helper()
+	index, done := r.sync(t, instances...)
+	if len(done) > 0 {
+		t.Fatalf("the first pass after the registration has done %v", done)
+	}
+	return index
+}
+
+// inCatalog is what the catalog has; nil: nothing.
+func (r *rig) inCatalog(t *testing.T, id string) *api.AgentService {
+	t.Helper()
+	list, _, err := r.admin.Catalog().NodeServiceList("server-0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Services {
+		if s.ID == id {
+			return s
+		}
+	}
+	return nil
+}
+
+// checks are the catalog's of a service, by id.
+func (r *rig) checks(t *testing.T, id string) map[string]*api.HealthCheck {
+	t.Helper()
+	all, _, err := r.admin.Health().Node("server-0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]*api.HealthCheck{}
+	for _, c := range all {
+		if c.ServiceID == id {
+			out[c.CheckID] = c
+		}
+	}
+	return out
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+func wantCode(t *testing.T, err error, code codes.Code, text ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %s", err, code)
+		return
+	}
+	for _, s := range text {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%q is not in the error: %v", s, err)
+		}
+	}
+}
+
+func wantDone(t *testing.T, done []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(done, want) {
+		t.Errorf("done: %q, want %q", done, want)
+	}
+}
+
+func bounded(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -1,0 +1,157 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/hashicorp/consul/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/internal/consul"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Services is a registration plugin for Consul. It is safe for concurrent use.
+type Services struct {
+	pool *consul.Pool
+
+	mu    sync.Mutex
+	nodes map[service.Consul]string              // the names of the agents' nodes
+	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
+}
+
+var _ registration.Registration = (*Services)(nil)
+
+// New makes a Services without connections.
+func New() *Services {
+	return &Services{
+		pool:  consul.NewPool(),
+		nodes: map[service.Consul]string{},
+		tags:  map[service.Consul]map[string][]string{},
+	}
+}
+
+// Close closes the connections to all Consuls. It may be called again.
+func (s *Services) Close() error { return s.pool.Close() }
+
+// Register implements registration.Registration.
+func (s *Services) Register(ctx context.Context, c service.Consul, i registration.Instance) (proxyID string, err error) {
+	w, err := want(i)
+	if err != nil {
+		return "", err
+	}
+	agent, err := s.agent(c)
+	if err != nil {
+		return "", err
+	}
+	if err := agent.configure(ctx, i); err != nil {
+		return "", err
+	}
+	if err := agent.register(ctx, w.registration, true); err != nil {
+		return "", err
+	}
+	if w.sidecar == nil { // it may have had one
+		if err := agent.removeAny(ctx, i.ID+sidecarSuffix); err != nil {
+			return "", err
+		}
+	}
+	if i.Service.EnableTagOverride {
+		s.remember(c, i.ID, i.Service.Tags)
+		if err := s.settleTags(ctx, agent, i); err != nil {
+			return "", err
+		}
+	}
+	return w.proxyID(), nil
+}
+
+// Deregister implements registration.Registration.
+func (s *Services) Deregister(ctx context.Context, c service.Consul, id string) error {
+	agent, err := s.agent(c)
+	if err != nil {
+		return err
+	}
+	s.remember(c, id, nil)
+	return agent.removeAny(ctx, id+sidecarSuffix, id)
+}
+
+// agent is the way to one Consul's local agent, with the token of this moment.
+type agent struct {
+	*api.Client
+	consul service.Consul
+}
+
+func (s *Services) agent(c service.Consul) (*agent, error) {
+	token, err := consul.Token(c.TokenFile)
+	if err != nil {
+		return nil, consul.Error(err, c, "read the token")
+	}
+	client, err := s.pool.Client(c, token)
+	if err != nil {
+		return nil, err
+	}
+	return &agent{Client: client, consul: c}, nil
+}
+
+// register registers a service and its nested sidecar. With replace, checks that it
+// does not have are taken out.
+func (a *agent) register(ctx context.Context, r *api.AgentServiceRegistration, replace bool) error {
+	err := a.Agent().ServiceRegisterOpts(r, api.ServiceRegisterOpts{ReplaceExistingChecks: replace}.WithContext(ctx))
+	return a.error(err, "register service %q", r.ID)
+}
+
+// removeAny takes out what is there of these services. Consul's log calls it an error
+// to take out what is not.
+func (a *agent) removeAny(ctx context.Context, ids ...string) error {
+	var terms []string
+	for _, id := range ids {
+		terms = append(terms, fmt.Sprintf("ID == %q", id))
+	}
+	there, err := a.Agent().ServicesWithFilterOpts(strings.Join(terms, " or "), query(ctx))
+	if err != nil {
+		return a.error(err, "look for service %q", ids[len(ids)-1])
+	}
+	for _, id := range ids {
+		if there[id] == nil {
+			continue
+		}
+		if err := a.deregister(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deregister takes a service out with its checks. One that is not there is success.
+func (a *agent) deregister(ctx context.Context, id string) error {
+	err := a.error(a.Agent().ServiceDeregisterOpts(id, query(ctx)), "deregister service %q", id)
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
+}
+
+// error is consul.Error; a refusal says which policy is needed.
+func (a *agent) error(err error, what string, args ...any) error {
+	err = consul.Error(err, a.consul, what, args...)
+	if status.Code(err) == codes.PermissionDenied {
+		return status.Errorf(codes.PermissionDenied, `%s: the token in token_file %q needs a policy with service_prefix "" { policy = "write" }, `+
+			`node_prefix "" { policy = "read" } and agent_prefix "" { policy = "read" }, and mesh = "write" for gateways`,
+			status.Convert(err).Message(), a.consul.TokenFile)
+	}
+	return err
+}
+
+func query(ctx context.Context) *api.QueryOptions { return new(api.QueryOptions).WithContext(ctx) }
+
+func write(ctx context.Context) *api.WriteOptions { return new(api.WriteOptions).WithContext(ctx) }
+
+// notFound says whether Consul answered that there is no such thing.
+func notFound(err error) bool {
+	code, ok := err.(api.StatusError) //nolint:errorlint // as consul/api returns it, never wrapped
+	return ok && code.Code == http.StatusNotFound
+}

@@ -1,0 +1,213 @@
+package services
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/plugins/internal/consul"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+const (
+	// parallel bounds the requests to an agent that one call has in flight.
+	parallel = 16
+	// patience is how long the catalog may stay as it is before it is taken for
+	// wrong: an agent tells it within milliseconds.
+	patience = time.Second
+)
+
+// Sync implements registration.Registration. It fails with Unavailable where the
+// catalog could not be brought to say what the instances say.
+func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+	p := &pass{services: s, owner: req.Owner, wanted: map[string]*wanted{}, done: map[string]registration.Change{}}
+	for _, i := range req.Instances {
+		w, err := want(i)
+		if err != nil {
+			return 0, nil, err
+		}
+		for id := range w.parts() {
+			p.wanted[id] = w
+		}
+	}
+	var err error
+	if p.agent, err = s.agent(c); err != nil {
+		return 0, nil, err
+	}
+	index, err := p.run(ctx, req.Index, req.Wait)
+	if err != nil {
+		return 0, nil, err
+	}
+	return index, p.changes(), nil
+}
+
+// pass is one Sync.
+type pass struct {
+	services *Services
+	agent    *agent
+	owner    registration.Owner
+	wanted   map[string]*wanted // by the ids of their parts
+	node     string
+	done     map[string]registration.Change // by id
+}
+
+// differences are what is wrong in a view.
+type differences struct {
+	drifted  map[string]string // reasons by the ids of parts
+	leftover []string          // ids of the owner's that are not wanted
+}
+
+func (d *differences) none() bool { return len(d.drifted)+len(d.leftover) == 0 }
+
+func (d *differences) count() int { return len(d.drifted) + len(d.leftover) }
+
+// run waits, looks and repairs. index is that of a catalog that was seen to be right.
+func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint64, error) {
+	var err error
+	if p.node, err = p.services.node(ctx, p.agent, false); err != nil {
+		return 0, err
+	}
+	seen, index, err := p.agent.catalog(ctx, p.node, index, wait)
+	if err == nil && seen.alive && p.compare(seen).none() {
+		p.keepTags(seen)
+		return index, nil
+	}
+	if err != nil && status.Code(err) != codes.Unavailable {
+		return 0, err
+	}
+	// Something is wrong, which may be that the agent is another node by now.
+	if p.node, err = p.services.node(ctx, p.agent, true); err != nil {
+		return 0, err
+	}
+	if seen, index, err = p.agent.catalog(ctx, p.node, 0, 0); err != nil {
+		return 0, err
+	}
+	if p.compare(seen).none() {
+		p.keepTags(seen)
+		return index, nil
+	}
+	if err := p.repairAgent(ctx, seen); err != nil {
+		return 0, err
+	}
+	return p.settle(ctx)
+}
+
+func (p *pass) compare(v *view) *differences {
+	d := &differences{drifted: map[string]string{}}
+	for id, w := range p.wanted {
+		if reason := v.drift(id, w.parts()[id]); reason != "" {
+			d.drifted[id] = reason
+		}
+	}
+	for id, s := range v.services {
+		if p.wanted[id] == nil && owns(p.owner, s.Meta) {
+			d.leftover = append(d.leftover, id)
+		}
+	}
+	return d
+}
+
+// repairAgent registers what is wrong at the agent and takes out what is left over.
+func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
+	local, err := p.agent.local(ctx)
+	if err != nil {
+		return err
+	}
+	d := p.compare(local)
+	instances := map[*wanted]string{} // to reasons
+	for id, reason := range d.drifted {
+		if w := p.wanted[id]; instances[w] == "" || id == w.instance.ID {
+			instances[w] = reason
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	for w, reason := range instances {
+		p.note(w.instance.ID, registration.Registered, reason)
+		r := *w.registration
+		r.Tags = p.tags(w, catalog)
+		stale := len(local.staleChecks(r.ID, &r)) > 0
+		group.Go(func() error { return p.agent.register(ctx, &r, stale) })
+	}
+	for _, id := range d.leftover {
+		p.note(id, registration.Removed, "not wanted")
+		group.Go(func() error { return p.agent.deregister(ctx, id) })
+	}
+	return group.Wait()
+}
+
+// settle waits until the catalog says what it should. What stays wrong for longer than
+// patience is written there.
+func (p *pass) settle(ctx context.Context) (uint64, error) {
+	best, since, pushed := -1, time.Now(), false
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, patience/4) {
+		seen, index, err := p.agent.catalog(ctx, p.node, 0, 0)
+		if err != nil {
+			return 0, err
+		}
+		d := p.compare(seen)
+		if d.none() {
+			p.keepTags(seen)
+			return index, nil
+		}
+		if n := d.count(); best < 0 || n < best {
+			best, since = n, time.Now()
+		}
+		if time.Since(since) > patience {
+			if pushed {
+				return 0, p.unsettled(d)
+			}
+			if err := p.push(ctx, d, seen); err != nil {
+				return 0, err
+			}
+			pushed, best = true, -1
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return 0, consul.Error(err, p.agent.consul, "wait until the catalog says what the agent says")
+		}
+	}
+}
+
+func (p *pass) unsettled(d *differences) error {
+	id, reason := "", "not wanted"
+	if len(d.leftover) > 0 {
+		id = d.leftover[0]
+	} else {
+		id = slices.Min(slices.Collect(maps.Keys(d.drifted)))
+		reason = d.drifted[id]
+	}
+	return status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog does not keep what it is told of %d services, such as %q (%s); the Consul agent's log may say why",
+		p.agent.consul.Name, p.agent.consul.Address, d.count(), id, reason)
+}
+
+func (p *pass) note(id string, action registration.Action, reason string) {
+	if _, known := p.done[id]; !known {
+		p.done[id] = registration.Change{ID: id, Action: action, Reason: reason}
+	}
+}
+
+// changes are what was done, by id.
+func (p *pass) changes() []registration.Change {
+	var out []registration.Change
+	for _, id := range slices.Sorted(maps.Keys(p.done)) {
+		out = append(out, p.done[id])
+	}
+	return out
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
