@@ -42,7 +42,7 @@ func (c *Cluster) config(s *Server) map[string]any {
 		"ports":                       s.Ports.config(c.opts),
 		"connect":                     map[string]any{"enabled": true},
 		"ui_config":                   map[string]any{"enabled": false},
-		"performance":                 map[string]any{"raft_multiplier": 1},
+		"performance":                 map[string]any{"raft_multiplier": 1, "rpc_hold_timeout": "1s"},
 		"gossip_lan":                  fast,
 		"limits":                      map[string]any{"http_max_conns_per_client": c.opts.HTTPConns},
 	}

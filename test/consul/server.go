@@ -141,7 +141,7 @@ func (s *Server) portTaken() bool {
 
 // logTail is the end of the log, enough to see why a test failed.
 func (s *Server) logTail() string {
-	const most = 16 << 10
+	const most = 4 << 10
 	log := s.Log()
 	if len(log) > most {
 		log = "…" + log[len(log)-most:]

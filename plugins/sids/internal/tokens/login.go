@@ -69,7 +69,7 @@ func loginError(err error, c service.Consul, what string) error {
 		return mapped
 	case answer.Code == http.StatusForbidden && strings.Contains(answer.Body, "auth method"):
 		return status.Errorf(codes.FailedPrecondition, "%s: create the auth method, or name another in the agent's consul block", text)
-	case answer.Code == http.StatusForbidden:
+	case answer.Code == http.StatusForbidden, strings.Contains(answer.Body, "invalid bind name"):
 		return status.Errorf(codes.PermissionDenied, "%s: no binding rule of the auth method gives this workload a service identity", text)
 	case answer.Code == http.StatusInternalServerError && refusesJWT(answer.Body):
 		return status.Errorf(codes.Unauthenticated, "%s: check the auth method's keys, issuer and audience, and the clocks of this host and of Consul's servers", text)

@@ -29,9 +29,7 @@ func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.Deri
 	if err != nil {
 		return identity.Token{}, "", err
 	}
-	out := toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime)
-	out.Subject = req.Subject
-	return out, token.SecretID, nil
+	return toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime), token.SecretID, nil
 }
 
 // mint makes the token whose accessor is the request's id. One that an earlier try has

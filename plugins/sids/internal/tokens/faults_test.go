@@ -1,0 +1,215 @@
+package tokens
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/test/consul"
+)
+
+// calls makes each of the issuer's calls once, against a token that is there.
+func (w *world) calls(ctx context.Context, t *testing.T, accessor, secret string) map[string]error {
+	_, _, derive := w.issuer.Derive(ctx, w.consul, request(t))
+	_, read := w.issuer.Read(ctx, w.consul, secret)
+	_, list := w.issuer.List(ctx, w.consul, "c1")
+	return map[string]error{"derive": derive, "read": read, "list": list, "revoke": w.issuer.Revoke(ctx, w.consul, accessor, "")}
+}
+
+// TestFaults sees each call fail as Consul fails, with a code that says whether
+// another try is worth it, and work again afterwards.
+func TestFaults(t *testing.T) {
+	w := newWorld(t, 1)
+	proxy := w.Proxy(t, 0)
+	w.consul = proxy.Service(w.consul)
+	req := request(t)
+	_, secret := w.derive(t, req)
+
+	for name, c := range map[string]struct {
+		fault consul.Fault
+		code  codes.Code
+	}{
+		"429":       {consul.Status(http.StatusTooManyRequests, "rate limit exceeded"), codes.ResourceExhausted},
+		"500":       {consul.Status(http.StatusInternalServerError, "No cluster leader"), codes.Unavailable},
+		"500 other": {consul.Status(http.StatusInternalServerError, "rpc error"), codes.Unavailable},
+		"503":       {consul.Status(http.StatusServiceUnavailable, "rate limit exceeded, try again"), codes.Unavailable},
+		"refused":   {consul.Refuse(), codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy.Add(consul.Match{Path: "/v1/acl/"}, c.fault)
+			defer proxy.Clear()
+			for call, err := range w.calls(t.Context(), t, req.ID, secret) {
+				t.Log(call, err)
+				w.want(t, err, c.code, "Consul")
+			}
+		})
+	}
+	t.Run("down", func(t *testing.T) {
+		proxy.Down()
+		defer proxy.Up(t)
+		for call, err := range w.calls(t.Context(), t, req.ID, secret) {
+			t.Log(call, err)
+			w.want(t, err, codes.Unavailable, "refused")
+		}
+	})
+	t.Run("deadline", func(t *testing.T) {
+		proxy.Add(consul.Match{Path: "/v1/acl/"}, consul.Stall())
+		defer proxy.Clear()
+		for _, call := range []string{"derive", "read", "list", "revoke"} {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			w.want(t, w.calls(ctx, t, req.ID, secret)[call], codes.DeadlineExceeded)
+		}
+	})
+	t.Run("canceled", func(t *testing.T) {
+		proxy.Add(consul.Match{Path: "/v1/acl/"}, consul.Stall())
+		defer proxy.Clear()
+		ctx, cancel := context.WithCancel(t.Context())
+		before := proxy.Count("", "/v1/acl/")
+		answer := make(chan error, 1)
+		go func() {
+			_, _, err := w.issuer.Derive(ctx, w.consul, request(t))
+			answer <- err
+		}()
+		for proxy.Count("", "/v1/acl/") == before {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		w.want(t, <-answer, codes.Canceled)
+	})
+	t.Run("one question's time", func(t *testing.T) {
+		proxy.Add(consul.Match{Path: "/v1/acl/"}, consul.Stall())
+		defer proxy.Clear()
+		w.issuer.callTimeout = 50 * time.Millisecond
+		defer func() { w.issuer.callTimeout = callTimeout }()
+		for call, err := range w.calls(t.Context(), t, req.ID, secret) {
+			t.Log(call, err)
+			w.want(t, err, codes.DeadlineExceeded)
+		}
+	})
+
+	for call, err := range w.calls(t.Context(), t, req.ID, secret) {
+		if err != nil {
+			t.Errorf("%s, when all is well again: %v", call, err)
+		}
+	}
+}
+
+// TestLeaderless kills two servers of three. What is written waits for a leader; what
+// this node's agent knows can be read back all the same.
+func TestLeaderless(t *testing.T) {
+	w := newWorld(t, 3)
+	req := request(t)
+	token, secret := w.derive(t, req)
+	// The agent's own server need not know the token yet.
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		read, err := w.issuer.Read(t.Context(), w.consul, secret)
+		if err == nil && read == token {
+			break
+		}
+		if status.Code(err) != codes.NotFound || time.Now().After(deadline) {
+			t.Fatalf("read back: got %+v, %v", read, err)
+		}
+	}
+	w.Kill(1)
+	w.Kill(2)
+	// The last server goes on as leader until its lease ends.
+	late := request(t)
+	_, _, derive := w.issuer.Derive(t.Context(), w.consul, late)
+	revoke := w.issuer.Revoke(t.Context(), w.consul, req.ID, "")
+	for call, err := range map[string]error{"derive": derive, "revoke": revoke} {
+		t.Log(call, err)
+		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
+			t.Errorf("%s without a leader: got %v, want an error that is worth another try", call, err)
+		}
+	}
+	if read, err := w.issuer.Read(t.Context(), w.consul, secret); err != nil || read != token {
+		t.Errorf("read without a leader: got %+v, %v", read, err)
+	}
+
+	w.Restart(1, false)
+	w.derive(t, late)
+	if err := w.issuer.Revoke(t.Context(), w.consul, req.ID, ""); err != nil {
+		t.Error(err)
+	}
+	if err := w.issuer.Revoke(t.Context(), w.consul, late.ID, ""); err != nil {
+		t.Error(err)
+	}
+	if left := w.tokensOf(t, "web"); len(left) != 0 {
+		t.Errorf("%d tokens are left", len(left))
+	}
+}
+
+// TestStateLost sees that the tokens of a Consul that has forgotten everything are
+// read as such, and are minted anew under the same id.
+func TestStateLost(t *testing.T) {
+	w := newWorld(t, 1)
+	req := request(t)
+	_, secret := w.derive(t, req)
+	w.Restart(0, true)
+	_, err := w.issuer.Read(t.Context(), w.consul, secret)
+	w.want(t, err, codes.NotFound)
+	// The issuer's own token is forgotten too.
+	_, _, err = w.issuer.Derive(t.Context(), w.consul, req)
+	w.want(t, err, codes.PermissionDenied, "token_file")
+	w.Policy(t, "pannier-sids", `acl = "write"`)
+	write(t, w.tokenFile, w.Token(t, "pannier-sids"))
+	if again, fresh := w.derive(t, req); again.Accessor != req.ID || fresh == secret {
+		t.Errorf("got the accessor %s and the old secret: %v", again.Accessor, fresh == secret)
+	}
+}
+
+// TestRate asks for more than the rate: what is above it waits, and is refused when it
+// would wait longer than the caller.
+func TestRate(t *testing.T) {
+	w := newWorld(t, 1)
+	proxy := w.Proxy(t, 0)
+	w.consul = proxy.Service(w.consul)
+	if err := w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`", "rate": 2}`)); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	for range 3 {
+		w.derive(t, request(t))
+	}
+	if took := time.Since(begin); took < 400*time.Millisecond {
+		t.Errorf("3 tokens at 2 a second took %v", took)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, _, err := w.issuer.Derive(ctx, w.consul, request(t))
+	w.want(t, err, codes.ResourceExhausted, "rate of 2")
+	done, end := context.WithCancel(t.Context())
+	end()
+	_, _, err = w.issuer.Derive(done, w.consul, request(t))
+	w.want(t, err, codes.Canceled)
+	if n := proxy.Count(http.MethodPut, "/v1/acl/token"); n != 3 {
+		t.Errorf("Consul was asked %d times, want 3", n)
+	}
+}
+
+// TestClosed sees a call in flight end with the issuer.
+func TestClosed(t *testing.T) {
+	w := newWorld(t, 1)
+	proxy := w.Proxy(t, 0)
+	w.consul = proxy.Service(w.consul)
+	proxy.Add(consul.Match{}, consul.Stall())
+	answer := make(chan error, 1)
+	go func() {
+		_, _, err := w.issuer.Derive(t.Context(), w.consul, request(t))
+		answer <- err
+	}()
+	for proxy.Count("", "/") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := w.issuer.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-answer; status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v, want Unavailable", err)
+	}
+}

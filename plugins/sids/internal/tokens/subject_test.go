@@ -1,0 +1,36 @@
+package tokens
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/pannier/pannier/sdk/identity"
+)
+
+// TestSubject reads back what a description says, for all names without a bracket.
+func TestSubject(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.StringMatching(`[^][/\n]{1,20}`)
+		s := identity.Subject{
+			Cluster: name.Draw(t, "cluster"), Node: name.Draw(t, "node"), Namespace: name.Draw(t, "namespace"),
+			Workload: rapid.StringMatching(`[^][\n]{1,20}`).Draw(t, "workload"), Service: name.Draw(t, "service"),
+		}
+		if got := subjectOf(describe(s)); got != s {
+			t.Fatalf("got %+v, want %+v", got, s)
+		}
+	})
+}
+
+// TestForeign sees that a token of somebody else is nobody's of ours.
+func TestForeign(t *testing.T) {
+	for _, description := range []string{
+		"", "Bootstrap Token (Global Management)", "token created via login", `token created via login: {"pod": "x"}`,
+		"token created via login: {", "_nomad_si [c1] [n1] [default/web-1] [web]", "_pannier_si [c1] [n1] [default/web-1]",
+		"_pannier_si [c1] [n1] [web-1] [web]", " _pannier_si [c1] [n1] [default/web-1] [web]", "_pannier_si [] [n1] [default/web-1] [web]",
+	} {
+		if got := subjectOf(description); got != (identity.Subject{}) {
+			t.Errorf("%q: got %+v", description, got)
+		}
+	}
+}
