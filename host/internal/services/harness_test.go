@@ -32,6 +32,7 @@ type plugin struct {
 	index   uint64
 	changed chan struct{} // closed and replaced when the catalog changes
 	fail    map[string]error
+	slow    time.Duration // what a registration takes
 
 	consuls []string // the Consul of each call
 	syncs   []registration.SyncRequest
@@ -96,7 +97,7 @@ func (p *plugin) ids() []string {
 }
 
 func (p *plugin) Register(_ context.Context, c service.Consul, i registration.Instance) (string, error) {
-	time.Sleep(time.Millisecond)
+	time.Sleep(p.slow + time.Millisecond)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.failure("register", c); err != nil {

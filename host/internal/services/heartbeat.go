@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// beatMin is the least pause between heartbeats: Consul takes no check below a second.
-	beatMin = 300 * time.Millisecond
+	// minPause is the least pause between heartbeats: Consul takes no check below a second.
+	minPause = 300 * time.Millisecond
 	// beatTimeout bounds one heartbeat that has a short interval.
 	beatTimeout = 5 * time.Second
 )
@@ -67,5 +67,5 @@ func processChecks(instances []registration.Instance) (every time.Duration, chec
 			checked[i.ID] = true
 		}
 	}
-	return max(every, beatMin), checked
+	return max(every, minPause), checked
 }

@@ -173,9 +173,9 @@ func (k *keeper) report(what activity, err error) {
 	before := k.problems[what]
 	k.problems[what] = text
 	k.mu.Unlock()
-	switch {
-	case text == before:
-	case text == "":
+	switch text {
+	case before:
+	case "":
 		k.r.cfg.Log.Info("the "+string(what)+" of services works again", "consul", k.name)
 		k.event(string(what)+"-restored", k.name, fmt.Sprintf("%s with Consul %q works again", what, k.name))
 	default:

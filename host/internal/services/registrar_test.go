@@ -191,6 +191,28 @@ func TestCallsThatFail(t *testing.T) {
 	})
 }
 
+// A change of a running instance that fails leaves it as it is, one that came back
+// under its old id too.
+func TestAChangeThatFails(t *testing.T) {
+	p := newPlugin()
+	run(t, p, []registration.Instance{instance("a")}, func(t *testing.T, r *Registrar, _ *world) {
+		err := r.Deregister(t.Context(), "default", "a")
+		_, again := r.Register(t.Context(), "default", instance("a"))
+		if err != nil || again != nil {
+			t.Error(err, again)
+		}
+		p.setFailure("register", status.Error(codes.InvalidArgument, "no"))
+		if _, err := r.Register(t.Context(), "default", instance("a")); status.Code(err) != codes.InvalidArgument {
+			t.Error(err)
+		}
+		r.Changed()
+		time.Sleep(time.Minute)
+		if got := p.ids(); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("Consul has %v", got)
+		}
+	})
+}
+
 // A caller that gives up does not wait for a sync that does not end.
 func TestACallCanBeLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
