@@ -51,17 +51,21 @@ type Config struct {
 	// DriversChanged is closed on the next change of a driver: what waits for one is
 	// tried again then.
 	DriversChanged func() <-chan struct{}
-	Events         *events.Bus
-	Log            hclog.Logger
-	GC             GC
+	// SweepTokens revokes the tokens whose workload is gone (tokens.Authority.Sweep); nil:
+	// no services get any.
+	SweepTokens func(ctx context.Context) error
+	Events      *events.Bus
+	Log         hclog.Logger
+	GC          GC
 }
 
 // Watcher is the leader's loops.
 type Watcher struct {
 	Config
 
-	slots chan struct{}
-	kick  chan struct{} // closed and replaced when an operator asks for an attempt now
+	slots      chan struct{}
+	sweepDelay time.Duration // tests have less patience
+	kick       chan struct{} // closed and replaced when an operator asks for an attempt now
 
 	mu      sync.Mutex
 	volumes map[claim.VolumeRef]*Attempt // those that are being released
@@ -77,7 +81,7 @@ type Attempt struct {
 // New makes a watcher; Run is to be called while this server leads.
 func New(cfg Config) *Watcher {
 	return &Watcher{
-		Config: cfg, slots: make(chan struct{}, parallel), kick: make(chan struct{}),
+		Config: cfg, slots: make(chan struct{}, parallel), sweepDelay: sweepDelay, kick: make(chan struct{}),
 		volumes: map[claim.VolumeRef]*Attempt{},
 	}
 }
@@ -87,6 +91,9 @@ func (w *Watcher) Run(ctx context.Context) {
 	var loops sync.WaitGroup
 	loops.Go(func() { w.releaseAll(ctx) })
 	loops.Go(func() { w.collect(ctx) })
+	if w.SweepTokens != nil {
+		loops.Go(func() { w.sweepTokens(ctx) })
+	}
 	loops.Wait()
 }
 

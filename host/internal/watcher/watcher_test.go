@@ -35,6 +35,7 @@ type world struct {
 	owned    map[claim.WorkloadRef]bool
 	attaches bool
 	changed  chan struct{}
+	tokens   int
 	gate     func() // called before a controller's detach decides
 }
 
