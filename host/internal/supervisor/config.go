@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-version"
+	"google.golang.org/grpc"
 )
 
 // Config is what a Supervisor needs to know.
@@ -34,6 +36,15 @@ type Config struct {
 	StartTimeout time.Duration
 	// StopTimeout is what a plugin has to end its calls and itself. Default 10 s.
 	StopTimeout time.Duration
+	// DrainTimeout is how long a generation that was replaced may finish its calls.
+	// Default 5 m.
+	DrainTimeout time.Duration
+	// RollbackWindow is how long after a swap a failure of the new generation brings the
+	// old binary back. Default 1 m.
+	RollbackWindow time.Duration
+	// Probe asks a process that is to take over whether it can, beside the one that
+	// serves. It has StartTimeout. May be nil.
+	Probe func(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error
 }
 
 // Restart is the backoff between two starts: from Min, doubled each time up to
@@ -73,6 +84,8 @@ func (c Config) withDefaults() Config {
 	def(&c.Restart.Stable, time.Minute)
 	def(&c.StartTimeout, 10*time.Second)
 	def(&c.StopTimeout, 10*time.Second)
+	def(&c.DrainTimeout, 5*time.Minute)
+	def(&c.RollbackWindow, time.Minute)
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}

@@ -63,25 +63,24 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 		return nil, fmt.Errorf("connect: go-plugin gave a %T", raw)
 	}
 	gen := &generation{
-		number: i.rec.Generation, sha: i.rec.SHA256, startedAt: i.rec.StartedAt, pid: run.proc.PID(),
+		record: run.record, number: run.record.Number, sha: run.record.SHA256, launch: run.record.Launch,
+		startedAt: run.record.StartedAt, pid: run.proc.PID(),
 		run: run, client: client, proto: proto, conn: conn,
-		api: pluginv1.NewPluginServiceClient(conn), drained: make(chan struct{}),
+		api: pluginv1.NewPluginServiceClient(conn), leaving: make(chan struct{}), drained: make(chan struct{}),
 	}
-	first, err := i.bringUp(ctx, gen)
-	if err != nil {
+	if gen.first, err = i.bringUp(ctx, gen); err != nil {
 		return nil, err
 	}
 	// The plugin has read its key: it need not lie about any longer.
 	_ = os.Remove(filepath.Join(run.runDir, "tls.pem"))
-	i.rec.Address, i.rec.Kind, i.rec.Version = addr.String(), gen.kind, gen.version
+	run.record.Address, run.record.Kind, run.record.Version = addr.String(), gen.kind, gen.version
 	if v := client.NegotiatedVersion(); v != 0 {
-		i.rec.Wire = v
+		run.record.Wire = v
 	}
 	if err := i.rec.save(i.sup.dir); err != nil {
 		gen.health.close()
 		return nil, err
 	}
-	i.health(first)
 	return gen, nil
 }
 

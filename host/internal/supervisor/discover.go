@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,15 +10,24 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/hashicorp/go-version"
 )
 
 // unfinished are endings of files that something is still writing.
 var unfinished = []string{"~", ".tmp", ".part", ".partial", ".swp", ".new", ".old", ".bak"}
 
-// discover lists the executables of the plugin directory by their plugin's
-// name. A directory that does not exist holds none. What looks like a plugin and
-// cannot be one is told through skipped.
-func discover(dir string, skipped func(file, reason string)) (map[string]string, error) {
+// file is an executable of the plugin directory: NAME, or NAME_vX.Y.Z where several
+// versions stand side by side.
+type file struct {
+	path    string
+	version *version.Version // of the file's name; nil: it names none
+}
+
+// discover lists the executables of the plugin directory by their plugin's name, the
+// highest version first and what names none last. A directory that does not exist
+// holds none. What looks like a plugin and cannot be one is told through skipped.
+func discover(dir string, skipped func(file, reason string)) (map[string][]file, error) {
 	if err := checkOwner(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
@@ -28,28 +38,63 @@ func discover(dir string, skipped func(file, reason string)) (map[string]string,
 	if err != nil {
 		return nil, fmt.Errorf("read the plugin directory: %w", err)
 	}
-	found := map[string]string{}
+	found := map[string][]file{}
 	for _, e := range entries {
-		file := e.Name()
-		name := strings.TrimSuffix(file, filepath.Ext(file))
-		if e.Type() == fs.ModeSymlink && !ignored(file) {
-			skipped(file, "it is a symbolic link, and only a file can be verified")
-		}
-		info, err := e.Info()
-		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || ignored(file) {
+		path := filepath.Join(dir, e.Name())
+		info, err := os.Stat(path) // of what a link leads to
+		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || ignored(e.Name()) {
 			continue
 		}
+		name, v := splitName(e.Name())
 		if !goodName.MatchString(name) {
-			skipped(file, "a plugin's name must be 1 to 64 letters, digits, - and _")
+			skipped(e.Name(), "a plugin's name must be 1 to 64 letters, digits, - and _")
 			continue
 		}
-		if other, ok := found[name]; ok {
-			skipped(file, fmt.Sprintf("plugin %q is %s already", name, filepath.Base(other)))
+		same := func(f file) bool {
+			return v == nil && f.version == nil || v != nil && f.version != nil && v.Equal(f.version)
+		}
+		if n := slices.IndexFunc(found[name], same); n >= 0 {
+			skipped(e.Name(), fmt.Sprintf("plugin %q is %s already", name, filepath.Base(found[name][n].path)))
 			continue
 		}
-		found[name] = filepath.Join(dir, file)
+		found[name] = append(found[name], file{path: path, version: v})
+	}
+	for _, files := range found {
+		slices.SortFunc(files, func(a, b file) int {
+			switch {
+			case a.version == nil || b.version == nil:
+				return cmp.Compare(boolToInt(a.version == nil), boolToInt(b.version == nil))
+			default:
+				return b.version.Compare(a.version)
+			}
+		})
 	}
 	return found, nil
+}
+
+func boolToInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// splitName gives the plugin's name and the version that a file's name has.
+func splitName(base string) (name string, v *version.Version) {
+	if stem, suffix, ok := cutLast(base, "_v"); ok {
+		if v, err := version.NewSemver(suffix); err == nil {
+			return stem, v
+		}
+	}
+	return strings.TrimSuffix(base, filepath.Ext(base)), nil
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	n := strings.LastIndex(s, sep)
+	if n < 0 {
+		return s, "", false
+	}
+	return s[:n], s[n+len(sep):], true
 }
 
 func ignored(file string) bool {

@@ -140,15 +140,22 @@ func TestDeepDataDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	var record struct {
-		RunDir string `json:"run_dir"`
+		Runs []struct {
+			RunDir string `json:"run_dir"`
+		}
 	}
-	if err := json.Unmarshal(data, &record); err != nil || strings.HasPrefix(record.RunDir, w.cfg.DataDir) {
-		t.Fatalf("the socket is in %q, %v", record.RunDir, err)
+	if err := json.Unmarshal(data, &record); err != nil || len(record.Runs) != 1 || strings.HasPrefix(record.Runs[0].RunDir, w.cfg.DataDir) {
+		t.Fatalf("the socket is in %+v, %v", record, err)
 	}
 	_ = s.Close()
-	if _, err := os.Stat(filepath.Dir(record.RunDir)); !os.IsNotExist(err) {
-		t.Errorf("%s is left: %v", filepath.Dir(record.RunDir), err)
+	if dir := filepath.Dir(record.Runs[0].RunDir); !gone(dir) {
+		t.Errorf("%s is left", dir)
 	}
+}
+
+func gone(path string) bool {
+	_, err := os.Stat(path)
+	return os.IsNotExist(err)
 }
 
 func sumOf(t *testing.T, path string) string {

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 // holds a lease on it may call it; it is stopped when it is retired and the last
 // lease is returned, or when a deadline has passed.
 type generation struct {
+	record    *runRecord
 	number    uint64
+	launch    string // digest of how it was started
 	kind      string
 	version   string
 	sha       string
@@ -28,11 +31,18 @@ type generation struct {
 	conn   *grpc.ClientConn
 	api    pluginv1.PluginServiceClient
 	health *attendance
+	first  health // what it said of itself when it came up
 
 	mu      sync.Mutex
 	leases  int
 	retired bool
+	leaving chan struct{} // closed when it is retired
 	drained chan struct{} // closed when it is retired and no lease is left
+}
+
+// describe is a generation for people.
+func (g *generation) describe() string {
+	return fmt.Sprintf("generation %d (version %s, sha256 %.12s)", g.number, g.version, g.sha)
 }
 
 // acquire takes a lease. It fails on a retired generation.
@@ -57,6 +67,7 @@ func (g *generation) retire() {
 	defer g.mu.Unlock()
 	if !g.retired {
 		g.retired = true
+		close(g.leaving)
 		g.checkDrained()
 	}
 }

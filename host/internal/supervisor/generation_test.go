@@ -8,7 +8,7 @@ import (
 // A generation is drained by its last lease, and gives out none once it is
 // retired. An immediate drain is one that did not have to wait.
 func TestLeases(t *testing.T) {
-	g := &generation{drained: make(chan struct{})}
+	g := &generation{leaving: make(chan struct{}), drained: make(chan struct{})}
 	first, ok := g.acquire()
 	if !ok {
 		t.Fatal("no lease")
@@ -35,7 +35,7 @@ func TestLeases(t *testing.T) {
 }
 
 func TestRetireWithoutLeases(t *testing.T) {
-	g := &generation{drained: make(chan struct{})}
+	g := &generation{leaving: make(chan struct{}), drained: make(chan struct{})}
 	g.retire()
 	if !isDrained(g) {
 		t.Error("not drained")
@@ -43,7 +43,7 @@ func TestRetireWithoutLeases(t *testing.T) {
 }
 
 func TestDrainHasAnEnd(t *testing.T) {
-	g := &generation{drained: make(chan struct{})}
+	g := &generation{leaving: make(chan struct{}), drained: make(chan struct{})}
 	if _, ok := g.acquire(); !ok {
 		t.Fatal("no lease")
 	}

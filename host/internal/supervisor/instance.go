@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,36 +15,49 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// instance runs one plugin: it has one goroutine, which alone starts, watches
-// and ends the plugin's processes and writes its record. Others read the present
-// generation and the status.
+// instance runs one plugin: it has one goroutine, which alone starts and watches
+// the plugin's processes and writes its record. Others read the present generation
+// and the status, and ask for things by way of orders and looks.
 type instance struct {
 	sup     *Supervisor
 	name    string
-	file    string // in the plugin directory
 	spec    Plugin
 	log     hclog.Logger
 	logPath string
 	rec     record
-	loaded  bool // rec is what an earlier host wrote, or newer
+	loaded  bool              // rec is what an earlier host wrote, or newer
+	sums    map[string]hashed // of files of the plugin directory
+	tried   string            // the copy that was started last
+	unwell  time.Time         // since when what serves says that it is unhealthy; zero: it does not
+
+	orders chan order
+	looks  chan struct{} // holds a token when what should run may have changed
 
 	current atomic.Pointer[generation] // nil while none is up
 
 	mu      sync.Mutex
 	status  Status
 	changed chan struct{} // closed and replaced when status or current changes
+	gone    []*generation // that have drained and are still in the record
 }
 
-func newInstance(s *Supervisor, name, file string, spec Plugin) *instance {
-	if file == "" {
-		file = filepath.Join(s.cfg.PluginDir, name) // may still be put there
-	}
+func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 	return &instance{
-		sup: s, name: name, file: file, spec: spec,
+		sup: s, name: name, spec: spec,
 		log:     s.log.Named(name),
 		logPath: filepath.Join(s.dir, "logs", name+".log"),
+		sums:    map[string]hashed{},
+		orders:  make(chan order), looks: make(chan struct{}, 1),
 		status:  Status{Name: name, State: Starting},
 		changed: make(chan struct{}),
+	}
+}
+
+// look lets the instance look again at what should run.
+func (i *instance) look() {
+	select {
+	case i.looks <- struct{}{}:
+	default: // it is about to
 	}
 }
 
@@ -63,7 +78,7 @@ func (i *instance) run(ctx context.Context) {
 		}
 		up := time.Now()
 		i.publish(gen, how)
-		why := i.watch(ctx, gen)
+		gen, why := i.serve(ctx, gen)
 		if ctx.Err() != nil {
 			i.letGo(ctx, gen)
 			return
@@ -80,7 +95,7 @@ func (i *instance) run(ctx context.Context) {
 func (i *instance) stopped(ctx context.Context) {
 	var err error
 	if i.sup.stopsPlugins() && i.loaded {
-		err = i.clear(ctx, i.sup.cfg.StopTimeout) // one that was just being reattached
+		err = i.clearAll(ctx, i.sup.cfg.StopTimeout) // one that was just being reattached
 	}
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State = Stopped })
 }
@@ -99,26 +114,78 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 		}
 	}
 	// What is recorded is gone for sure before another one is started.
-	if err := i.clear(ctx, i.sup.cfg.StopTimeout); err != nil {
+	if err := i.clearAll(ctx, i.sup.cfg.StopTimeout); err != nil {
 		return nil, "", err
 	}
-	gen, err = i.launch(ctx)
-	return gen, EventStarted, err
+	src, err := i.choose()
+	if err != nil {
+		return nil, "", err
+	}
+	if gen, err = i.launch(ctx, src); err != nil {
+		return nil, "", err
+	}
+	i.rec.serve(gen.record)
+	return gen, EventStarted, i.rec.save(i.sup.dir)
 }
 
 // publish lets callers have a generation.
 func (i *instance) publish(gen *generation, how EventType) {
 	i.current.Store(gen)
-	i.set(how, fmt.Sprintf("plugin %s %s is up", i.name, gen.version), func(s *Status) {
-		if s.State != Unhealthy { // connect has told the first health
-			s.State = Running
-		}
+	i.announce(gen, how, gen.describe()+" is up")
+}
+
+// announce tells of the generation that callers have now.
+func (i *instance) announce(gen *generation, how EventType, message string) {
+	i.unwell = time.Time{}
+	i.set(how, message, func(s *Status) {
+		s.State, s.Message = Running, ""
 		s.Kind, s.Version, s.SHA256 = gen.kind, gen.version, gen.sha
 		s.PID, s.Generation, s.StartedAt = gen.pid, gen.number, gen.startedAt
 		s.NextTry = time.Time{}
+		i.tellRecord(s)
 	})
+	i.health(gen.first)
 	if err := i.sup.collect(); err != nil {
 		i.log.Warn("old copies of plugins are left", "error", err)
+	}
+}
+
+// tellRecord copies into the status what of the record is for people.
+func (i *instance) tellRecord(s *Status) {
+	s.Pinned, s.LastGood = i.rec.Pinned, i.rec.LastGood
+	s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)
+}
+
+// serve watches over what callers have until it is lost, and replaces it when
+// something else should run. It returns what serves then, and why it is lost.
+func (i *instance) serve(ctx context.Context, gen *generation) (*generation, error) {
+	i.clearOthers(ctx, gen)
+	i.look() // what should run may have changed while no host ran
+	for {
+		what := i.watch(ctx, gen)
+		switch {
+		case what.lost != nil && what.sick && i.rollsBack(gen, what.lost):
+		case what.lost != nil || ctx.Err() != nil:
+			return gen, what.lost
+		case what.order != nil:
+			next, err := what.order.do(ctx, i, gen)
+			if next != nil {
+				gen = next
+			}
+			what.order.done <- err
+			continue
+		}
+		i.forgetGone(ctx)
+		next, err := i.replace(ctx, gen)
+		switch {
+		case next != nil:
+			gen = next
+			if err != nil {
+				i.log.Error("the record of a swap is not written", "error", err)
+			}
+		case what.sick && err != nil:
+			return gen, what.lost // what served before cannot be had: a restart may help
+		}
 	}
 }
 
@@ -131,39 +198,55 @@ const (
 	defaultUnwell = 2 * time.Minute
 )
 
-// watch returns when the generation must be replaced, with the reason, or when
-// ctx ends.
-func (i *instance) watch(ctx context.Context, gen *generation) error {
+// happened is what ends a watch.
+type happened struct {
+	lost  error // the generation must be replaced
+	sick  bool  // its process lives
+	order *order
+}
+
+// watch returns when the generation must be replaced or something else may have to
+// run, when an operator wants something, or when ctx ends.
+func (i *instance) watch(ctx context.Context, gen *generation) happened {
 	silence, unhealthyFor := i.sup.silence, i.sup.unwell
 	quiet := time.NewTimer(silence)
 	defer quiet.Stop()
 	unwell := time.NewTimer(unhealthyFor)
 	defer unwell.Stop()
-	if i.snapshot().State != Unhealthy {
+	if i.unwell.IsZero() {
 		unwell.Stop()
+	} else {
+		unwell.Reset(time.Until(i.unwell.Add(unhealthyFor)))
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return happened{}
+		case <-i.looks:
+			return happened{}
+		case o := <-i.orders:
+			return happened{order: &o}
 		case <-gen.run.proc.Done():
-			return fmt.Errorf("the process ended: %s", gen.run.proc.Exit())
+			return happened{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
 		case h, ok := <-gen.health.health:
 			if !ok {
-				return i.streamLost(ctx, gen)
+				return happened{lost: i.streamLost(ctx, gen)}
 			}
 			quiet.Reset(silence)
-			was := i.snapshot().State
+			was := i.unwell
 			i.health(h)
-			if h.healthy {
+			switch {
+			case h.healthy:
 				unwell.Stop()
-			} else if was != Unhealthy {
+			case i.onTrial(gen):
+				return happened{sick: true, lost: fmt.Errorf("it is unhealthy: %s", h.message)}
+			case was.IsZero():
 				unwell.Reset(unhealthyFor)
 			}
 		case <-quiet.C:
-			return fmt.Errorf("it has not told its health for %v", silence)
+			return happened{lost: fmt.Errorf("it has not told its health for %v", silence)}
 		case <-unwell.C:
-			return fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)
+			return happened{lost: fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)}
 		}
 	}
 }
@@ -183,11 +266,16 @@ func (i *instance) streamLost(ctx context.Context, gen *generation) error {
 
 // health takes note of what the plugin says of itself.
 func (i *instance) health(h health) {
-	was := i.snapshot().State
+	was := i.unwell
+	if h.healthy {
+		i.unwell = time.Time{}
+	} else if was.IsZero() {
+		i.unwell = time.Now()
+	}
 	switch {
-	case h.healthy && was == Unhealthy:
+	case h.healthy && !was.IsZero():
 		i.set(EventHealthy, "", func(s *Status) { s.State, s.Message = Running, "" })
-	case !h.healthy && was != Unhealthy:
+	case !h.healthy && was.IsZero():
 		i.set(EventUnhealthy, h.message, func(s *Status) { s.State, s.Message = Unhealthy, h.message })
 	case !h.healthy:
 		i.set("", "", func(s *Status) { s.Message = h.message })
@@ -212,13 +300,22 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	if !died && gen.ended() {
 		why = fmt.Errorf("%w; the process then ended: %s", why, gen.run.proc.Exit())
 	}
-	err = errors.Join(why, err, i.clear(ctx, grace))
+	rollsBack := i.rollsBack(gen, why)
+	err = errors.Join(why, err, i.clear(ctx, gen.record, grace))
 	// Callers still hold the dead connection: closed under them it would answer
 	// Canceled, as if they had given up themselves.
 	i.sup.draining.Go(func() {
 		gen.drain(i.sup.cfg.StopTimeout, i.sup.drop)
 		gen.close()
 	})
+	if rollsBack {
+		i.rec.swapped(Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: i.rec.LastGood}, Rollback: true})
+		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, what served before is started: %v", gen.describe(), err), func(s *Status) {
+			s.State, s.LastError, s.PID = Starting, err.Error(), 0
+			s.Restarts++
+		})
+		return
+	}
 	i.wait(ctx, EventEnded, err, pause.NextBackOff())
 }
 
@@ -246,10 +343,25 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 	})
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	select {
-	case <-timer.C:
+	for {
+		select {
+		case <-timer.C:
+		case <-i.looks:
+			i.forgetGone(ctx)
+			if src, err := i.choose(); err != nil || src.sha == i.tried {
+				continue
+			}
+		case o := <-i.orders:
+			_, err := o.do(ctx, i, nil)
+			o.done <- err
+			if err != nil {
+				continue
+			}
+		case <-ctx.Done():
+			return
+		}
 		i.set("", "", func(s *Status) { s.State, s.NextTry = Starting, time.Time{} })
-	case <-ctx.Done():
+		return
 	}
 }
 
@@ -266,7 +378,7 @@ func (i *instance) letGo(ctx context.Context, gen *generation) {
 	defer cancel()
 	// Leases are not waited for: the plugin finishes its calls itself, and some
 	// callers hold a stream for ever.
-	err := errors.Join(gen.stop(stop), i.clear(ctx, i.sup.cfg.StopTimeout))
+	err := errors.Join(gen.stop(stop), i.clearAll(ctx, i.sup.cfg.StopTimeout))
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State, s.PID, s.LastError = Stopped, 0, errorText(err) })
 }
 
@@ -308,7 +420,7 @@ func (i *instance) report(what EventType, message string, s Status) {
 	switch what {
 	case EventFailed, EventEnded:
 		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
-	case EventUnhealthy:
+	case EventUnhealthy, EventSwapFailed, EventRolledBack:
 		i.log.Warn("plugin", fields...)
 	default:
 		i.log.Info("plugin", fields...)

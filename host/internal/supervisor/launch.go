@@ -22,19 +22,13 @@ import (
 
 // launch starts a new process of the plugin and brings it up. When it fails,
 // nothing of the process is left.
-func (i *instance) launch(parent context.Context) (gen *generation, err error) {
-	checksum, err := i.spec.checksum()
+func (i *instance) launch(parent context.Context, src source) (gen *generation, err error) {
+	bin, unpin, err := i.copyOf(src)
 	if err != nil {
-		return nil, permanent{err}
-	}
-	bin, unpin, err := i.sup.store.add(i.file, i.name, checksum)
-	if err != nil {
-		if errors.Is(err, errChecksum) {
-			err = permanent{err}
-		}
 		return nil, err
 	}
 	defer unpin()
+	i.tried = bin.sha
 
 	ctx, cancel := context.WithTimeout(parent, i.sup.cfg.StartTimeout)
 	defer cancel()
@@ -48,7 +42,9 @@ func (i *instance) launch(parent context.Context) (gen *generation, err error) {
 		// Also when something panicked: whatever was started must not stay.
 		_ = run.Kill(context.WithoutCancel(parent))
 		client.Kill()
-		err = errors.Join(err, i.clear(parent, failedStop))
+		if run.record != nil {
+			err = errors.Join(err, i.clear(parent, run.record, failedStop))
+		}
 	}()
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
@@ -63,6 +59,23 @@ func (i *instance) launch(parent context.Context) (gen *generation, err error) {
 		return nil, i.explain(err, run, logged)
 	}
 	return gen, nil
+}
+
+// copyOf makes the verified copy that a process runs from.
+func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
+	checksum, err := i.spec.checksum()
+	if err != nil {
+		return binary{}, nil, permanent{err}
+	}
+	if src.path == "" {
+		bin, unpin, err = i.sup.store.use(src.sha, i.name, checksum)
+	} else {
+		bin, unpin, err = i.sup.store.add(src.path, i.name, checksum)
+	}
+	if errors.Is(err, errChecksum) {
+		err = permanent{err}
+	}
+	return bin, unpin, err
 }
 
 // late is the error of a start that took too long or was called off; err is how
@@ -105,16 +118,13 @@ func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 			LogPath:     i.logPath,
 			DieWithHost: i.sup.cfg.DieWithHost,
 		}
-		lastGood := i.rec.LastGood
-		if i.rec.Kind != "" && i.rec.SHA256 != bin.sha {
-			lastGood = i.rec.SHA256
+		i.rec.Generation++
+		run.record = &runRecord{
+			Number: i.rec.Generation, SHA256: bin.sha, Launch: i.launchDigest(), RunDir: dir, StartedAt: time.Now(),
 		}
-		i.rec = record{
-			Format: recordFormat, Name: i.name, Generation: i.rec.Generation + 1,
-			SHA256: bin.sha, LastGood: lastGood, Launch: i.launchDigest(), RunDir: dir, StartedAt: time.Now(),
-		}
+		i.rec.Runs = append(i.rec.Runs, run.record)
 		run.save = func(ref process.Ref) error {
-			i.rec.Process = &ref
+			run.record.Process = &ref
 			return i.rec.save(i.sup.dir)
 		}
 		return run, nil

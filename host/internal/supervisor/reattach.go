@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	goplugin "github.com/hashicorp/go-plugin"
@@ -13,56 +14,63 @@ import (
 	"github.com/pannier/pannier/host/internal/process"
 )
 
-// reattach finds the process that an earlier host left and brings it up again,
-// if it is what we would start now. Otherwise, and when it does not answer, it is
-// stopped, and gen is nil. An error is returned if it cannot be stopped, or if
-// the host closes meanwhile.
+// reattach finds the process that served under an earlier host and brings it up
+// again. Where it cannot, gen is nil, and all of the earlier host's processes are
+// for clearAll. An error is returned if the host closes meanwhile.
 func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
-	if i.rec.Process == nil {
+	run := i.rec.serving()
+	if run == nil || run.Process == nil {
 		return nil, nil
 	}
-	gen, err = i.tryReattach(ctx)
-	if err == nil {
-		return gen, nil
-	}
+	gen, err = i.tryReattach(ctx, run)
 	if ctx.Err() != nil {
-		return nil, ctx.Err() // called off: the process stays for the next host
+		return gen, ctx.Err() // called off: the process stays for the next host
 	}
-	if !errors.Is(err, process.ErrGone) {
-		i.log.Warn("the plugin of the previous host is replaced", "pid", i.rec.Process.PID, "reason", err)
+	if err != nil && !errors.Is(err, process.ErrGone) {
+		i.log.Warn("the plugin of the previous host is replaced", "pid", run.Process.PID, "reason", err)
 	}
-	return nil, i.clear(ctx, i.sup.cfg.StopTimeout)
+	return gen, nil
 }
 
-func (i *instance) tryReattach(ctx context.Context) (gen *generation, err error) {
+// clearOthers ends what an earlier host had beside the process that serves: one that
+// was to take over, or that had been replaced.
+func (i *instance) clearOthers(ctx context.Context, gen *generation) {
+	for _, run := range slices.Clone(i.rec.Runs) {
+		if run == gen.record {
+			continue
+		}
+		if err := i.clear(ctx, run, i.sup.cfg.StopTimeout); err != nil {
+			i.log.Warn("an old process of the plugin is left", "generation", run.Number, "error", err)
+		}
+	}
+}
+
+func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *generation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, i.sup.cfg.StartTimeout)
 	defer cancel()
-	proc, err := process.Find(ctx, *i.rec.Process)
+	proc, err := process.Find(ctx, *rec.Process)
 	if err != nil {
 		return nil, err
 	}
 	run := newRunner()
-	run.proc, run.runDir = proc, i.rec.RunDir
+	run.proc, run.runDir, run.record = proc, rec.RunDir, rec
 	defer func() {
 		if gen == nil {
 			run.detach()
 		}
 	}()
-	switch {
-	case i.rec.Address == "":
+	if rec.Address == "" {
 		return nil, errors.New("it had not come up")
-	case i.rec.Launch != i.launchDigest():
-		return nil, errors.New("its arguments, environment or user changed")
 	}
-	if err := i.sameBinary(); err != nil {
+	if err := i.mayRun(rec.SHA256); err != nil {
 		return nil, err
 	}
-	cfg := i.clientConfig(i.rec.Process.Token)
-	cfg.Plugins = cfg.VersionedPlugins[i.rec.Wire]
+	cfg := i.clientConfig(rec.Process.Token)
+	cfg.Plugins = cfg.VersionedPlugins[rec.Wire]
 	cfg.Reattach = &goplugin.ReattachConfig{
 		Protocol:        goplugin.ProtocolGRPC,
-		ProtocolVersion: i.rec.Wire,
-		Addr:            &net.UnixAddr{Net: "unix", Name: i.rec.Address},
+		ProtocolVersion: rec.Wire,
+		Addr:            &net.UnixAddr{Net: "unix", Name: rec.Address},
 		ReattachFunc:    func() (runner.AttachedRunner, error) { return run, nil },
 	}
 	client := goplugin.NewClient(cfg)
@@ -82,45 +90,52 @@ func (i *instance) tryReattach(ctx context.Context) (gen *generation, err error)
 	return gen, nil
 }
 
-// sameBinary tells whether the running process is of the binary that a start
-// would use now.
-func (i *instance) sameBinary() error {
+// mayRun refuses a copy that the configuration does not allow any more. One that is
+// only not the newest serves until that is up.
+func (i *instance) mayRun(sha string) error {
 	want, err := i.spec.checksum()
-	if err != nil {
-		return err
+	if err == nil && want != "" && want != sha {
+		err = fmt.Errorf("%w: it has sha256:%s, the configuration wants sha256:%s", errChecksum, sha, want)
 	}
-	if want == "" {
-		if want, err = hashFile(i.file); err != nil {
-			return nil //nolint:nilerr // the file is gone or unreadable: better what runs than nothing
-		}
-	}
-	if want != i.rec.SHA256 {
-		return errors.New("its executable changed")
-	}
-	return nil
+	return err
 }
 
-// clear makes sure that nothing of the recorded process is left, and forgets it.
-// No start may be tried before it has succeeded. It does not end with ctx.
-func (i *instance) clear(ctx context.Context, grace time.Duration) error {
-	if i.rec.Process == nil {
-		return removeRunDir(i.rec.RunDir)
+// notUpStop is what a process has to end that had not come up: it does nothing yet.
+const notUpStop = 100 * time.Millisecond
+
+// clearAll makes sure that nothing of any recorded process is left. No start may be
+// tried before it has succeeded. It does not end with ctx.
+func (i *instance) clearAll(ctx context.Context, grace time.Duration) error {
+	var errs []error
+	for _, run := range slices.Clone(i.rec.Runs) {
+		errs = append(errs, i.clear(ctx, run, grace))
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
-	defer cancel()
-	proc, err := process.Find(ctx, *i.rec.Process)
-	switch {
-	case err == nil:
-		err = proc.Stop(ctx)
-	case errors.Is(err, process.ErrGone):
-		err = process.Clean(ctx, *i.rec.Process)
+	return errors.Join(errs...)
+}
+
+// clear makes sure that nothing of a recorded process is left, and forgets it. It
+// does not end with ctx.
+func (i *instance) clear(ctx context.Context, run *runRecord, grace time.Duration) error {
+	if run.Process != nil {
+		if run.Address == "" {
+			grace = min(grace, notUpStop)
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+		defer cancel()
+		proc, err := process.Find(ctx, *run.Process)
+		switch {
+		case err == nil:
+			err = proc.Stop(ctx)
+		case errors.Is(err, process.ErrGone):
+			err = process.Clean(ctx, *run.Process)
+		}
+		if err != nil {
+			return fmt.Errorf("end the process of plugin %q: %w", i.name, err)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("end the process of plugin %q: %w", i.name, err)
-	}
-	if err := removeRunDir(i.rec.RunDir); err != nil {
+	if err := removeRunDir(run.RunDir); err != nil {
 		return fmt.Errorf("remove the socket of plugin %q: %w", i.name, err)
 	}
-	i.rec.Process, i.rec.RunDir, i.rec.Address = nil, "", ""
+	i.rec.forget(run)
 	return i.rec.save(i.sup.dir)
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,24 +17,45 @@ import (
 
 // record is what the next host must know of a plugin. It is written before
 // anything depends on it: the intent before the fork, the process after it, the
-// address when the plugin has answered.
+// address when the plugin has answered, and which process serves before the callers
+// move to it.
 type record struct {
-	Format     int          `json:"format"`
-	Name       string       `json:"name"`
-	Generation uint64       `json:"generation"` // counts starts, over all hosts
-	Process    *process.Ref `json:"process,omitempty"`
-	StartedAt  time.Time    `json:"started_at,omitzero"`
-	SHA256     string       `json:"sha256,omitempty"`
-	LastGood   string       `json:"last_good,omitempty"` // the copy that came up before this one
-	Launch     string       `json:"launch,omitempty"`    // digest of how it was started
-	RunDir     string       `json:"run_dir,omitempty"`   // holds the socket
-	Address    string       `json:"address,omitempty"`   // the socket; empty until the handshake
-	Wire       int          `json:"wire,omitempty"`      // the version that the handshake chose
-	Kind       string       `json:"kind,omitempty"`
-	Version    string       `json:"version,omitempty"`
+	Format     int    `json:"format"`
+	Name       string `json:"name"`
+	Generation uint64 `json:"generation"`        // counts starts, over all hosts
+	Serving    uint64 `json:"serving,omitempty"` // the run that callers use; 0: none
+	// Runs are the processes that may be there: the one that serves, one that is to
+	// take over, those that finish their calls.
+	Runs     []*runRecord `json:"runs,omitempty"`
+	Served   string       `json:"served,omitempty"`    // the copy that serves, or did last
+	LastGood string       `json:"last_good,omitempty"` // the copy that served before that
+	Pinned   string       `json:"pinned,omitempty"`    // the copy that an operator wants and no other
+	// Refused are copies that failed where another one worked, and why. They are not
+	// tried again.
+	Refused map[string]string `json:"refused,omitempty"`
+	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
 }
 
-const recordFormat = 1
+// runRecord is one process of a plugin.
+type runRecord struct {
+	Number    uint64       `json:"number"`
+	Process   *process.Ref `json:"process,omitempty"`
+	StartedAt time.Time    `json:"started_at,omitzero"`
+	SHA256    string       `json:"sha256"`
+	Launch    string       `json:"launch"`            // digest of how it was started
+	RunDir    string       `json:"run_dir,omitempty"` // holds the socket
+	Address   string       `json:"address,omitempty"` // the socket; empty until the handshake
+	Wire      int          `json:"wire,omitempty"`    // the version that the handshake chose
+	Kind      string       `json:"kind,omitempty"`
+	Version   string       `json:"version,omitempty"`
+	// TookOver is when it took over from another binary; zero: it did not.
+	TookOver time.Time `json:"took_over,omitzero"`
+}
+
+const recordFormat = 2
+
+// maxSwaps is how many swaps are remembered of a plugin.
+const maxSwaps = 20
 
 func recordPath(dir, name string) string { return filepath.Join(dir, name+".json") }
 
@@ -50,13 +72,34 @@ func loadRecord(dir, name string) (record, error) {
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return rec, fmt.Errorf("read the record of plugin %q: %w", name, err)
 	}
+	if rec.Format == 1 {
+		if err := rec.upgrade(data); err != nil {
+			return rec, fmt.Errorf("read the record of plugin %q: %w", name, err)
+		}
+	}
 	if rec.Format != recordFormat || rec.Name != name {
 		return rec, fmt.Errorf("the record of plugin %q has format %d and name %q: was it written by a newer host?", name, rec.Format, rec.Name)
 	}
 	return rec, nil
 }
 
-func (r record) save(dir string) error {
+// upgrade reads format 1, which knew one process.
+func (r *record) upgrade(data []byte) error {
+	run := &runRecord{}
+	if err := json.Unmarshal(data, run); err != nil {
+		return err
+	}
+	run.Number, r.Format = r.Generation, recordFormat
+	if run.Process != nil {
+		r.Runs = []*runRecord{run}
+	}
+	if run.Address != "" {
+		r.serve(run)
+	}
+	return nil
+}
+
+func (r *record) save(dir string) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
@@ -65,6 +108,45 @@ func (r record) save(dir string) error {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
 	return nil
+}
+
+// serving is the run that callers use, nil where there is none.
+func (r *record) serving() *runRecord {
+	n := slices.IndexFunc(r.Runs, func(run *runRecord) bool { return run.Number == r.Serving })
+	if n < 0 {
+		return nil
+	}
+	return r.Runs[n]
+}
+
+// serve makes a run the one that serves.
+func (r *record) serve(run *runRecord) {
+	if r.Served != "" && r.Served != run.SHA256 {
+		r.LastGood = r.Served
+	}
+	r.Serving, r.Served = run.Number, run.SHA256
+}
+
+// forget drops a run whose process is gone.
+func (r *record) forget(run *runRecord) {
+	r.Runs = slices.DeleteFunc(r.Runs, func(other *runRecord) bool { return other == run })
+	if r.Serving == run.Number {
+		r.Serving = 0
+	}
+}
+
+// refuse notes that a copy is not to be tried again.
+func (r *record) refuse(sha, why string) {
+	if r.Refused == nil {
+		r.Refused = map[string]string{}
+	}
+	r.Refused[sha] = why
+}
+
+// swapped notes a swap.
+func (r *record) swapped(s Swap) {
+	r.Swaps = append(r.Swaps, s)
+	r.Swaps = slices.Delete(r.Swaps, 0, max(0, len(r.Swaps)-maxSwaps))
 }
 
 // recordedNames lists the plugins that have a record.

@@ -23,6 +23,7 @@ import (
 type pluginRunner struct {
 	spec   process.Spec
 	runDir string // where the plugin's socket must be
+	record *runRecord
 	// save persists how to find the process: before it is started, and after.
 	save func(process.Ref) error
 

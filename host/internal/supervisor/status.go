@@ -50,6 +50,12 @@ type Status struct {
 	Message    string
 	LastError  string    // why it last ended or did not start
 	NextTry    time.Time // when it is started again, in BackingOff and Failed
+	Draining   int       // old generations that finish their calls
+	LastGood   string    // the copy that served before; empty: none
+	Pinned     string    // the copy that an operator wants and no other; empty: none
+	// Refused are the copies that are not tried again until they change, and why.
+	Refused map[string]string
+	Swaps   []Swap // the newest last
 }
 
 // EventType says what happened to a plugin.
@@ -64,6 +70,9 @@ const (
 	EventFailed     EventType = "start-failed" // it did not come up
 	EventHealthy    EventType = "healthy"
 	EventUnhealthy  EventType = "unhealthy"
+	EventSwapped    EventType = "swapped"
+	EventSwapFailed EventType = "swap-failed" // callers keep what they have
+	EventRolledBack EventType = "rolled-back"
 )
 
 // Event is something that happened to a plugin.

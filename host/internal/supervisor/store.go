@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -51,11 +52,42 @@ func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err e
 	return bin, unpin, nil
 }
 
+// use gives a copy that is kept already, hashed again.
+func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err error) {
+	if checksum != "" && sha != checksum {
+		return binary{}, nil, fmt.Errorf("%w: the copy has sha256:%s, the configuration wants sha256:%s", errChecksum, sha, checksum)
+	}
+	unpin = s.pin(sha)
+	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
+	got, err := hashFile(bin.path)
+	if err == nil && got != sha {
+		err = fmt.Errorf("%w: %s has sha256:%s", errChecksum, bin.path, got)
+	}
+	if err != nil {
+		unpin()
+		return binary{}, nil, fmt.Errorf("use the copy of plugin %q: %w", name, err)
+	}
+	return bin, unpin, nil
+}
+
+// has says whether a copy is kept.
+func (s *store) has(sha, name string) bool {
+	_, err := os.Stat(filepath.Join(s.dir, sha, name))
+	return err == nil
+}
+
 var errChecksum = errors.New("checksum mismatch")
 
 // copy copies src to a temporary file and hashes what it copied, so that a file
 // that is overwritten meanwhile cannot have the one's sum and the other's bytes.
 func (s *store) copy(src string) (temp, sha string, err error) {
+	// What a link leads to is checked as if it stood in the plugin directory.
+	if src, err = filepath.EvalSymlinks(src); err != nil {
+		return "", "", fmt.Errorf("open the plugin: %w", err)
+	}
+	if err := checkOwner(filepath.Dir(src)); err != nil {
+		return "", "", err
+	}
 	// O_NOFOLLOW, O_NONBLOCK: only a regular file, checked on the open file.
 	in, err := os.OpenFile(src, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -135,6 +167,14 @@ func (s *store) collect(keep map[string]bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// inode tells two files of one path apart.
+func inode(info os.FileInfo) uint64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Ino
+	}
+	return 0
 }
 
 // hashFile is what add would find, without a copy.

@@ -30,8 +30,13 @@ type Supervisor struct {
 	lock      *os.File
 	authority *wire.Authority
 	store     *store
-	instances map[string]*instance // fixed in Open
 
+	imu       sync.RWMutex
+	instances map[string]*instance
+	found     map[string][]file // of the plugin directory
+
+	ctx      context.Context    // of the instances
+	tail     context.Context    // of the readers of their logs
 	cancel   context.CancelFunc // ends the instances
 	running  sync.WaitGroup     // the instances
 	tailing  sync.WaitGroup     // readers of their logs, which end after them
@@ -74,10 +79,9 @@ func (s *Supervisor) Open(ctx context.Context) (err error) {
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
-	files, err := discover(s.cfg.PluginDir, func(file, reason string) {
+	if s.found, err = discover(s.cfg.PluginDir, func(file, reason string) {
 		s.log.Warn("a file of the plugin directory is not used", "file", file, "reason", reason)
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	recorded, err := recordedNames(s.dir)
@@ -87,19 +91,48 @@ func (s *Supervisor) Open(ctx context.Context) (err error) {
 	if err := s.sweep(recorded); err != nil {
 		return err
 	}
-	specs := map[string]Plugin{}
-	for name := range files {
-		specs[name] = Plugin{Name: name}
-	}
-	for _, p := range s.cfg.Plugins {
-		specs[p.Name] = p
-	}
-	s.instances = map[string]*instance{}
-	for name, spec := range specs {
-		s.instances[name] = newInstance(s, name, files[name], spec)
-	}
 	s.start(context.WithoutCancel(ctx), recorded)
 	return nil
+}
+
+// spec is the configuration of a plugin; one that has none runs with the defaults.
+func (s *Supervisor) spec(name string) Plugin {
+	n := slices.IndexFunc(s.cfg.Plugins, func(p Plugin) bool { return p.Name == name })
+	if n < 0 {
+		return Plugin{Name: name}
+	}
+	return s.cfg.Plugins[n]
+}
+
+// files are those of one plugin, the highest version first.
+func (s *Supervisor) files(name string) []file {
+	s.imu.RLock()
+	defer s.imu.RUnlock()
+	return slices.Clone(s.found[name])
+}
+
+func (s *Supervisor) allFiles() map[string][]file {
+	s.imu.RLock()
+	defer s.imu.RUnlock()
+	return maps.Clone(s.found)
+}
+
+// pathOf is where a plugin's file would be looked for.
+func (s *Supervisor) pathOf(name string) string { return filepath.Join(s.cfg.PluginDir, name) }
+
+func (s *Supervisor) instance(name string) *instance {
+	s.imu.RLock()
+	defer s.imu.RUnlock()
+	return s.instances[name]
+}
+
+func (s *Supervisor) closed() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
+	}
 }
 
 // prepare makes the directories and what else the instances share.
@@ -183,7 +216,9 @@ func (s *Supervisor) sweep(recorded []string) error {
 			// It shows in the plugin's status. What it names is unknown: sweep nothing.
 			return nil //nolint:nilerr // see above
 		}
-		keep[rec.RunDir] = true
+		for _, run := range rec.Runs {
+			keep[run.RunDir] = true
+		}
 	}
 	temps, err := filepath.Glob(filepath.Join(s.dir, ".*-*")) // .copy-, .write-
 	for _, t := range temps {
@@ -192,34 +227,48 @@ func (s *Supervisor) sweep(recorded []string) error {
 	return errors.Join(err, sweepRunDir(s.runDir, keep))
 }
 
-// start begins the goroutines: one a plugin, one a plugin's log, and one that
-// ends what an earlier host ran and nobody wants any more.
+// start begins the goroutines: one a plugin, one a plugin's log, one for the plugin
+// directory, and one that ends what an earlier host ran and nobody wants any more.
 func (s *Supervisor) start(parent context.Context, recorded []string) {
-	ctx, cancel := context.WithCancel(parent)
-	s.cancel = cancel
-	tailCtx, stopTail := context.WithCancel(parent)
-	s.stopTail = stopTail
-	for _, i := range s.instances {
-		s.running.Go(func() { i.run(ctx) })
-		s.tailing.Go(func() {
-			if err := process.Tail(tailCtx, i.logPath, i.log); err != nil {
-				i.log.Error("the plugin's output is not logged", "error", err)
-			}
-		})
+	s.ctx, s.cancel = context.WithCancel(parent)
+	s.tail, s.stopTail = context.WithCancel(parent)
+	s.imu.Lock()
+	s.instances = map[string]*instance{}
+	names := slices.Collect(maps.Keys(s.found))
+	for _, p := range s.cfg.Plugins {
+		names = append(names, p.Name)
 	}
-	for _, name := range recorded {
+	for _, name := range names {
 		if s.instances[name] == nil {
-			s.running.Go(func() { s.retireRecord(ctx, name) })
+			s.instances[name] = newInstance(s, name, s.spec(name))
+			s.launchInstance(s.instances[name])
 		}
 	}
+	s.imu.Unlock()
+	for _, name := range recorded {
+		if s.instance(name) == nil {
+			s.running.Go(func() { s.retireRecord(s.ctx, name) })
+		}
+	}
+	s.running.Go(func() { s.watchDir(s.ctx) })
+}
+
+// launchInstance gives an instance its goroutines.
+func (s *Supervisor) launchInstance(i *instance) {
+	s.running.Go(func() { i.run(s.ctx) })
+	s.tailing.Go(func() {
+		if err := process.Tail(s.tail, i.logPath, i.log); err != nil {
+			i.log.Error("the plugin's output is not logged", "error", err)
+		}
+	})
 }
 
 // retireRecord ends a plugin that was removed while no host ran.
 func (s *Supervisor) retireRecord(ctx context.Context, name string) {
-	i := newInstance(s, name, "", Plugin{Name: name})
+	i := newInstance(s, name, Plugin{Name: name})
 	var err error
 	if i.rec, err = loadRecord(s.dir, name); err == nil {
-		if err = i.clear(ctx, s.cfg.StopTimeout); err == nil {
+		if err = i.clearAll(ctx, s.cfg.StopTimeout); err == nil {
 			err = os.Remove(recordPath(s.dir, name))
 		}
 	}
@@ -242,7 +291,10 @@ func (s *Supervisor) collect() error {
 		if err != nil {
 			return err // what it keeps is unknown: remove nothing
 		}
-		keep[rec.SHA256], keep[rec.LastGood] = true, true
+		keep[rec.LastGood], keep[rec.Pinned] = true, true
+		for _, run := range rec.Runs {
+			keep[run.SHA256] = true
+		}
 	}
 	return s.store.collect(keep)
 }
@@ -251,7 +303,9 @@ func (s *Supervisor) collect() error {
 // says, and waits for everything that Open began.
 func (s *Supervisor) Close() error {
 	s.close.Do(func() {
+		s.imu.Lock() // no plugin is added after this
 		close(s.closing)
+		s.imu.Unlock()
 		if s.cancel == nil {
 			return // not opened
 		}
@@ -277,6 +331,9 @@ type Lease struct {
 	Conn    grpc.ClientConnInterface
 	Kind    string // such as "storage.v1"
 	Version string
+	// Retired is closed when another generation has taken over. Calls go on to their end;
+	// a stream that would never end should be opened anew, on another lease.
+	Retired <-chan struct{}
 	// Ended is closed when the generation's process has ended.
 	Ended   <-chan struct{}
 	Release func() // must be called; further calls do nothing
@@ -286,7 +343,7 @@ type Lease struct {
 // Release. While the plugin is not up it waits until ctx ends; the error then
 // tells the plugin's state and why it is not up (ErrUnavailable).
 func (s *Supervisor) Acquire(ctx context.Context, name string) (Lease, error) {
-	i := s.instances[name]
+	i := s.instance(name)
 	if i == nil {
 		return Lease{}, s.unknown(name)
 	}
@@ -294,7 +351,7 @@ func (s *Supervisor) Acquire(ctx context.Context, name string) (Lease, error) {
 	if err != nil {
 		return Lease{}, err
 	}
-	return Lease{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Ended: gen.run.proc.Done(), Release: release}, nil
+	return Lease{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.leaving, Ended: gen.run.proc.Done(), Release: release}, nil
 }
 
 // WaitReady waits until a plugin is up. Errors are those of Acquire.
@@ -308,8 +365,13 @@ func (s *Supervisor) WaitReady(ctx context.Context, name string) error {
 }
 
 func (s *Supervisor) unknown(name string) error {
-	return fmt.Errorf("%w: %q is neither in %s nor configured (there are: %q)",
-		ErrUnknown, name, s.cfg.PluginDir, slices.Sorted(maps.Keys(s.instances)))
+	return fmt.Errorf("%w: %q is neither in %s nor configured (there are: %q)", ErrUnknown, name, s.cfg.PluginDir, s.names())
+}
+
+func (s *Supervisor) names() []string {
+	s.imu.RLock()
+	defer s.imu.RUnlock()
+	return slices.Sorted(maps.Keys(s.instances))
 }
 
 // Await waits until the status of the plugins is as done wants it.
@@ -341,9 +403,10 @@ func (s *Supervisor) wake() {
 
 // Status of all plugins, by name.
 func (s *Supervisor) Status() []Status {
-	all := make([]Status, 0, len(s.instances))
-	for _, name := range slices.Sorted(maps.Keys(s.instances)) {
-		all = append(all, s.instances[name].snapshot())
+	names := s.names()
+	all := make([]Status, 0, len(names))
+	for _, name := range names {
+		all = append(all, s.instance(name).snapshot())
 	}
 	return all
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestPluginComesUp(t *testing.T) {
 		Name: "fixture", State: supervisor.Running, Kind: "storage.v1", Version: "1.2.3",
 		SHA256: sumOf(t, filepath.Join(w.cfg.PluginDir, "fixture")), PID: st.PID, Generation: 1, StartedAt: st.StartedAt,
 	}
-	if st != want || strconv.Itoa(st.PID) != answer["pid"] || time.Since(st.StartedAt) > time.Minute {
+	if !reflect.DeepEqual(st, want) || strconv.Itoa(st.PID) != answer["pid"] || time.Since(st.StartedAt) > time.Minute {
 		t.Errorf("status %+v, want %+v", st, want)
 	}
 	waitFor(t, "the plugin's log line", func() bool {

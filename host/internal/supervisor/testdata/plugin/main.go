@@ -1,5 +1,6 @@
-// A storage plugin for tests. Its first argument says how it misbehaves; with
-// none it is a good one, whose calls do what the volume's name says.
+// A storage plugin for tests. Its first argument says how it misbehaves, or a line
+// "#fixture MODE VERSION" at the end of its executable; with neither it is a good
+// one, whose calls do what the volume's name says.
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	goplugin "github.com/hashicorp/go-plugin"
@@ -27,8 +29,12 @@ func main() {
 	if len(os.Args) > 1 {
 		mode = os.Args[1]
 	}
-	impl := &impl{mode: mode}
 	version := "1.2.3"
+	if m, v, ok := trailer(); ok {
+		mode, version = m, v
+	}
+	impl := &impl{mode: mode}
+	kind := storage.Plugin(impl)
 	switch mode {
 	case "exit":
 		fmt.Fprintln(os.Stderr, "the disk is on fire")
@@ -60,6 +66,10 @@ func main() {
 		go serveHTTP(l)
 		fmt.Println("1|1|unix|" + l + "|grpc|")
 		time.Sleep(time.Hour)
+	case "wrong-kind":
+		kind.Kind = "device.v1"
+	case "panic":
+		panic("boom")
 	case "bad-version":
 		version = "one"
 	case "crash-soon":
@@ -80,7 +90,30 @@ func main() {
 			}
 		}()
 	}
-	sdk.Main(sdk.Info{Name: "fixture", Version: version}, storage.Plugin(impl))
+	sdk.Main(sdk.Info{Name: "fixture", Version: version}, kind)
+}
+
+// trailer is what the last line of this executable says.
+func trailer() (mode, version string, ok bool) {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	end := make([]byte, 64)
+	info, err := f.Stat()
+	if err != nil {
+		panic(err)
+	}
+	if _, err := f.ReadAt(end, info.Size()-int64(len(end))); err != nil {
+		panic(err)
+	}
+	_, line, ok := strings.Cut(string(end), "#fixture ")
+	fields := strings.Fields(line)
+	if !ok || len(fields) != 2 {
+		return "", "", false
+	}
+	return fields[0], fields[1], true
 }
 
 func serveHTTP(path string) {
@@ -95,22 +128,34 @@ type impl struct {
 	storage.Storage
 	mode   string
 	config string
+	unwell atomic.Bool // from a call on
 }
 
-func (i *impl) Validate(_ context.Context, config []byte) error {
+func (i *impl) Validate(ctx context.Context, config []byte) error {
+	if i.mode == "hang-in-validate" {
+		<-ctx.Done()
+	}
 	if strings.Contains(string(config), "wrong") {
 		return errors.New(`key "wrong" is not known`)
 	}
 	return nil
 }
 
-func (i *impl) Configure(_ context.Context, config []byte) error {
+func (i *impl) Configure(ctx context.Context, config []byte) error {
+	switch i.mode {
+	case "hang-in-configure":
+		<-ctx.Done()
+	case "refuses":
+		return errors.New("the configuration is not to its taste")
+	case "exit-in-configure":
+		os.Exit(5)
+	}
 	i.config = string(config)
 	return nil
 }
 
 func (i *impl) Health(context.Context) error {
-	if i.mode == "unwell" {
+	if i.mode == "unwell" || i.unwell.Load() {
 		return errors.New("no driver answers")
 	}
 	return nil
@@ -118,6 +163,8 @@ func (i *impl) Health(context.Context) error {
 
 func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachRequest) (map[string]string, error) {
 	switch what, arg, _ := strings.Cut(req.Volume.Name, " "); what {
+	case "unwell":
+		i.unwell.Store(true)
 	case "panic":
 		var m map[string]int
 		m["boom"]++

@@ -1,0 +1,195 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Swap is one change of the process that callers use, or an attempt at it.
+type Swap struct {
+	At time.Time `json:"at"`
+	// From and To are the two generations; To has no number where it never ran.
+	From Side `json:"from"`
+	To   Side `json:"to"`
+	// Took is the time from the look at the binary until callers had the new process.
+	Took time.Duration `json:"took"`
+	// Carried is how many calls and streams went on with the old process.
+	Carried int `json:"carried,omitempty"`
+	// Rollback: it went back to what had served before.
+	Rollback bool `json:"rollback,omitempty"`
+	// Error says why callers kept the old process; empty: they moved.
+	Error string `json:"error,omitempty"`
+}
+
+// Side is one end of a swap.
+type Side struct {
+	Generation uint64 `json:"generation,omitempty"`
+	Version    string `json:"version,omitempty"`
+	SHA256     string `json:"sha256"`
+}
+
+func (g *generation) side() Side {
+	return Side{Generation: g.number, Version: g.version, SHA256: g.sha}
+}
+
+// errSame: what runs is what should run.
+var errSame = errors.New("it runs already")
+
+// replace brings what should run up beside gen, lets callers move over, and leaves
+// gen to finish their calls. When it fails, callers have seen nothing of it: gen is
+// what it was, and nothing is left of the other.
+func (i *instance) replace(ctx context.Context, gen *generation) (*generation, error) {
+	began := time.Now()
+	src, err := i.choose()
+	if err != nil {
+		return nil, err
+	}
+	if src.sha == gen.sha && i.launchDigest() == gen.launch {
+		return nil, errSame
+	}
+	swap := Swap{At: began.UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Rollback: src.sha == i.rec.LastGood}
+	next, err := i.bringBeside(ctx, gen, src)
+	if next != nil {
+		swap.To = next.side()
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		i.notSwapped(swap, src, err)
+		return nil, err
+	}
+	swap.Carried = i.takeOver(gen, next)
+	swap.Took = time.Since(began)
+	i.drainLater(gen)
+	i.rec.swapped(swap)
+	what := EventSwapped
+	if swap.Rollback {
+		what = EventRolledBack
+	}
+	i.announce(next, what, fmt.Sprintf("%s to %s in %v, %d calls go on with the old process",
+		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), swap.Carried))
+	return next, i.rec.save(i.sup.dir)
+}
+
+// bringBeside starts a process beside the one that serves, and lets it serve, in
+// the record, if all is well with it.
+func (i *instance) bringBeside(ctx context.Context, gen *generation, src source) (next *generation, err error) {
+	if next, err = i.launch(ctx, src); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, i.end(ctx, next))
+		}
+	}()
+	if next.kind != gen.kind {
+		return next, permanent{fmt.Errorf("it is of kind %s, and what runs is of kind %s", next.kind, gen.kind)}
+	}
+	if !next.first.healthy {
+		return next, fmt.Errorf("it says that it is unhealthy: %s", next.first.message)
+	}
+	if i.sup.cfg.Probe != nil {
+		probe, cancel := context.WithTimeout(ctx, i.sup.cfg.StartTimeout)
+		defer cancel()
+		if err := i.sup.cfg.Probe(probe, i.name, next.kind, next.conn); err != nil {
+			return next, fmt.Errorf("probe: %w", err)
+		}
+	}
+	was := i.rec
+	i.rec.serve(next.record)
+	if next.sha != gen.sha {
+		next.record.TookOver = time.Now().UTC()
+	}
+	if err := i.rec.save(i.sup.dir); err != nil {
+		i.rec.Serving, i.rec.Served, i.rec.LastGood = was.Serving, was.Served, was.LastGood
+		return next, err
+	}
+	return next, nil
+}
+
+// end stops a process that never served.
+func (i *instance) end(ctx context.Context, gen *generation) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStop)
+	defer cancel()
+	return errors.Join(gen.stop(ctx), i.clear(ctx, gen.record, failedStop))
+}
+
+// notSwapped notes a swap that failed. The binary is not tried again until it
+// changes, or an operator asks for it.
+func (i *instance) notSwapped(s Swap, src source, err error) {
+	s.Error, s.Took = err.Error(), time.Since(s.At)
+	if s.To.SHA256 != s.From.SHA256 {
+		i.rec.refuse(src.sha, err.Error())
+	}
+	i.rec.swapped(s)
+	err = errors.Join(err, i.rec.save(i.sup.dir))
+	i.set(EventSwapFailed, fmt.Sprintf("generation %d goes on: %v", s.From.Generation, err), func(st *Status) {
+		st.LastError = err.Error()
+		i.tellRecord(st)
+	})
+}
+
+// takeOver moves the callers. It returns how many stay with the old process until
+// their calls are done.
+func (i *instance) takeOver(from, to *generation) (carried int) {
+	i.current.Store(to)
+	from.retire()
+	return from.leased()
+}
+
+// drainLater lets a generation finish its calls, within DrainTimeout, and stops it.
+func (i *instance) drainLater(gen *generation) {
+	i.set("", "", func(s *Status) { s.Draining++ })
+	i.sup.draining.Go(func() {
+		gen.drain(i.sup.cfg.DrainTimeout, i.sup.drop)
+		ctx, cancel := context.WithTimeout(context.Background(), i.sup.cfg.StopTimeout)
+		defer cancel()
+		if err := gen.stop(ctx); err != nil {
+			i.log.Warn("an old generation did not end by itself", "generation", gen.number, "error", err)
+		}
+		i.mu.Lock()
+		i.gone = append(i.gone, gen)
+		i.mu.Unlock()
+		i.set("", "", func(s *Status) { s.Draining-- })
+		i.look()
+	})
+}
+
+// forgetGone takes generations that have drained out of the record.
+func (i *instance) forgetGone(ctx context.Context) {
+	i.mu.Lock()
+	gone := i.gone
+	i.gone = nil
+	i.mu.Unlock()
+	for _, gen := range gone {
+		if err := i.clear(ctx, gen.record, failedStop); err != nil {
+			i.log.Warn("an old generation is not cleared away", "generation", gen.number, "error", err)
+		}
+	}
+}
+
+// onTrial says whether a generation took over so lately that what served before it
+// is gone back to when it fails.
+func (i *instance) onTrial(gen *generation) bool {
+	return !gen.record.TookOver.IsZero() && time.Since(gen.record.TookOver) <= i.sup.cfg.RollbackWindow && i.rec.Pinned != gen.sha &&
+		i.rec.LastGood != gen.sha && i.canGoBack()
+}
+
+// canGoBack says whether there is a copy that served before, and was not refused.
+func (i *instance) canGoBack() bool {
+	_, refused := i.rec.Refused[i.rec.LastGood]
+	return i.rec.LastGood != "" && !refused && i.sup.store.has(i.rec.LastGood, i.name)
+}
+
+// rollsBack says whether a generation that failed goes back to what served before
+// it, and sees to that: its binary is refused.
+func (i *instance) rollsBack(gen *generation, why error) bool {
+	if !i.onTrial(gen) {
+		return false
+	}
+	i.rec.refuse(gen.sha, fmt.Sprintf("%s after it had taken over: %v", time.Since(gen.record.TookOver).Round(time.Millisecond), why))
+	return true
+}

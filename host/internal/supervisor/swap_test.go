@@ -1,0 +1,305 @@
+package supervisor_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// bad are the ways in which a new binary fails before it takes over.
+var bad = []string{
+	"exit", "hang", "garbage", "endless-line", "wrong-cookie", "wrong-wire", "wrong-socket", "plain", "bad-version", "wrong-kind",
+	"panic", "unwell", "hang-in-validate", "hang-in-configure", "refuses", "exit-in-configure",
+}
+
+// load calls the plugin from several goroutines until it is told to stop, and
+// counts what fails.
+type load struct {
+	calls, failed atomic.Int64
+	mu            sync.Mutex
+	longest       time.Duration
+	err           error
+	stop          chan struct{}
+	wg            sync.WaitGroup
+}
+
+func startLoad(t *testing.T, s *supervisor.Supervisor, callers int) *load {
+	l := &load{stop: make(chan struct{})}
+	for range callers {
+		l.wg.Go(func() {
+			tick := time.NewTicker(time.Duration(callers) * time.Millisecond) // 1,000 a second in all
+			defer tick.Stop()
+			for {
+				select {
+				case <-l.stop:
+					return
+				case <-tick.C:
+				}
+				began := time.Now()
+				_, err := call(t, s, "fixture", "")
+				l.note(time.Since(began), err)
+			}
+		})
+	}
+	t.Cleanup(l.end)
+	return l
+}
+
+func (l *load) note(took time.Duration, err error) {
+	l.calls.Add(1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.longest = max(l.longest, took)
+	if err != nil {
+		l.failed.Add(1)
+		l.err = err
+	}
+}
+
+func (l *load) end() {
+	select {
+	case <-l.stop:
+	default:
+		close(l.stop)
+	}
+	l.wg.Wait()
+}
+
+// Half of the new binaries are bad, each in its own way. Callers see nothing of it.
+func TestSwapUnderLoad(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.StartTimeout = time.Second
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	l := startLoad(t, s, 8)
+	for n, mode := range bad {
+		serving := status(t, s, "fixture")
+		w.put("fixture", mode, fmt.Sprintf("2.0.%d", n))
+		refused := sumOf(t, filepath.Join(w.cfg.PluginDir, "fixture"))
+		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Refused[refused] != "" })
+		if last := st.Swaps[len(st.Swaps)-1]; last.Error == "" || st.PID != serving.PID || last.To.SHA256 != refused {
+			t.Errorf("%s took over: %+v", mode, last)
+		}
+		w.put("fixture", "good", fmt.Sprintf("1.3.%d", n))
+		want := fmt.Sprintf("1.3.%d", n)
+		st = await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == want })
+		if st.PID == serving.PID || st.Generation <= serving.Generation {
+			t.Errorf("version %s has the process of the one before: %+v", want, st)
+		}
+	}
+	l.end()
+	w.settled(s)
+	if l.failed.Load() != 0 || l.calls.Load() == 0 {
+		t.Errorf("%d of %d calls failed, with %v", l.failed.Load(), l.calls.Load(), l.err)
+	}
+	if w.count(supervisor.EventSwapped) != len(bad) || w.count(supervisor.EventSwapFailed) != len(bad) || status(t, s, "fixture").Restarts != 0 {
+		t.Errorf("%d swaps, %d failed ones, want %d of each; %+v", w.count(supervisor.EventSwapped), w.count(supervisor.EventSwapFailed), len(bad), status(t, s, "fixture"))
+	}
+	if dirs, _ := os.ReadDir(w.cfg.DataDir + "/plugins/run"); len(dirs) != 1 {
+		t.Errorf("%d folders of sockets are left, want one", len(dirs))
+	}
+	t.Logf("%d calls, the longest took %v", l.calls.Load(), l.longest)
+}
+
+// A call that began on the old process ends there, however long it takes.
+func TestCallsEndWhereTheyBegan(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	before := mustCall(t, s, "fixture", "")
+	type answer struct {
+		got map[string]string
+		err error
+	}
+	long := make(chan answer, 1)
+	go func() {
+		got, err := call(t, s, "fixture", "sleep 1500ms")
+		long <- answer{got, err}
+	}()
+	waitFor(t, "the call", func() bool { return strings.Contains(w.log.String(), "asleep") })
+	w.put("fixture", "good", "1.3.0")
+	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+	if st.Swaps[0].Carried != 1 || st.Draining != 1 {
+		t.Errorf("carried %d calls, %d drain: want one of each", st.Swaps[0].Carried, st.Draining)
+	}
+	if after := mustCall(t, s, "fixture", ""); after["pid"] == before["pid"] {
+		t.Error("a new call went to the old process")
+	}
+	if a := <-long; a.err != nil || a.got["pid"] != before["pid"] {
+		t.Errorf("the long call: %v, %v", a.got["pid"], a.err)
+	}
+	w.settled(s)
+}
+
+// The ways in which a file may come to be where it is.
+func TestHowABinaryArrives(t *testing.T) {
+	w := newWorld(t)
+	path := filepath.Join(w.cfg.PluginDir, "fixture")
+	links := filepath.Join(filepath.Dir(w.cfg.PluginDir), "versions")
+	if err := os.Mkdir(links, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	for n, put := range []func(data []byte){
+		func(data []byte) { w.must(os.WriteFile(path, data, 0o755)) }, // over the old one, in place
+		func(data []byte) { // a bit, and later the rest
+			f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0o755)
+			w.must(err)
+			_, err = f.Write(data[:len(data)/2])
+			w.must(err)
+			await(t, s, "fixture", func(st supervisor.Status) bool {
+				return len(st.Swaps) > 0 && st.Swaps[len(st.Swaps)-1].Error != ""
+			})
+			_, err = f.Write(data[len(data)/2:])
+			w.must(errors.Join(err, f.Close()))
+		},
+		func(data []byte) { // a link is moved
+			w.must(os.WriteFile(links+"/one", data, 0o755))
+			w.must(os.Symlink(links+"/one", path+".tmp"))
+			w.must(os.Rename(path+".tmp", path))
+		},
+		func(data []byte) { // what a link leads to is replaced
+			w.must(os.WriteFile(links+"/one.tmp", data, 0o755))
+			w.must(os.Rename(links+"/one.tmp", links+"/one"))
+		},
+		func(data []byte) { w.must(os.WriteFile(path+"_v1.9.0", data, 0o755)) }, // another version beside it
+	} {
+		want := fmt.Sprintf("1.4.%d", n)
+		put(w.binary("good", want))
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == want })
+	}
+	// A lower version beside it changes nothing; with the highest gone it is its turn.
+	w.must(os.WriteFile(path+"_v1.8.0", w.binary("good", "1.8.0"), 0o755))
+	w.must(os.Remove(path + "_v1.9.0"))
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.8.0" })
+}
+
+// What fails soon after it has taken over goes back by itself, and is not tried again.
+func TestRollback(t *testing.T) {
+	for name, fail := range map[string]string{"it dies": "exit", "it becomes unhealthy": "unwell"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			s := w.open()
+			good := status(t, s, "fixture").SHA256
+			mustCall(t, s, "fixture", "")
+			good = status(t, s, "fixture").SHA256
+			w.put("fixture", "good", "1.3.0")
+			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+			_, _ = call(t, s, "fixture", fail)
+			st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.2.3" && st.State == supervisor.Running })
+			if st.SHA256 != good || len(st.Refused) != 1 || !st.Swaps[len(st.Swaps)-1].Rollback {
+				t.Errorf("status %+v", st)
+			}
+			waitFor(t, "the event", func() bool { return w.count(supervisor.EventRolledBack) == 1 })
+			// Until it changes.
+			w.put("fixture", "good", "1.3.1")
+			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.1" })
+			w.settled(s)
+		})
+	}
+}
+
+func TestOrders(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	first := status(t, s, "fixture").SHA256
+	if _, err := s.Rollback(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoCopy) {
+		t.Errorf("rolled back to nothing: %v", err)
+	}
+	if _, err := s.Swap(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoSwap) {
+		t.Errorf("swapped to itself: %v", err)
+	}
+	if _, err := s.Swap(within(t), "nobody"); !errors.Is(err, supervisor.ErrUnknown) {
+		t.Errorf("swapped an unknown plugin: %v", err)
+	}
+	w.put("fixture", "good", "1.3.0")
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+	st, err := s.Rollback(within(t), "fixture")
+	if err != nil || st.SHA256 != first {
+		t.Errorf("rolled back: %v, %+v", err, st)
+	}
+	if st, err = s.Swap(within(t), "fixture"); err != nil || st.Version != "1.3.0" {
+		t.Errorf("swapped to what was refused: %v, %+v", err, st)
+	}
+	if st, err = s.Pin(within(t), "fixture", first); err != nil || st.SHA256 != first || st.Pinned != first {
+		t.Errorf("pinned: %v, %+v", err, st)
+	}
+	w.put("fixture", "good", "1.5.0")
+	if _, err := s.Swap(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoSwap) {
+		t.Errorf("a pinned plugin was swapped: %v", err)
+	}
+	if _, err := s.Pin(within(t), "fixture", strings.Repeat("0", 64)); !errors.Is(err, supervisor.ErrNoCopy) {
+		t.Errorf("pinned to nothing: %v", err)
+	}
+	if st, err = s.Unpin(within(t), "fixture"); err != nil || st.Version != "1.5.0" || st.Pinned != "" {
+		t.Errorf("unpinned: %v, %+v", err, st)
+	}
+	w.settled(s)
+}
+
+// A lease tells its holder of a stream that another process has taken over.
+func TestLeaseTellsOfASwap(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	lease, err := s.Acquire(within(t), "fixture")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	w.put("fixture", "good", "1.3.0")
+	select {
+	case <-lease.Retired:
+	case <-within(t).Done():
+		t.Fatal("nobody said so")
+	}
+	ctx := within(t)
+	if _, err := storage.NewClient(lease.Conn).Attach(ctx, storage.Driver{}, storage.AttachRequest{}); err != nil {
+		t.Errorf("a call on a lease that is still held: %v", err)
+	}
+}
+
+// A plugin that is put there later is started, with nobody asking.
+func TestNewPluginIsStarted(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	w.put("second", "good", "3.0.0")
+	await(t, s, "second", func(st supervisor.Status) bool { return st.Version == "3.0.0" })
+}
+
+// put puts a fixture that behaves as mode says into the plugin directory, as an
+// operator would.
+func (w *world) put(name, mode, version string) {
+	w.t.Helper()
+	path := filepath.Join(w.cfg.PluginDir, name)
+	w.must(os.WriteFile(path+".tmp", w.binary(mode, version), 0o755))
+	w.must(os.Rename(path+".tmp", path))
+}
+
+// binary is the fixture with a last line that says how it behaves.
+func (w *world) binary(mode, version string) []byte {
+	w.t.Helper()
+	data, err := os.ReadFile(fixture(w.t, "plugin"))
+	w.must(err)
+	return append(slices.Clip(data), "\n#fixture "+mode+" "+version+"\n"...)
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
