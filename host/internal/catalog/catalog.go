@@ -102,7 +102,7 @@ func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, relea
 		return client, nil, fmt.Errorf("%s: plugin %q: %w: it is %s, and %s is needed", k.name, name, ErrWrongKind, lease.Kind, k.protocol)
 	}
 	prefix := k.name + "(" + name + ")"
-	return k.client(&conn{ClientConnInterface: lease.Conn, prefix: prefix, ended: lease.Ended}), lease.Release, nil
+	return k.client(&conn{ClientConnInterface: lease.Conn, prefix: prefix, retired: lease.Retired, ended: lease.Ended}), lease.Release, nil
 }
 
 func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.Context, client T) error) error {

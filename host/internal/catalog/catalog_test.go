@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,15 +23,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // plugins stands for the supervisor: all that it lists are up, on one connection.
 type plugins struct {
-	list   []supervisor.Status
-	conn   grpc.ClientConnInterface
-	leases int
-	kind   string
+	list    []supervisor.Status
+	conn    grpc.ClientConnInterface
+	leases  int
+	kind    string
+	retired chan struct{}
 }
 
 func (p *plugins) Acquire(context.Context, string) (supervisor.Lease, error) {
 	p.leases++
-	return supervisor.Lease{Conn: p.conn, Kind: p.kind, Release: func() { p.leases-- }}, nil
+	return supervisor.Lease{Conn: p.conn, Kind: p.kind, Retired: p.retired, Release: func() { p.leases-- }}, nil
 }
 
 func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool) error {
@@ -44,7 +46,8 @@ func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool
 // impl answers Probe with err, or with whether the call has a deadline.
 type impl struct {
 	storage.Storage
-	err error
+	err   error
+	waits bool // a stream goes on until its caller ends it
 }
 
 func (i *impl) Probe(ctx context.Context, _ storage.Driver, _ time.Duration) (bool, error) {
@@ -52,7 +55,14 @@ func (i *impl) Probe(ctx context.Context, _ storage.Driver, _ time.Duration) (bo
 	return ok, i.err
 }
 
-func (i *impl) Fingerprint(context.Context, storage.Driver, storage.FingerprintOptions, func(storage.Fingerprint) error) error {
+func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+	if i.waits {
+		if err := report(storage.Fingerprint{Healthy: true}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	return i.err
 }
 
@@ -123,6 +133,29 @@ func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
 	defer cancel()
 	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		t.Errorf("too late: %v", err)
+	}
+}
+
+// Nothing else would make a stream leave a process that has been replaced.
+func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
+	p := serve(t, &impl{waits: true})
+	p.retired = make(chan struct{})
+	client, release, err := New(p).Storage(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	reports := 0
+	err = client.Fingerprint(t.Context(), storage.Driver{}, storage.FingerprintOptions{}, func(storage.Fingerprint) error {
+		reports++
+		close(p.retired)
+		return nil
+	})
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has taken over") || reports != 1 {
+		t.Errorf("%v after %d reports", err, reports)
+	}
+	if _, err := client.Probe(t.Context(), storage.Driver{}, 0); err != nil {
+		t.Errorf("a call on a lease that is still held: %v", err)
 	}
 }
 

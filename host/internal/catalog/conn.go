@@ -19,8 +19,9 @@ const CallTimeout = 150 * time.Second
 // conn is a plugin's connection that says in every error whose it is.
 type conn struct {
 	grpc.ClientConnInterface
-	prefix string // kind(name)
-	ended  <-chan struct{}
+	prefix  string // kind(name)
+	retired <-chan struct{}
+	ended   <-chan struct{}
 }
 
 // errEnded: the plugin's process ended in the middle of the call.
@@ -39,23 +40,46 @@ func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	return c.wrap(c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...))
 }
 
-// NewStream is a streaming call.
+// NewStream is a streaming call. It ends when another process of the plugin takes
+// over: its caller opens it anew, there.
 func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	s, err := c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
 	if err != nil {
+		cancel(nil)
 		return nil, c.wrap(err)
 	}
-	return &stream{ClientStream: s, conn: c}, nil
+	go func() {
+		select {
+		case <-c.retired:
+			cancel(errMoved)
+		case <-ctx.Done():
+		case <-s.Context().Done():
+		}
+		cancel(nil)
+	}()
+	return &stream{ClientStream: s, ctx: ctx, conn: c}, nil
 }
+
+// errMoved ends the streams of a process that another one has replaced.
+var errMoved = status.Error(codes.Unavailable, "another process of the plugin has taken over")
 
 type stream struct {
 	grpc.ClientStream
+	ctx  context.Context
 	conn *conn
 }
 
-func (s *stream) RecvMsg(m any) error { return s.conn.wrap(s.ClientStream.RecvMsg(m)) }
+func (s *stream) RecvMsg(m any) error { return s.wrap(s.ClientStream.RecvMsg(m)) }
 
-func (s *stream) SendMsg(m any) error { return s.conn.wrap(s.ClientStream.SendMsg(m)) }
+func (s *stream) SendMsg(m any) error { return s.wrap(s.ClientStream.SendMsg(m)) }
+
+func (s *stream) wrap(err error) error {
+	if err != nil && errors.Is(context.Cause(s.ctx), errMoved) {
+		err = errMoved
+	}
+	return s.conn.wrap(err)
+}
 
 func (c *conn) wrap(err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
