@@ -1,0 +1,61 @@
+package drivers
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// other is a process of the storage plugin that sees drivers in its own way.
+type other struct {
+	storage.Client
+	real *bridge
+	see  func(fp *storage.Fingerprint)
+	err  error
+}
+
+func (o *other) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+	if o.err != nil {
+		return o.err
+	}
+	return o.real.Fingerprint(ctx, d, opts, func(fp storage.Fingerprint) error {
+		if o.see != nil {
+			o.see(&fp)
+		}
+		return report(fp)
+	})
+}
+
+func TestAnotherProcessOfThePluginMustSeeTheSame(t *testing.T) {
+	h, stop := external(t)
+	h.declareExternal()
+	h.healthy("e")
+	for name, tc := range map[string]struct {
+		other other
+		want  string // "": it agrees
+	}{
+		"the same": {},
+		"another node id": {other{see: func(fp *storage.Fingerprint) {
+			n := *fp.Node
+			n.NodeID = "x"
+			fp.Node = &n
+		}}, `driver "e": this process sees another fingerprint`},
+		"fewer abilities": {other{see: func(fp *storage.Fingerprint) { fp.Node = nil }}, `finds it unhealthy: the type is monolith`},
+		"unhealthy":       {other{see: func(fp *storage.Fingerprint) { fp.Healthy, fp.Message = false, "no luck" }}, `driver "e" is healthy, and this process finds it unhealthy: no luck`},
+		"a failed call":   {other{err: errors.New("not today")}, `driver "e": not today`},
+	} {
+		tc.other.real = h.bridge
+		err := h.Agrees(t.Context(), &tc.other)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+	stop()
+	h.wait("e", "unhealthy", func(d Driver) bool { return !d.Healthy })
+	if err := h.Agrees(t.Context(), &other{err: errors.New("not today")}); err != nil {
+		t.Errorf("a driver that is down keeps a plugin from being swapped: %v", err)
+	}
+}
