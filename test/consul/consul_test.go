@@ -44,6 +44,7 @@ func TestStart(t *testing.T) {
 
 // TestACL sees that nothing is allowed that no policy allows.
 func TestACL(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Options{ACL: true, TLS: true})
 	if n := len(c.Tokens(t)); n != 2 {
 		t.Errorf("%d tokens, want the anonymous and the management token", n)
@@ -63,6 +64,7 @@ func TestACL(t *testing.T) {
 
 // TestLeaderless kills two servers of three: the third has no leader until one is back.
 func TestLeaderless(t *testing.T) {
+	t.Parallel()
 	begin := time.Now()
 	c := Start(t, Options{Servers: 3, ACL: true, TLS: true})
 	t.Logf("three servers answer after %v", time.Since(begin).Round(time.Millisecond))
@@ -92,6 +94,7 @@ func TestLeaderless(t *testing.T) {
 
 // TestRestart sees the state survive a kill, and go when it is to be lost.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Options{ACL: true})
 	secret := c.Token(t)
 	c.Restart(0, false)
@@ -106,6 +109,7 @@ func TestRestart(t *testing.T) {
 
 // TestPause sees a paused server answer only when it is resumed.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Options{})
 	c.Pause(0)
 	answer := make(chan error, 1)

@@ -12,6 +12,7 @@ import (
 
 // TestProxy sees each fault from the client's side, and that it ends.
 func TestProxy(t *testing.T) {
+	t.Parallel()
 	c := Start(t, Options{ACL: true, TLS: true})
 	p := c.Proxy(t, 0)
 	client, err := api.NewClient(&api.Config{

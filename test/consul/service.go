@@ -44,6 +44,7 @@ func Config(s service.Consul) string {
 		{"datacenter", s.Datacenter},
 		{"namespace", s.Namespace},
 		{"partition", s.Partition},
+		{"auth_method", s.AuthMethod},
 	} {
 		if kv[1] != "" {
 			fmt.Fprintf(&b, "  %s = %q\n", kv[0], kv[1])

@@ -98,3 +98,8 @@ func writing(ctx context.Context) *api.WriteOptions {
 func reading(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{}).WithContext(ctx)
 }
+
+// consistent reads what the leader knows now.
+func consistent(ctx context.Context) *api.QueryOptions {
+	return (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
+}

@@ -41,6 +41,7 @@ func (w *world) loginRequest(t *testing.T, s *signer, claims map[string]any) ide
 // TestLogin follows a token from its login to its end. The issuer needs no token of
 // its own.
 func TestLogin(t *testing.T) {
+	t.Parallel()
 	w, s := loginWorld(t)
 	ctx := t.Context()
 	req := w.loginRequest(t, s, claims(time.Now()))
@@ -85,6 +86,7 @@ func TestLogin(t *testing.T) {
 // TestLoginLostAnswer loses the answer of a login: that token has an end, and one who
 // has a token may find and revoke it.
 func TestLoginLostAnswer(t *testing.T) {
+	t.Parallel()
 	w, s := loginWorld(t)
 	proxy := w.Proxy(t, 0)
 	w.consul = proxy.Service(w.consul)
@@ -127,6 +129,7 @@ func TestLoginLostAnswer(t *testing.T) {
 
 // TestJWT sees which JWTs are taken. Consul allows the clocks to differ by a minute.
 func TestJWT(t *testing.T) {
+	t.Parallel()
 	w, s := loginWorld(t)
 	stranger := newSigner(t)
 	with := func(now time.Time, key string, value any) map[string]any {
@@ -175,6 +178,7 @@ func TestJWT(t *testing.T) {
 
 // TestAuthMethod sees auth methods that are not as they must be.
 func TestAuthMethod(t *testing.T) {
+	t.Parallel()
 	w, s := loginWorld(t)
 	derive := func(t *testing.T, method string) error {
 		t.Helper()
@@ -203,6 +207,7 @@ func TestAuthMethod(t *testing.T) {
 // TestJWKS lets Consul fetch the keys from a server that is not always there, and that
 // changes its key.
 func TestJWKS(t *testing.T) {
+	t.Parallel()
 	w, old := loginWorld(t)
 	var keys atomic.Value // nil while the server fails
 	keys.Store(old.jwks(t))
@@ -233,6 +238,7 @@ func TestJWKS(t *testing.T) {
 
 // TestAuthMethodAdded revokes a token that was minted before there was an auth method.
 func TestAuthMethodAdded(t *testing.T) {
+	t.Parallel()
 	w, _ := loginWorld(t)
 	with := w.consul
 	w.consul.AuthMethod = ""

@@ -16,6 +16,7 @@ import (
 // TestMint follows a token from its making to its end. The issuer's own token has the
 // policy acl = "write" and nothing else.
 func TestMint(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	ctx := t.Context()
 	req := request(t)
@@ -72,6 +73,7 @@ func TestMint(t *testing.T) {
 // TestMintTaken sees that a token that has the accessor and is not the workload's is
 // never given.
 func TestMintTaken(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	req := request(t)
 	w.derive(t, req)
@@ -97,6 +99,7 @@ func TestMintTaken(t *testing.T) {
 // TestMintLostAnswer cuts the connection once Consul has done what it was asked: the
 // repeated call gives the same token, and takes the same token away.
 func TestMintLostAnswer(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	proxy := w.Proxy(t, 0)
 	w.consul = proxy.Service(w.consul)
@@ -128,6 +131,7 @@ func TestMintLostAnswer(t *testing.T) {
 
 // TestMintRace derives one token many times at once: whoever gets one gets the same.
 func TestMintRace(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	req := request(t)
 	var mu sync.Mutex
@@ -192,6 +196,7 @@ func TestRequests(t *testing.T) {
 // TestOwnToken sees what the issuer says when its own token is not what it must be.
 // Above all, a token is not said to be gone when Consul does not know the issuer's.
 func TestOwnToken(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	ctx := t.Context()
 	req := request(t)

@@ -17,10 +17,18 @@ import (
 
 // Read is identity.Identity's. It takes the answer of whichever server the agent
 // asks, the leader or not, since that is whom the agent asks when the token is used.
+// Where that server does not know the token the leader is asked: a server that has
+// just been started must not let a live token pass for one that is gone.
 func (i *Issuer) Read(ctx context.Context, c service.Consul, secret string) (identity.Token, error) {
-	options := reading(ctx)
-	options.AllowStale = true
-	token, err := i.self(ctx, c, secret, options)
+	stale := reading(ctx)
+	stale.AllowStale = true
+	token, err := i.self(ctx, c, secret, stale)
+	if status.Code(err) == codes.NotFound {
+		if _, err := i.self(ctx, c, secret, consistent(ctx)); err != nil {
+			return identity.Token{}, err
+		}
+		return identity.Token{}, status.Errorf(codes.Unavailable, "read a token by its secret on Consul %q (%s): the agent does not know the token yet", c.Name, c.Address)
+	}
 	if err != nil {
 		return identity.Token{}, err
 	}

@@ -42,9 +42,7 @@ func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) er
 		return consul.Error(err, c, what)
 	}
 	// Consul refuses with the same status a token that is not there.
-	options := reading(ctx)
-	options.RequireConsistent = true
-	if _, readErr := i.self(ctx, c, secret, options); readErr != nil {
+	if _, readErr := i.self(ctx, c, secret, consistent(ctx)); readErr != nil {
 		if status.Code(readErr) == codes.NotFound {
 			return nil
 		}
@@ -76,7 +74,7 @@ func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) err
 		return privilegedError(err, c, what)
 	}
 	// Consul says the same of the plugin's own token, when that is not there.
-	if _, _, err := client.ACL().TokenReadSelf(reading(asking)); err != nil {
+	if _, _, err := client.ACL().TokenReadSelf(consistent(asking)); err != nil {
 		return privilegedError(err, c, what)
 	}
 	return nil

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/identity"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// startPlugin runs the built plugin as a host does and returns a connection to it, and
+// the process with what it writes into its log.
+func startPlugin(t *testing.T) (*grpc.ClientConn, *exec.Cmd, *output) {
+	t.Helper()
+	authority, err := wire.NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := authority.Issue("sids")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "tls")
+	if err := os.WriteFile(file, bundle, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(testbin.Build(t, "plugins/sids"))
+	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file, wire.EnvLogLevel+"=trace")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log := &output{}
+	client := goplugin.NewClient(&goplugin.ClientConfig{
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(nil),
+		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
+		Cmd:              cmd,
+		TLSConfig:        authority.ClientTLS("sids"),
+		Stderr:           log,
+		Logger:           hclog.NewNullLogger(),
+	})
+	t.Cleanup(client.Kill)
+	protocol, err := client.Client()
+	if err != nil {
+		t.Fatalf("start the plugin: %v\n%s", err, log)
+	}
+	conn, err := protocol.Dispense("pannier")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn.(*grpc.ClientConn), cmd, log
+}
+
+// TestPluginProcess follows a token through the process's border: configured, derived,
+// read, derived again by a new process after the first was killed, listed, revoked. No
+// secret is left in what anyone may read of the process.
+func TestPluginProcess(t *testing.T) {
+	cluster := consul.Start(t, consul.Options{ACL: true, TLS: true})
+	cluster.Policy(t, "pannier-sids", `acl = "write"`)
+	own := cluster.Token(t, "pannier-sids")
+	config := fmt.Appendf(nil, `{"token_file": %q}`, cluster.TokenFile(t, own))
+	where := cluster.Service(service.DefaultConsul, "")
+	req := identity.DeriveRequest{
+		ID:      "7d7a4a3e-6a52-4e3b-9a55-0a3f0a4c8f11",
+		Subject: identity.Subject{Cluster: "c1", Node: "n1", Namespace: "default", Workload: "web-1", Service: "web"},
+	}
+	ctx := t.Context()
+
+	conn, process, firstLog := startPlugin(t)
+	plugin := pluginv1.NewPluginServiceClient(conn)
+	if info, err := plugin.Info(ctx, &pluginv1.InfoRequest{}); err != nil || info.GetName() != "sids" || info.GetKind() != identity.Kind {
+		t.Errorf("got %v, %v", info, err)
+	}
+	_, err := plugin.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(`{"token": "x"}`)})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `unknown key "token"`) {
+		t.Errorf("an unknown key: got %v", err)
+	}
+	ids := identity.NewClient(conn)
+	if _, _, err := ids.Derive(ctx, where, req); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("without a configuration: got %v, want FailedPrecondition", err)
+	}
+	if _, err := plugin.Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
+		t.Fatal(err)
+	}
+	token, secret, err := ids.Derive(ctx, where, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public := readable(t, process.Process.Pid)
+	if err := process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	conn, process, log := startPlugin(t)
+	ids = identity.NewClient(conn)
+	if _, err := pluginv1.NewPluginServiceClient(conn).Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
+		t.Fatal(err)
+	}
+	again, same, err := ids.Derive(ctx, where, req)
+	if err != nil || again.Accessor != req.ID || again.Subject != req.Subject || same != secret {
+		t.Errorf("by another process: got %+v, the same secret: %v, %v", again, same == secret, err)
+	}
+	if read, err := ids.Read(ctx, where, secret); err != nil || read != again {
+		t.Errorf("got %+v, %v, want %+v", read, err, token)
+	}
+	if list, err := ids.List(ctx, where, "c1"); err != nil || len(list) != 1 || list[0] != again {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	if err := ids.Revoke(ctx, where, req.ID, secret); err != nil {
+		t.Error(err)
+	}
+	if _, err := ids.Read(ctx, where, secret); status.Code(err) != codes.NotFound {
+		t.Errorf("got %v, want NotFound", err)
+	}
+
+	public += readable(t, process.Process.Pid) + firstLog.String() + log.String()
+	if !strings.Contains(public, "sids") {
+		t.Errorf("neither the command line nor the log was read: %s", public)
+	}
+	for _, s := range []string{own, secret} {
+		if strings.Contains(public, s) {
+			t.Errorf("a secret is in the log, the command line or the environment:\n%s", public)
+		}
+	}
+}
+
+// readable is what others may learn of a process.
+func readable(t *testing.T, pid int) string {
+	t.Helper()
+	var out string
+	for _, name := range []string{"cmdline", "environ"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out += string(text) + "\n"
+	}
+	return out
+}
+
+// output is the process's log, which may be read while it is written.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
