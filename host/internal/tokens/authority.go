@@ -64,6 +64,9 @@ type Authority struct {
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet
 	signer  *signer
+	// doubtful are the tokens that Consul was asked for and has not answered: a request
+	// that is on its way may still make one after it was revoked.
+	doubtful map[string]bool // by id
 }
 
 // New makes an authority.
@@ -72,6 +75,8 @@ func New(cfg Config) *Authority {
 		Config:  cfg,
 		derives: rate.NewLimiter(derivePerSecond, deriveBurst),
 		revokes: rate.NewLimiter(revokePerSecond, revokeParallel),
+
+		doubtful: map[string]bool{},
 	}
 }
 

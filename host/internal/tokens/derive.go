@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
@@ -87,6 +88,7 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 		return err
 	})
 	crashpoint.Here("token", "derived")
+	a.doubt(t.ID, unanswered(err))
 	if err != nil {
 		return t, "", err
 	}
@@ -97,6 +99,33 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 		return t, secret, nil
 	}
 	return a.note(ctx, t, got, secret)
+}
+
+// unanswered says that an error leaves open whether Consul makes the token, and when.
+func unanswered(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:
+		return true
+	default:
+		return false
+	}
+}
+
+// doubt notes whether a request for a token may still be on its way.
+func (a *Authority) doubt(id string, is bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if is {
+		a.doubtful[id] = true
+	} else {
+		delete(a.doubtful, id)
+	}
+}
+
+func (a *Authority) inDoubt(id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.doubtful[id]
 }
 
 // note writes down the accessor of a token that was given by login. One that cannot be

@@ -115,6 +115,7 @@ func TestCodes(t *testing.T) {
 		}
 	}
 	clear(f.fail)
+	w.derive(token) // it is in doubt no more
 	for code, fault := range map[codes.Code]error{
 		codes.Unavailable: cluster.ErrNotLeader, codes.ResourceExhausted: cluster.ErrDiskFull,
 		codes.FailedPrecondition: cluster.ErrConflict, codes.InvalidArgument: cluster.ErrInvalid,
@@ -134,6 +135,35 @@ func TestCodes(t *testing.T) {
 	}
 	if _, _, err := w.Derive(w.within(), token); err != nil {
 		t.Errorf("after all that: %v", err)
+	}
+}
+
+// TestDoubt: a token that Consul was asked for and did not answer for may come late, so
+// its record stays until a sweep.
+func TestDoubt(t *testing.T) {
+	for code, kept := range map[codes.Code]bool{
+		codes.Unavailable: true, codes.DeadlineExceeded: true, codes.Canceled: true, codes.Internal: true,
+		codes.PermissionDenied: false, codes.FailedPrecondition: false, codes.ResourceExhausted: false,
+	} {
+		t.Run(code.String(), func(t *testing.T) {
+			f := newFake()
+			w := newWorld(t, f.ask, minting)
+			token := w.start("w", "a", "default", "web")[0]
+			f.fail["derive"] = status.Error(code, "Consul")
+			if _, _, err := w.Derive(w.within(), token); status.Code(err) != code {
+				t.Errorf("derive: %v", err)
+			}
+			if err := w.Revoke(w.within(), token, ""); err != nil {
+				t.Fatal(err)
+			}
+			if is := len(w.noted()) == 1; is != kept {
+				t.Errorf("kept: %v", is)
+			}
+			w.stop("w")
+			if w.sweep(false); len(w.noted()) != 0 || len(w.doubtful) != 0 {
+				t.Errorf("after a sweep the ledger has %v, in doubt are %v", w.noted(), w.doubtful)
+			}
+		})
 	}
 }
 

@@ -183,10 +183,13 @@ func swept(r Report) (revoked []string, left map[string]string) {
 
 // sids runs the real identity plugin, with a file of its token for each Consul where
 // there is one.
-func sids(t *testing.T, tokenFiles map[string]string) *catalog.Catalog {
+func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *supervisor.Supervisor) {
 	t.Helper()
 	dir := t.TempDir()
-	cfg := supervisor.Config{PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true}
+	cfg := supervisor.Config{
+		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
+		Restart: supervisor.Restart{Min: 10 * time.Millisecond},
+	}
 	if err := os.MkdirAll(cfg.PluginDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +208,7 @@ func sids(t *testing.T, tokenFiles map[string]string) *catalog.Catalog {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	return catalog.New(s)
+	return catalog.New(s), s
 }
 
 func copyProgram(t *testing.T, from, to string) {

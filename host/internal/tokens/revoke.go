@@ -26,7 +26,8 @@ const (
 
 // Revoke ends a token and forgets it once Consul has said that it is gone. One that is
 // not known, here or there, is success. secret may be empty where it was minted; of a
-// login without one the ledger keeps the record until the token has ended by itself.
+// login without one the ledger keeps the record until the token has ended by itself. It
+// keeps that of a token that Consul has not answered for, too, for the next sweep.
 func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) error {
 	unlock, err := a.tokens.Lock(ctx, t.ID)
 	if err != nil {
@@ -40,7 +41,7 @@ func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) er
 	if err != nil {
 		return fmt.Errorf("revoke the token for service %q of workload %q: %w", t.Service, t.Workload, err)
 	}
-	if !gone {
+	if !gone || a.inDoubt(t.ID) {
 		return nil
 	}
 	crashpoint.Here("token", "revoked")

@@ -226,6 +226,9 @@ func (a *Authority) endOrphan(ctx context.Context, o *orphan) (gone bool, err er
 		return false, err
 	}
 	gone, err = a.end(ctx, o.Token, "")
+	if gone {
+		a.doubt(o.Token.ID, false) // what arrives from now on is found in Consul's list
+	}
 	if err != nil || gone {
 		return gone, err
 	}
