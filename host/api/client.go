@@ -30,6 +30,7 @@ type Client struct {
 	Drivers   hostv1connect.DriverServiceClient
 	Plugins   hostv1connect.PluginServiceClient
 	Workloads hostv1connect.WorkloadServiceClient
+	Tokens    hostv1connect.TokenServiceClient
 	Agent     hostv1connect.AgentServiceClient
 
 	transport *http.Transport
@@ -60,6 +61,7 @@ func New(address string) (*Client, error) {
 		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, options),
 		Plugins:   hostv1connect.NewPluginServiceClient(httpClient, baseURL, options),
 		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, options),
+		Tokens:    hostv1connect.NewTokenServiceClient(httpClient, baseURL, options),
 		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, options),
 		transport: transport,
 	}, nil

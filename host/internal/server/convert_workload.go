@@ -1,6 +1,8 @@
 package server
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -8,13 +10,17 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // workloadSpec takes in a workload's spec, which workload.Spec checks itself. Empty
 // lists and maps are nil, as in one that comes back from the journal: the two are
 // compared.
-func workloadSpec(spec *hostv1.WorkloadSpec) workload.Spec {
-	out := workload.Spec{WorkloadRef: claim.WorkloadRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()}}
+func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
+	out := workload.Spec{
+		WorkloadRef: claim.WorkloadRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		User:        spec.GetUser(), Canary: spec.GetCanary(),
+	}
 	for _, v := range spec.GetVolumes() {
 		out.Volumes = append(out.Volumes, workload.VolumeRequest{
 			Name: v.GetName(), Source: v.GetSource(), ReadOnly: v.GetReadOnly(),
@@ -28,11 +34,26 @@ func workloadSpec(spec *hostv1.WorkloadSpec) workload.Spec {
 			out.Exec.Env = maps.Clone(e.GetEnv())
 		}
 	}
-	return out
+	for _, m := range spec.GetServices() {
+		svc, err := service.FromProto(m)
+		if err != nil {
+			return out, invalid(fmt.Sprintf("workload %q", out.WorkloadRef), fmt.Sprintf("service %q", m.GetName()), err.Error())
+		}
+		out.Services = append(out.Services, svc)
+	}
+	for _, p := range spec.GetPorts() {
+		out.Ports = append(out.Ports, workload.Port{Label: p.GetLabel(), Static: int(p.GetStatic())})
+	}
+	for _, c := range spec.GetSidecars() {
+		out.Sidecars = append(out.Sidecars, workload.Sidecar{
+			Service: c.GetService(), Command: notEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
+		})
+	}
+	return out, nil
 }
 
-func shownWorkloadSpec(spec workload.Spec) *hostv1.WorkloadSpec {
-	out := &hostv1.WorkloadSpec{Namespace: spec.Namespace, Id: spec.ID}
+func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
+	out := &hostv1.WorkloadSpec{Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary}
 	for _, v := range spec.Volumes {
 		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
 			Name: v.Name, Source: v.Source, ReadOnly: v.ReadOnly, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
@@ -42,15 +63,34 @@ func shownWorkloadSpec(spec workload.Spec) *hostv1.WorkloadSpec {
 	if e := spec.Exec; e != nil {
 		out.Exec = &hostv1.Exec{Command: e.Command, Args: notEmpty(e.Args), Env: maps.Clone(e.Env), User: e.User}
 	}
-	return out
+	for _, svc := range spec.Services {
+		m, err := svc.ToProto()
+		if err != nil {
+			return nil, fmt.Errorf("show workload %q: service %q: %w", spec.WorkloadRef, svc.Name, err)
+		}
+		out.Services = append(out.Services, m)
+	}
+	for _, p := range spec.Ports {
+		out.Ports = append(out.Ports, &hostv1.Port{Label: p.Label, Static: int32(p.Static)})
+	}
+	for _, c := range spec.Sidecars {
+		out.Sidecars = append(out.Sidecars, &hostv1.Sidecar{
+			Service: c.Service, Command: notEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
+		})
+	}
+	return out, nil
 }
 
 // shownWorkload is a workload with what its release waits for, where it does.
-func (s *Server) shownWorkload(w workload.Workload) *hostv1.Workload {
+func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
+	spec, err := shownWorkloadSpec(w.Spec)
+	if err != nil {
+		return nil, err
+	}
 	out := &hostv1.Workload{
-		Spec: shownWorkloadSpec(w.Spec), Node: s.cfg.Name, State: string(w.State), Message: w.Message,
+		Spec: spec, Node: s.cfg.Name, State: string(w.State), Message: w.Message,
 		StartedAt: timestamp(w.StartedAt), EndedAt: timestamp(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
-		VolumesDir: s.cfg.VolumesDir,
+		VolumesDir: s.cfg.VolumesDir, SecretsDir: w.SecretsDir,
 	}
 	if w.State == workload.Stopping && w.Waiting != "" {
 		out.Message = w.Waiting
@@ -64,12 +104,33 @@ func (s *Server) shownWorkload(w workload.Workload) *hostv1.Workload {
 	for _, step := range w.Steps {
 		out.Steps = append(out.Steps, shownStep(step))
 	}
-	return out
+	for _, svc := range w.Services {
+		out.Services = append(out.Services, s.shownService(svc))
+	}
+	for label, number := range w.Ports {
+		if out.Ports == nil {
+			out.Ports = map[string]int32{}
+		}
+		out.Ports[label] = int32(number)
+	}
+	return out, nil
+}
+
+// shownService is how a service stands: what is wrong with it alone counts for more
+// than what is wrong with all of its Consul's.
+func (s *Server) shownService(svc workload.ServiceStatus) *hostv1.ServiceStatus {
+	return &hostv1.ServiceStatus{
+		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),
+		TokenAccessor: svc.Accessor, TokenExpiresAt: timestamp(svc.ExpiresAt),
+		TokenFile: svc.TokenFile, BootstrapFile: svc.BootstrapFile,
+		AdminPort: int32(svc.AdminPort), ReadyPort: int32(svc.ReadyPort),
+		Message: cmp.Or(svc.Message, s.cfg.Services.Problems()[svc.Consul]),
+	}
 }
 
 func shownStep(step workload.Step) *hostv1.Step {
 	return &hostv1.Step{
-		Name: step.Name, Volume: step.Volume, State: string(step.State), Undo: step.Undo,
+		Name: step.Name, Volume: step.Volume, Service: step.Service, State: string(step.State), Undo: step.Undo,
 		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(step.Took), Error: step.Error, Attempt: int32(step.Attempt),
 	}
 }

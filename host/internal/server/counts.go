@@ -12,6 +12,7 @@ import (
 // ledgerCounts are the numbers of what is in the ledger.
 type ledgerCounts struct {
 	volumes int
+	tokens  int
 	claims  map[claim.State]int // every state has a number
 }
 
@@ -52,9 +53,14 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 		}
 		now.volumes = len(volumes)
 		claims, err := tx.AllClaims()
+		if err != nil {
+			return err
+		}
 		for _, c := range claims {
 			now.claims[c.State]++
 		}
+		tokens, err := tx.Tokens("")
+		now.tokens = len(tokens)
 		return err
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
@@ -63,4 +64,19 @@ type Releaser interface {
 	// Attempt tells how the release of a volume's claims stands; ok is false where
 	// none is on its way out.
 	Attempt(ref claim.VolumeRef) (a watcher.Attempt, ok bool)
+}
+
+// Services keep the services of this node's workloads in Consul (services.Registrar).
+type Services interface {
+	// Problems say for each of the agent's consul blocks what keeps them from being in
+	// sync there; empty: nothing does.
+	Problems() map[string]string
+}
+
+// Tokens are the Consul tokens of the cluster's services (tokens.Authority).
+type Tokens interface {
+	// List reads those of a namespace and of a workload; empty: of all.
+	List(ctx context.Context, namespace, workload string) ([]tokens.Listed, error)
+	// Sweep revokes those whose workload is gone; a dry run only tells which.
+	Sweep(ctx context.Context, dryRun bool) (tokens.Report, error)
 }

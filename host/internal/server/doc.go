@@ -7,8 +7,8 @@
 // What must stay true:
 //
 //   - The API is on the unix socket only, for root, the agent's own user and one
-//     group (by peer credentials). TCP has health and metrics, since any local user
-//     can reach it.
+//     group (by peer credentials). TCP has health, metrics and public keys, since any
+//     local user can reach it.
 //   - A request is checked whole before anything is done or written.
 //   - No answer, error, log line or metric carries a secret: secrets' values and
 //     mount flags read back as [REDACTED].

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/services"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -41,7 +42,7 @@ var mapping = []struct {
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
 		claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
-		drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline,
+		drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
 	}},
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,6 +30,7 @@ import (
 	"github.com/pannier/pannier/host/internal/node"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
@@ -185,12 +187,47 @@ func (f *storageFake) VolumeStats(context.Context, storage.Driver, storage.Stats
 	}, f.failure("stats")
 }
 
+// consulFake is what the host knows of its Consuls: services and tokens.
+type consulFake struct {
+	mu       sync.Mutex
+	problems map[string]string
+	tokens   []tokens.Listed
+	report   tokens.Report
+	dry      []bool // of the sweeps
+	err      error
+}
+
+func (f *consulFake) Problems() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.problems)
+}
+
+func (f *consulFake) List(_ context.Context, namespace, workload string) (all []tokens.Listed, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.tokens {
+		if (namespace == "" || namespace == t.Workload.Namespace) && (workload == "" || workload == t.Workload.ID) {
+			all = append(all, t)
+		}
+	}
+	return all, f.err
+}
+
+func (f *consulFake) Sweep(_ context.Context, dryRun bool) (tokens.Report, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dry = append(f.dry, dryRun)
+	return f.report, f.err
+}
+
 // host is a server with all that is behind it.
 type host struct {
 	*Server
 	fake   *storageFake
 	ledger *clustertest.Server
 	bus    *events.Bus
+	consul *consulFake
 	log    *logs
 	client *api.Client
 	ctx    context.Context
@@ -223,7 +260,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	dir := t.TempDir()
 	h := &host{
 		fake: &storageFake{volumes: map[string]storage.CreateRequest{}, fail: map[string]error{}, caps: allCaps()},
-		bus:  events.New(0), log: &logs{},
+		bus:  events.New(0), consul: &consulFake{problems: map[string]string{}}, log: &logs{},
 	}
 	var cancel context.CancelFunc
 	h.ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
@@ -273,6 +310,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 			return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
 		},
 		Ledger: h.ledger, Controllers: ctl, Drivers: registry, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
+		Services: h.consul, Tokens: h.consul,
 	}
 	for _, c := range change {
 		c(&cfg)

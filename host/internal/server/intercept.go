@@ -21,6 +21,7 @@ var queries = map[string]bool{
 	hostv1connect.DriverServiceListDriversProcedure:     true,
 	hostv1connect.DriverServiceGetDriverProcedure:       true,
 	hostv1connect.PluginServiceListPluginsProcedure:     true,
+	hostv1connect.TokenServiceListTokensProcedure:       true,
 	hostv1connect.VolumeServiceGetVolumeProcedure:       true,
 	hostv1connect.VolumeServiceListVolumesProcedure:     true,
 	hostv1connect.VolumeServiceListExternalProcedure:    true,

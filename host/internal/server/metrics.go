@@ -75,6 +75,8 @@ var (
 	workloadsDesc      = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.", "state")
 	driverDesc         = desc("driver_healthy", "Whether a CSI driver of this node is healthy.", "driver")
 	driverRestartsDesc = desc("driver_restarts_total", "Restarts of a CSI driver that the agent runs, since the agent started.", "driver")
+	consulDesc         = desc("consul_in_sync", "Whether the services of this node's workloads are in sync with a Consul.", "consul")
+	tokensDesc         = desc("tokens", "Consul tokens of workloads' services in the ledger.")
 	pluginDesc         = desc("plugin_running", "Whether a plugin is running.", "plugin")
 	pluginRestartsDesc = desc("plugin_restarts_total", "Restarts of a plugin since the agent started.", "plugin")
 	leaderDesc         = desc("ledger_leader", "Whether this agent leads the cluster.")
@@ -90,7 +92,8 @@ type collector struct{ *Server }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		volumesDesc, claimsDesc, workloadsDesc, driverDesc, driverRestartsDesc, pluginDesc, pluginRestartsDesc, leaderDesc, indexDesc, sizeDesc,
+		volumesDesc, claimsDesc, workloadsDesc, driverDesc, driverRestartsDesc, pluginDesc, pluginRestartsDesc,
+		consulDesc, tokensDesc, leaderDesc, indexDesc, sizeDesc,
 	} {
 		ch <- d
 	}
@@ -114,6 +117,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(pluginDesc, bit(p.State == supervisor.Running), p.Name)
 		counter(pluginRestartsDesc, p.Restarts, p.Name)
 	}
+	for consul, problem := range c.cfg.Services.Problems() {
+		gauge(consulDesc, bit(problem == ""), consul)
+	}
 	stats := c.cfg.Ledger.Stats()
 	gauge(leaderDesc, bit(stats.Leader))
 	gauge(indexDesc, float64(stats.AppliedIndex))
@@ -127,6 +133,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.NewInvalidMetric(volumesDesc, err)
 	default:
 		gauge(volumesDesc, float64(n.volumes))
+		gauge(tokensDesc, float64(n.tokens))
 		for state, n := range n.claims {
 			gauge(claimsDesc, float64(n), string(state))
 		}

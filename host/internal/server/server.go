@@ -26,7 +26,7 @@ type Config struct {
 	// Group, a name or a number, may use the socket beside root and the agent's own
 	// user; empty: nobody may.
 	Group string
-	// HTTPAddress, host:port, serves health and metrics. Port 0: any free one;
+	// HTTPAddress, host:port, serves health, metrics and public keys. Port 0: any free one;
 	// empty: nothing is served there.
 	HTTPAddress string
 	Logger      hclog.Logger
@@ -51,7 +51,12 @@ type Config struct {
 	Drivers     Drivers
 	Workloads   Workloads
 	Releaser    Releaser
-	Events      *events.Bus
+	Services    Services
+	Tokens      Tokens
+	// JWKS is the JSON Web Key Set (RFC 7517) that checks the JWTs with which workloads'
+	// services log in to Consul; nil where no Consul has an auth method.
+	JWKS   func(ctx context.Context) ([]byte, error)
+	Events *events.Bus
 	// Sealer seals volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
 }
@@ -123,7 +128,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if s.cfg.HTTPAddress != "" {
 		var listen net.ListenConfig
 		if tcp, err = listen.Listen(ctx, "tcp", s.cfg.HTTPAddress); err != nil {
-			return errors.Join(fmt.Errorf("listen for health and metrics: %w", err), socket.Close())
+			return errors.Join(fmt.Errorf("listen for health, metrics and public keys: %w", err), socket.Close())
 		}
 		s.httpAddress = tcp.Addr().String()
 	}
@@ -137,7 +142,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	return nil
 }
 
-// HTTPAddress is where health and metrics are served; empty: nowhere on TCP.
+// HTTPAddress is where health, metrics and public keys are served; empty: nowhere on TCP.
 func (s *Server) HTTPAddress() string { return s.httpAddress }
 
 func (s *Server) httpServer(h http.Handler) *http.Server {
@@ -174,6 +179,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewWorkloadServiceHandler(workloadService{s}, options))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(driverService{s}, options))
 	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
+	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
 	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
 	s.handlePublic(mux)
 	return mux

@@ -79,6 +79,7 @@ func TestCurl(t *testing.T) {
 		t.Skip("there is no curl: calls by curl are not covered")
 	}
 	h := openHost(t)
+	h.consul.problems = map[string]string{"default": "", "east": "it is away"}
 	args := []string{"--unix-socket", h.cfg.Socket, "-H", "Content-Type: application/json"}
 	body, code := curl(t, append(args, "-d", "{}", "http://pannier"+hostv1connect.DriverServiceListDriversProcedure)...)
 	var got struct {
@@ -109,6 +110,7 @@ func TestCurl(t *testing.T) {
 			`pannier_api_request_duration_seconds_count{procedure="DriverService/ListDrivers"}`,
 			`pannier_driver_healthy{driver="fake"} 1`, `pannier_plugin_restarts_total{plugin="csi-bridge"} 2`,
 			`pannier_workloads{state="running"} 0`, `pannier_claims{state="taken"} 0`, "pannier_volumes 0", "pannier_ledger_leader 1",
+			`pannier_consul_in_sync{consul="default"} 1`, `pannier_consul_in_sync{consul="east"} 0`, "pannier_tokens 0",
 		} {
 			if code != "200" || !strings.Contains(body, want) {
 				t.Errorf("the metrics at %v (%s) lack %q", where, code, want)

@@ -17,7 +17,10 @@ type workloadService struct{ *Server }
 
 // StartWorkload brings a workload up and streams its steps.
 func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request[hostv1.StartWorkloadRequest], stream *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
-	spec := workloadSpec(req.Msg.GetSpec())
+	spec, err := workloadSpec(req.Msg.GetSpec())
+	if err != nil {
+		return err
+	}
 	var opts workload.Options
 	if req.Msg.GetReleaseWithCaller() {
 		if opts.Owner = peerOf(ctx).pid; opts.Owner == 0 {
@@ -37,7 +40,11 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 	if err != nil {
 		return err
 	}
-	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: s.shownWorkload(w)}})
+	shown, err := s.shownWorkload(w)
+	if err != nil {
+		return err
+	}
+	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
 }
 
 // StopWorkload takes a workload down and streams its steps until nothing is left.
@@ -57,7 +64,11 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 	if err != nil {
 		return err
 	}
-	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: s.shownWorkload(w)}})
+	shown, err := s.shownWorkload(w)
+	if err != nil {
+		return err
+	}
+	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: shown}})
 }
 
 // RunningWorkload tells which process is the workload.
@@ -84,7 +95,11 @@ func (s workloadService) GetWorkload(_ context.Context, req *connect.Request[hos
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: s.shownWorkload(w)}), nil
+	shown, err := s.shownWorkload(w)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: shown}), nil
 }
 
 // ListWorkloads lists the workloads of this node, those that ended lately too.
@@ -97,9 +112,14 @@ func (s workloadService) ListWorkloads(_ context.Context, req *connect.Request[h
 	}
 	resp := &hostv1.ListWorkloadsResponse{}
 	for _, w := range s.cfg.Workloads.List() {
-		if namespace == "" || w.Spec.Namespace == namespace {
-			resp.Workloads = append(resp.Workloads, s.shownWorkload(w))
+		if namespace != "" && w.Spec.Namespace != namespace {
+			continue
 		}
+		shown, err := s.shownWorkload(w)
+		if err != nil {
+			return nil, err
+		}
+		resp.Workloads = append(resp.Workloads, shown)
 	}
 	return connect.NewResponse(resp), nil
 }

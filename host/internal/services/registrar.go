@@ -139,13 +139,14 @@ func (r *Registrar) Changed() {
 	}
 }
 
-// Problem says what keeps a Consul's services from being in sync; empty: nothing.
-func (r *Registrar) Problem(consul string) string {
-	k, err := r.keeper(consul)
-	if err != nil {
-		return err.Error()
+// Problems say for each Consul what keeps its services from being in sync; empty:
+// nothing does.
+func (r *Registrar) Problems() map[string]string {
+	all := map[string]string{}
+	for name, k := range r.keepers {
+		all[name] = k.problem()
 	}
-	return k.problem()
+	return all
 }
 
 // Run keeps all Consuls in sync until ctx ends. What is registered then stays. A host

@@ -131,7 +131,7 @@ func TestAConsulThatIsAway(t *testing.T) {
 		if pause := first[len(first)-1].Sub(first[len(first)-2]); pause < 20*time.Second || pause > 40*time.Second {
 			t.Errorf("the last pause is %s", pause)
 		}
-		if got := r.Problem(""); !strings.Contains(got, `sync with Consul "default" fails`) || !strings.Contains(got, "no route") {
+		if got := r.Problems()["default"]; !strings.Contains(got, `sync with Consul "default" fails`) || !strings.Contains(got, "no route") {
 			t.Errorf("the problem: %q", got)
 		}
 		p.setFailure("sync", status.Error(codes.PermissionDenied, "no policy"))
@@ -142,16 +142,13 @@ func TestAConsulThatIsAway(t *testing.T) {
 		p.setFailure("sync", nil)
 		r.Changed() // worth a try at once
 		time.Sleep(2 * settle)
-		if got := r.Problem("default"); got != "" || len(p.ids()) != 1 {
+		if got := r.Problems()["default"]; got != "" || len(p.ids()) != 1 {
 			t.Errorf("after it is back: %q, %v", got, p.ids())
 		}
 		if all := told(r); !slices.Contains(all, "sync-restored default") || !slices.Contains(all, "registered a") {
 			t.Errorf("told %q", all)
 		}
 	})
-	if r, _ := build(p, nil); !strings.Contains(r.Problem("x"), "no such consul block") {
-		t.Error(r.Problem("x"))
-	}
 }
 
 // One Consul's fault is not the other's.
@@ -168,8 +165,8 @@ func TestConsulsAreApart(t *testing.T) {
 		ended := make(chan struct{})
 		go func() { defer close(ended); r.Run(ctx) }()
 		time.Sleep(time.Minute)
-		if !slices.Equal(east.ids(), []string{"a"}) || r.Problem("east") != "" || r.Problem("west") == "" {
-			t.Errorf("east has %v and %q, west %q", east.ids(), r.Problem("east"), r.Problem("west"))
+		if !slices.Equal(east.ids(), []string{"a"}) || r.Problems()["east"] != "" || r.Problems()["west"] == "" {
+			t.Errorf("east has %v and %q, west %q", east.ids(), r.Problems()["east"], r.Problems()["west"])
 		}
 		cancel()
 		<-ended
@@ -217,12 +214,12 @@ func TestHeartbeats(t *testing.T) {
 		}
 		p.setFailure("heartbeat", status.Error(codes.Unavailable, "gone"))
 		time.Sleep(time.Minute)
-		if got := r.Problem("default"); !strings.Contains(got, `heartbeat with Consul "default" fails`) || !strings.Contains(got, "gone") {
+		if got := r.Problems()["default"]; !strings.Contains(got, `heartbeat with Consul "default" fails`) || !strings.Contains(got, "gone") {
 			t.Errorf("the problem: %q", got)
 		}
 		p.setFailure("heartbeat", nil)
 		time.Sleep(10 * time.Second)
-		if got := r.Problem("default"); got != "" {
+		if got := r.Problems()["default"]; got != "" {
 			t.Errorf("the problem: %q", got)
 		}
 		if all := told(r); !slices.Equal(all[len(all)-2:], []string{"heartbeat-failed default", "heartbeat-restored default"}) {
