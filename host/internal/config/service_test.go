@@ -126,11 +126,7 @@ EOT
 	if err != nil {
 		t.Fatal(err)
 	}
-	vars := map[string]string{}
-	for _, name := range interpolate.InServices([]string{"http", "http-2"}) {
-		vars[name] = "<" + name + ">"
-	}
-	s, err = interpolate.Service(s, vars)
+	s, err = interpolate.Service(s, valuesOf(interpolate.InServices([]string{"http", "http-2"})))
 	want := []string{
 		"<node.name>", "<node.name>", "a-<node.name>-b", "${node.name}", "$$${x}", "%{ if }", "plain", "$",
 		"<port.http-2>", "<port.http>:<port.http>", "<workload.id>\n",

@@ -1,12 +1,15 @@
 package config
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 func TestWorkloadIsRead(t *testing.T) {
@@ -114,9 +117,18 @@ func TestBadWorkloads(t *testing.T) {
 	wantProblems(t, err, `w.json:1: workload "w": exec: env: "A=B" cannot be the name of a variable`)
 }
 
+// What is accepted is valid, and its variables are such as the agent knows.
 func FuzzWorkload(f *testing.F) {
 	f.Add("w.hcl", []byte("workload \"w\" {\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/d\"\n}\nexec {\ncommand = \"a\"\n}\n}"))
 	f.Add("w.json", []byte(`{"workload": {"w": {"volume": [{"a": {"source": "s", "destination": "/d"}}]}}}`))
+	for _, name := range []string{"dashboard.hcl", "gateways.hcl", "several.hcl", "several.json"} {
+		text, err := os.ReadFile("testdata/nomad/" + name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(name, text)
+	}
+	f.Add("w.hcl", []byte("workload \"w\" {\nservice \"a\" {\ntags = [\"${\"$\"}${node.name}$${\", \"$$${x}\\u0000node.name\\u0000\"]\n}\n}"))
 	f.Fuzz(func(t *testing.T, name string, src []byte) {
 		spec, err := ParseWorkload(name, src)
 		if err != nil {
@@ -127,5 +139,49 @@ func FuzzWorkload(f *testing.F) {
 				t.Fatalf("accepted: %v", spec)
 			}
 		}
+		var labels []string
+		for _, p := range spec.Ports {
+			labels = append(labels, p.Label)
+		}
+		checkServices(t, spec, labels)
+		vars := valuesOf(interpolate.InPrograms(labels))
+		texts := spec.GetExec().GetArgs()
+		for _, c := range spec.Sidecars {
+			texts = append(texts, c.Command...)
+		}
+		for _, text := range texts {
+			if _, err := interpolate.Expand(text, vars); err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
+}
+
+func checkServices(t *testing.T, spec *hostv1.WorkloadSpec, labels []string) {
+	ports := map[string]bool{}
+	for _, label := range labels {
+		ports[label] = true
+	}
+	var services []service.Service
+	for _, m := range spec.Services {
+		s, err := service.FromProto(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := interpolate.Service(s, valuesOf(interpolate.InServices(labels))); err != nil {
+			t.Fatal(err)
+		}
+		services = append(services, s)
+	}
+	for _, p := range service.Validate(services, ports) {
+		t.Fatal(p)
+	}
+}
+
+func valuesOf(names []string) map[string]string {
+	vars := map[string]string{}
+	for _, name := range names {
+		vars[name] = "<" + name + ">"
+	}
+	return vars
 }
