@@ -134,6 +134,17 @@ func TestRunningIsToldBeforeTheProgramRuns(t *testing.T) {
 	}
 }
 
+// What stands behind -- is the shell's business, not the spec's.
+func TestArgumentsOfTheCommandLineAreLeftAlone(t *testing.T) {
+	testbin.RequireRoot(t, "pannier workload run")
+	f := startFake(t)
+	cmd, out := runScript(t, f, "x=1; echo got ${x}", nil)
+	wait(t, cmd, out, 0)
+	if !strings.Contains(out.String(), "got 1\n") {
+		t.Fatalf("output:\n%s", out)
+	}
+}
+
 func TestProgramDiesWithTheCommand(t *testing.T) {
 	testbin.RequireRoot(t, "the end of pannier workload run by SIGKILL")
 	f := startFake(t)
