@@ -22,9 +22,12 @@ import (
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/node"
+	"github.com/pannier/pannier/host/internal/ports"
 	"github.com/pannier/pannier/host/internal/process"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/host/internal/server"
+	"github.com/pannier/pannier/host/internal/services"
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -186,7 +189,9 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	a.controllers = controllers.New(controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: calls, Secrets: a.unseal})
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
-		Calls: calls, Secrets: a.unseal, Events: a.events,
+		Calls: calls, Secrets: a.unseal, Events: a.events, Tokens: noConsul{}, Services: noConsul{},
+		Datacenter: a.cfg.Datacenter, Ports: ports.New(ports.DefaultMin, ports.DefaultMax),
+		SecretsDir: secretsdir.New(filepath.Join(a.cfg.DataDir, "secrets")),
 	})
 	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) }) //nolint:contextcheck // it is called after ctx has ended
 	return a.drivers.Open(ctx, a.declared())
@@ -225,7 +230,8 @@ func (a *agent) openServer(ctx context.Context) error {
 		VolumesDir: a.layout().Dir,
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Plugins: a.plugins.Status,
 		Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
-		Events: a.events, Sealer: a.sealer,
+		Services: services.New(services.Config{}),
+		Events:   a.events, Sealer: a.sealer,
 	})
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)

@@ -105,6 +105,13 @@ func (a *Allocator) Release(holder string) {
 	}
 }
 
+// Held is how many ports are held.
+func (a *Allocator) Held() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.holders)
+}
+
 func (a *Allocator) forget(ports []int) {
 	for _, p := range ports {
 		delete(a.holders, p)

@@ -28,7 +28,9 @@ import (
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/node"
+	"github.com/pannier/pannier/host/internal/ports"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
@@ -255,6 +257,11 @@ func allCaps() storage.ControllerCapabilities {
 	return storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true, Expand: true, OnlineExpand: true, CreateDeleteSnapshot: true, ListSnapshots: true}
 }
 
+// noTokens are those of a node that has never asked for one.
+type noTokens struct{ workload.Tokens }
+
+func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
+
 func openHost(t *testing.T, change ...func(c *Config)) *host {
 	t.Helper()
 	dir := t.TempDir()
@@ -285,6 +292,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: "c1", Calls: calls, Secrets: unseal})
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
 		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Calls: calls, Secrets: unseal, Events: h.bus,
+		Tokens: noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)
 	must(t, err)

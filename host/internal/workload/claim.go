@@ -10,7 +10,8 @@ import (
 	"github.com/pannier/pannier/host/internal/mounts"
 )
 
-// claim takes all the workload's claims in one ledger command: all or none.
+// claim takes all the workload's claims in one ledger command: all or none. The same
+// command notes the tokens that Consul will be asked for.
 func (r *run) claim(ctx context.Context) error {
 	var want []claim.Claim
 	for _, v := range r.volumes {
@@ -22,11 +23,15 @@ func (r *run) claim(ctx context.Context) error {
 			return untouchedError{fmt.Errorf("volume %q: %w", v.Request.Name, err)}
 		}
 	}
-	_, infos, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, nil)
+	tokens, fresh, err := r.intend()
+	if err != nil {
+		return err
+	}
+	_, infos, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, tokens)
 	if err != nil {
 		err = fmt.Errorf("claim the volumes of %s on node %q: %w", r.instance, r.Node, err)
 		if refused(err) {
-			return untouchedError{err}
+			return untouchedError{errors.Join(err, r.unintend(fresh))}
 		}
 		return err
 	}
@@ -38,6 +43,40 @@ func (r *run) claim(ctx context.Context) error {
 		v.info = infos[n]
 	}
 	return nil
+}
+
+// intend marks what notes of tokens the ledger is about to have: whatever comes after,
+// they are to be undone. fresh are the services that were not marked before.
+func (r *run) intend() (tokens []claim.Token, fresh []*svc, err error) {
+	for _, s := range r.services {
+		if !s.meshed {
+			continue
+		}
+		tokens = append(tokens, s.Token)
+		if s.Steps[identifyStep] == "" {
+			fresh = append(fresh, s)
+		}
+	}
+	if len(fresh) == 0 {
+		return tokens, nil, nil
+	}
+	return tokens, fresh, r.update(r.journal, func(*record) {
+		for _, s := range fresh {
+			s.Steps[identifyStep] = intended
+		}
+	})
+}
+
+// unintend takes the marks back: the ledger has no note.
+func (r *run) unintend(fresh []*svc) error {
+	if len(fresh) == 0 {
+		return nil
+	}
+	return r.update(r.journal, func(*record) {
+		for _, s := range fresh {
+			delete(s.Steps, identifyStep)
+		}
+	})
 }
 
 // refused says that the ledger has decided against the claims, so that they do

@@ -2,10 +2,13 @@ package workload
 
 import (
 	"context"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/ports"
+	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -95,4 +98,14 @@ type Deps struct {
 	// Secrets opens a volume's sealed secrets.
 	Secrets func(v claim.Volume) (map[string]string, error)
 	Events  *events.Bus
+
+	// Datacenter is this node's, for ${node.datacenter}.
+	Datacenter string
+	// Ports gives this node's ports.
+	Ports *ports.Allocator
+	// SecretsDir keeps the files of services.
+	SecretsDir *secretsdir.Dir
+	// IdentityTimeout bounds a token's derivation, with all that is tried again, by the name
+	// of the agent's consul block; 0 or absent: 5 minutes.
+	IdentityTimeout map[string]time.Duration
 }

@@ -41,7 +41,7 @@ func (m *Manager) Owns(ref claim.WorkloadRef) bool {
 
 // DetachUnknown undoes a claim from its paths alone. It may be repeated.
 func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Volume) error {
-	r := &run{m, newInstance(record{Spec: Spec{WorkloadRef: c.Workload}})}
+	r := &run{m, m.instance(record{Spec: Spec{WorkloadRef: c.Workload}})}
 	v := &volume{info: info, volumeRecord: &volumeRecord{
 		Ref: c.Volume, Driver: info.PluginID, ExternalID: info.ExternalID, Context: info.Context,
 		Usage: mounts.Usage{ReadOnly: c.Mode == claim.Read, AttachmentMode: c.AttachmentMode, AccessMode: c.AccessMode},

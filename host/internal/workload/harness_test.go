@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,8 @@ import (
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/ports"
+	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/testbin"
 )
@@ -44,6 +47,7 @@ type host struct {
 	driver  *driver
 	drivers *registry
 	bus     *events.Bus
+	consul  *consul
 }
 
 // openHost opens what a host needs, without its manager's Open.
@@ -57,8 +61,12 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
+	c, err := openConsul(filepath.Join(dir, "consul.json"), l, h, wrong)
+	if err != nil {
+		return nil, err
+	}
 	out := &host{
-		hooks: h, dir: dir, ledger: l, drivers: newRegistry(), bus: events.New(0),
+		hooks: h, dir: dir, ledger: l, consul: c, drivers: newRegistry(), bus: events.New(0),
 		driver: &driver{hooks: h, base: filepath.Join(dir, "volumes"), wrong: wrong},
 	}
 	out.Manager = New(here, layout, j, hclog.NewNullLogger(), Deps{
@@ -67,10 +75,14 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 			return fn(ctx, out.driver)
 		}},
 		Secrets: func(claim.Volume) (map[string]string, error) { return map[string]string{"user": "admin"}, nil },
+		Tokens:  c, Services: c, Datacenter: "dc7",
+		Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	out.limits = limits{
 		driver: patience, ledger: patience, stopGrace: patience, killGrace: patience,
 		undoMin: time.Millisecond, undoMax: 5 * time.Millisecond,
+		register: patience, identity: patience, readBack: patience, bootstrap: patience, release: patience,
+		retryMin: time.Millisecond, retryMax: 5 * time.Millisecond, look: time.Hour,
 	}
 	return out, nil
 }
@@ -292,8 +304,27 @@ func (h *host) clean(t *testing.T) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
+	h.cleanOfServices(t)
 	if n := h.locks.Len(); n > 0 {
 		t.Errorf("%d locks are held", n)
+	}
+}
+
+// cleanOfServices checks that nothing is left of services: no token, no intent, no
+// registration, no file, no port.
+func (h *host) cleanOfServices(t *testing.T) {
+	t.Helper()
+	for _, left := range []any{h.consul.tokens(), h.consul.services(), h.ledger.tokens()} {
+		if reflect.ValueOf(left).Len() > 0 {
+			t.Errorf("left behind: %+v", left)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(h.dir, "secrets"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) || len(entries) > 1 {
+		t.Errorf("secrets are left behind: %v, %v", entries, err)
+	}
+	if held := h.Ports.Held(); held > 0 {
+		t.Errorf("%d ports are held", held)
 	}
 }
 

@@ -3,6 +3,7 @@ package workload
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -31,7 +32,11 @@ type instance struct {
 	pin     *os.File // keeps the process's mount namespace from being another's
 	left    bool     // the goroutine has ended: nobody would let go of these three
 
-	volumes []*volume
+	volumes  []*volume
+	services []*svc
+	secrets  string // the folder of its services' files
+	revision revision
+
 	resumed bool // an earlier process of the host began it
 	intact  bool // everything was mounted as it should be when it was restored
 
@@ -53,10 +58,14 @@ type volume struct {
 func newInstance(rec record) *instance {
 	i := &instance{
 		ref: rec.Spec.WorkloadRef, rec: rec,
-		changed: make(chan struct{}), stop: make(chan struct{}), hurry: make(chan struct{}, 1), over: make(chan struct{}),
+		revision: revision{wake: make(chan struct{}, 1)},
+		changed:  make(chan struct{}), stop: make(chan struct{}), hurry: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	for _, v := range rec.Volumes {
 		i.volumes = append(i.volumes, &volume{volumeRecord: v})
+	}
+	for _, s := range rec.Services {
+		i.services = append(i.services, newSvc(s))
 	}
 	return i
 }
@@ -274,6 +283,13 @@ func (i *instance) snapshot() Workload {
 	}
 	if i.rec.Process != nil {
 		w.PID = i.rec.Process.PID
+	}
+	w.Ports = maps.Clone(i.rec.Ports)
+	for _, s := range i.services {
+		w.Services = append(w.Services, s.status(i.secrets))
+		if s.meshed {
+			w.SecretsDir = i.secrets
+		}
 	}
 	for _, v := range i.rec.Volumes {
 		if v.Steps["publish"] == done {

@@ -35,6 +35,7 @@ type ledgerState struct {
 	Volumes   []claim.Volume
 	Workloads []claim.Workload
 	Claims    []claim.Claim
+	Tokens    []claim.Token
 }
 
 func openLedger(file string, layout mounts.Layout, h *hooks, wrong func(string, ...any)) (*ledger, error) {
@@ -116,10 +117,10 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 	return *v, nil
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, _ []claim.Token) (got []claim.Claim, infos []claim.Volume, err error) {
+func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got []claim.Claim, infos []claim.Volume, err error) {
 	err = l.call(ctx, "claim", ref.ID, func() error {
 		return l.change(func(s *ledgerState) (err error) {
-			got, infos, err = s.start(ref, node, want)
+			got, infos, err = s.start(ref, node, want, tokens)
 			return err
 		})
 	})
@@ -127,7 +128,7 @@ func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node 
 }
 
 // start is what the cluster's state does for StartWorkload.
-func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim) (got []claim.Claim, infos []claim.Volume, err error) {
+func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got []claim.Claim, infos []claim.Volume, err error) {
 	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
 	running := n >= 0 && s.Workloads[n].Status == claim.Running
 	if running && s.Workloads[n].Node != node {
@@ -157,6 +158,9 @@ func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Cla
 	if running && (len(fresh) > 0 || len(s.of(ref)) != len(want)) {
 		return nil, nil, fmt.Errorf("workload %q runs already with other claims: %w", ref, claim.ErrConflict)
 	}
+	if err := s.noteTokens(ref, running, tokens); err != nil {
+		return nil, nil, err
+	}
 	s.Claims = append(s.Claims, fresh...)
 	for _, c := range fresh {
 		v, _ := s.volume(c.Volume)
@@ -168,6 +172,22 @@ func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Cla
 	}
 	s.Workloads[n].Node, s.Workloads[n].Status = node, claim.Running
 	return got, infos, nil
+}
+
+// noteTokens: a workload that runs has them all, one that starts has new ones.
+func (s *ledgerState) noteTokens(ref claim.WorkloadRef, running bool, tokens []claim.Token) error {
+	for _, t := range tokens {
+		if err := t.Validate(); err != nil {
+			return err
+		}
+		if known := slices.ContainsFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID }); known != running {
+			return fmt.Errorf("token %s of workload %q, which runs: %t, is known: %t: %w", t.ID, ref, running, known, claim.ErrConflict)
+		}
+	}
+	if !running {
+		s.Tokens = append(s.Tokens, tokens...)
+	}
+	return nil
 }
 
 func (l *ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef) error {

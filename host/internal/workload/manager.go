@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/secretsdir"
 )
 
 // Errors of a Manager; each comes with what an operator can do.
@@ -63,6 +64,14 @@ type limits struct {
 	// The pause between two attempts to undo grows from undoMin to undoMax; a change
 	// of a driver ends it at once.
 	undoMin, undoMax time.Duration
+
+	// Each with all that is tried again: a registration, a token's derivation, its
+	// reading back, and the making of a bootstrap, whose plugin waits for the proxy's
+	// registration (60 s).
+	register, identity, readBack, bootstrap time.Duration
+	release                                 time.Duration // for one attempt to take a service out of Consul
+	retryMin, retryMax                      time.Duration // the pause between two calls to Consul
+	look                                    time.Duration // from one look at a service that runs to the next
 }
 
 var defaultLimits = limits{
@@ -72,6 +81,14 @@ var defaultLimits = limits{
 	killGrace: 5 * time.Second,
 	undoMin:   500 * time.Millisecond,
 	undoMax:   30 * time.Second,
+	register:  2 * time.Minute,
+	identity:  5 * time.Minute,
+	readBack:  10 * time.Second,
+	bootstrap: 2 * time.Minute,
+	release:   10 * time.Second,
+	retryMin:  100 * time.Millisecond,
+	retryMax:  30 * time.Second,
+	look:      5 * time.Minute,
 }
 
 // New makes a manager; Open brings back the workloads of an earlier process.
@@ -107,12 +124,15 @@ type Options struct {
 // Start brings a workload up and returns when it runs, or when a start that
 // failed has been undone (ErrFailed) or could not be undone at once. It goes on
 // when ctx ends. Starting what runs or starts with the same specification joins it.
+// Where the specification of one that runs differs in no more than its services' tags,
+// meta, checks, weights and enable_tag_override, or in canary, they are registered again
+// in place; an error of that is tried again too, and the workload runs on.
 func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload, error) {
 	if err := spec.Validate(); err != nil {
 		return Workload{}, err
 	}
 	for {
-		i, err := m.begin(spec, opts.Owner) //nolint:contextcheck // observing a process waits for nothing
+		i, asked, err := m.begin(spec, opts.Owner) //nolint:contextcheck // observing a process waits for nothing
 		if errors.Is(err, errReleasing) {
 			if err := m.await(ctx, i); err != nil {
 				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)
@@ -122,11 +142,19 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 		if err != nil {
 			return Workload{}, err
 		}
-		w, err := m.follow(ctx, i, opts.Progress, startedOrNot)
-		if err != nil {
-			return w, err
+		var unregistered error
+		w, err := m.follow(ctx, i, opts.Progress, func(s State, waits bool) bool {
+			answered, err := i.revised(asked)
+			unregistered = err
+			return startedOrNot(s, waits) && (s != Running || answered)
+		})
+		if err == nil {
+			err = i.startError()
 		}
-		return w, i.startError()
+		if err == nil && unregistered != nil {
+			err = fmt.Errorf("%s runs on, but not with the changed spec yet: %w", i, unregistered)
+		}
+		return w, err
 	}
 }
 
@@ -139,34 +167,69 @@ func startedOrNot(s State, waits bool) bool {
 // errReleasing: an earlier run of the workload is still on its way out.
 var errReleasing = errors.New("the workload is being released")
 
-// begin finds the workload or makes it, with its record in the journal.
-func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
+// begin finds the workload or makes it, with its record in the journal. Where a changed
+// spec has to be registered first, asked tells which answer to wait for.
+func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, ErrClosed
+		return nil, 0, ErrClosed
 	}
 	if i := m.workloads[spec.WorkloadRef]; i != nil {
 		switch s := i.snapshot(); {
 		case s.State == Stopping:
-			return i, errReleasing
-		case s.State.Ended():
-		case !s.Spec.equal(spec):
-			return nil, fmt.Errorf("workload %q: %w; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, spec.ID)
-		case s.OwnerPID != owner:
-			return nil, fmt.Errorf("workload %q: %w: it belongs to %s, this call to %s; stop it first: pannier workload stop %s",
-				spec.WorkloadRef, ErrConflict, whose(s.OwnerPID), whose(owner), spec.ID)
-		default:
-			return i, nil
+			return i, 0, errReleasing
+		case !s.State.Ended():
+			asked, err := m.join(i, s, spec, owner)
+			return i, asked, err
 		}
 	}
+	if i, err = m.make(spec, owner); err != nil {
+		m.Ports.Release(holder(spec.WorkloadRef))
+		return nil, 0, err
+	}
+	crashpoint.Here("workload", "begun")
+	m.launch(i)
+	return i, 0, nil
+}
+
+// join is a start of what is there already, as s says.
+func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uint64, err error) {
+	same := s.Spec.equal(spec)
+	if differs := differences(s.Spec, spec); differs != "" {
+		return 0, fmt.Errorf("workload %q: %w: other %s; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, differs, spec.ID)
+	}
+	if s.OwnerPID != owner {
+		return 0, fmt.Errorf("workload %q: %w: it belongs to %s, this call to %s; stop it first: pannier workload stop %s",
+			spec.WorkloadRef, ErrConflict, whose(s.OwnerPID), whose(owner), spec.ID)
+	}
+	if !same && s.State != Running {
+		return 0, fmt.Errorf("workload %q: %w and is not up yet: what is said of its services can be changed once it runs", spec.WorkloadRef, ErrConflict)
+	}
+	if !same {
+		return m.revise(i, spec)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if s.State == Running && i.pending() {
+		return i.askRevision(), nil
+	}
+	return 0, nil
+}
+
+// make makes a workload that nobody has a record of, and writes the first one. After an
+// error its ports are to be released.
+func (m *Manager) make(spec Spec, owner int) (*instance, error) {
 	rec := record{Spec: spec, State: Starting, BootID: m.bootID, StartedAt: time.Now().UTC(), Steps: map[string]progress{}}
 	for _, v := range spec.Volumes {
 		rec.Volumes = append(rec.Volumes, &volumeRecord{
 			Request: v, Ref: claim.VolumeRef{Namespace: spec.Namespace, ID: v.Source}, Steps: map[string]progress{},
 		})
 	}
-	i := newInstance(rec)
+	if err := m.resolve(&rec); err != nil {
+		return nil, err
+	}
+	i := m.instance(rec)
 	if owner != 0 {
 		p, err := process.Observe(owner)
 		if err != nil {
@@ -179,9 +242,14 @@ func (m *Manager) begin(spec Spec, owner int) (*instance, error) {
 		i.letGo()
 		return nil, fmt.Errorf("begin %s: %w", i, err)
 	}
-	crashpoint.Here("workload", "begun")
-	m.launch(i)
 	return i, nil
+}
+
+// instance makes an instance of a record.
+func (m *Manager) instance(rec record) *instance {
+	i := newInstance(rec)
+	i.secrets = m.SecretsDir.Workload(secretsdir.Place{Namespace: i.ref.Namespace, Workload: i.ref.ID})
+	return i
 }
 
 func whose(owner int) string {
@@ -241,7 +309,13 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
 	if err != nil {
 		return fmt.Errorf("observe the process of %s: %w", i, err)
 	}
-	return i.ran(m.journal, p)
+	if err := i.ran(m.journal, p); err != nil {
+		return err
+	}
+	if i.checksProcess() {
+		m.Services.Changed() // a check learns of it at once
+	}
+	return nil
 }
 
 // Get reads one workload.

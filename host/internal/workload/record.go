@@ -7,6 +7,7 @@ import (
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // State is where a workload stands.
@@ -42,9 +43,14 @@ type record struct {
 	Process *process.Ref `json:"process,omitempty"`
 	MountNS *namespace   `json:"mount_ns,omitempty"`
 
-	// Steps of the whole workload by name; those of volumes are theirs.
-	Steps   map[string]progress `json:"steps"`
-	Volumes []*volumeRecord     `json:"volumes"`
+	// Ports that the workload was given, by label, and UID of the user of its secrets.
+	Ports map[string]int `json:"ports,omitempty"`
+	UID   int            `json:"uid,omitempty"`
+
+	// Steps of the whole workload by name; those of volumes and services are theirs.
+	Steps    map[string]progress `json:"steps"`
+	Volumes  []*volumeRecord     `json:"volumes"`
+	Services []*serviceRecord    `json:"services,omitempty"`
 }
 
 // progress is how far a step has come. A step that has none is not undone.
@@ -74,6 +80,44 @@ type volumeRecord struct {
 	Staging        string            `json:"staging,omitempty"`
 	Target         string            `json:"target,omitempty"`
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`
+}
+
+// serviceRecord is one service of a workload, with all that undoing it needs. No secret
+// is in it.
+type serviceRecord struct {
+	Steps map[string]progress `json:"steps"`
+
+	// Set when the workload begins.
+	ID        string          `json:"id"`      // in Consul
+	Service   service.Service `json:"service"` // ports are numbers, nothing is left to interpolate
+	AdminPort int             `json:"admin_port,omitempty"`
+	ReadyPort int             `json:"ready_port,omitempty"`
+	Token     claim.Token     `json:"token,omitzero"` // without an accessor: not derived yet
+
+	// Set by register. Registered is what Consul was told last; a spec that was changed
+	// since makes Service differ from it.
+	Registered *service.Service `json:"registered,omitempty"`
+	ProxyID    string           `json:"proxy_id,omitempty"`
+
+	// Set by identify. Next is to come in Token's place, Former came before it and are to
+	// be revoked.
+	IssuedAt time.Time     `json:"issued_at,omitzero"`
+	Next     claim.Token   `json:"next,omitzero"`
+	Former   []claim.Token `json:"former,omitempty"`
+
+	// Digests of the files that were written last; empty: none.
+	TokenSum     string `json:"token_sum,omitempty"`
+	BootstrapSum string `json:"bootstrap_sum,omitempty"` // set by bootstrap
+}
+
+// tokens are all that Consul may have for the service.
+func (s *serviceRecord) tokens() (all []claim.Token) {
+	for _, t := range append([]claim.Token{s.Token, s.Next}, s.Former...) {
+		if t.ID != "" {
+			all = append(all, t)
+		}
+	}
+	return all
 }
 
 // users is what this node keeps of one volume for all its workloads: who needs

@@ -18,8 +18,8 @@ import (
 // nothing is mounted and no process is left: everything is released.
 //
 // It then ends, in the ledger, the workloads of this node that the journal does
-// not know, and deals with mounts that nothing explains; it returns those that
-// it left alone. The ledger must answer.
+// not know, and deals with mounts, tokens and secrets that nothing explains; it returns
+// the mounts that it left alone. The ledger must answer.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.Layout.Check(); err != nil {
 		return nil, err
@@ -43,6 +43,9 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if leftovers, err = m.leftovers(claims, found); err != nil {
 		return nil, err
 	}
+	if err := m.restoreServices(ctx, found); err != nil {
+		return nil, err
+	}
 	var restored []*instance
 	for _, rec := range found {
 		i, err := m.restore(ctx, rec)
@@ -56,8 +59,13 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	registered := false
 	for _, i := range restored {
+		registered = registered || len(i.services) > 0
 		m.launch(i)
+	}
+	if registered {
+		m.Services.Changed()
 	}
 	return leftovers, nil
 }
@@ -89,7 +97,7 @@ func (m *Manager) noteBoot() error {
 
 // restore makes an instance of a record.
 func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
-	i := newInstance(*rec)
+	i := m.instance(*rec)
 	i.resumed = true
 	if rec.BootID != m.bootID {
 		i.rec.Owner, i.rec.Process, i.rec.MountNS = nil, nil, nil

@@ -84,7 +84,7 @@ func (r *run) bringUp(ctx context.Context) error {
 	if !r.intact {
 		r.event("started", "")
 	}
-	<-stopping.Done()
+	r.upkeep(stopping)
 	if ctx.Err() != nil {
 		return errHostCloses
 	}
@@ -122,27 +122,39 @@ func (r *run) forward(ctx context.Context) error {
 }
 
 // backward undoes what has an intent, in the reverse order. What fails keeps
-// the steps before it for the next attempt; other volumes go on. A step of the
-// whole workload sees for itself which volumes are done with.
+// the steps before it for the next attempt; other volumes and services go on. A step of
+// the whole workload sees for itself which volumes are done with. It does not wait for
+// services: a Consul that is away must not keep a claim.
 func (r *run) backward(ctx context.Context) error {
-	var errs []error
+	var attempts []*error
+	var services sync.WaitGroup
 	for _, group := range slices.Backward(groups()) {
-		var wg sync.WaitGroup
-		chains := r.chains(group)
-		results := make([]error, len(chains))
-		for n, c := range chains {
-			wg.Go(func() {
-				for _, s := range slices.Backward(c.steps) {
-					if results[n] = r.undo(ctx, s, c.of); results[n] != nil {
-						return
-					}
-				}
-			})
+		var others sync.WaitGroup
+		for _, c := range r.chains(group) {
+			beside, err := &others, new(error)
+			if c.of.scope() == eachService {
+				beside = &services
+			}
+			attempts = append(attempts, err)
+			beside.Go(func() { *err = r.undoChain(ctx, c) })
 		}
-		wg.Wait()
-		errs = append(errs, results...)
+		others.Wait()
+	}
+	services.Wait()
+	var errs []error
+	for _, err := range attempts { // in an order that stays the same
+		errs = append(errs, *err)
 	}
 	return errors.Join(errs...)
+}
+
+func (r *run) undoChain(ctx context.Context, c chain) error {
+	for _, s := range slices.Backward(c.steps) {
+		if err := r.undo(ctx, s, c.of); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // groups cuts the table into single steps of the whole workload and those between
@@ -174,6 +186,9 @@ func (r *run) subjects() []subject {
 	out := []subject{whole{r.instance}}
 	for _, v := range r.volumes {
 		out = append(out, v)
+	}
+	for _, s := range r.services {
+		out = append(out, s)
 	}
 	return out
 }
@@ -290,6 +305,7 @@ func (r *run) sayEnded(ctx context.Context) error {
 
 // finish tells that nothing is left of the workload on this node.
 func (r *run) finish() {
+	r.Ports.Release(holder(r.ref))
 	_ = r.update(nil, func(rec *record) {
 		rec.State, rec.Waiting = Stopped, ""
 		if rec.Failed {

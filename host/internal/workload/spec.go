@@ -70,6 +70,8 @@ const (
 	// maxVolumes bounds the volume requests of a workload: the ledger takes no more
 	// claims of one.
 	maxVolumes = 128
+	// maxServices bounds the services of a workload: the ledger takes no more tokens of one.
+	maxServices = 64
 	// maxSpec bounds a specification, in bytes of JSON: the journal writes it again
 	// with every step.
 	maxSpec = 128 << 10
@@ -121,6 +123,7 @@ func (s *Spec) Validate() error {
 			destinations[d] = v.Name
 		}
 	}
+	s.validateServices(bad)
 	if s.Exec != nil && s.Exec.Command == "" {
 		bad("exec: command is missing")
 	}
@@ -128,6 +131,52 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("%w %q: %w", ErrInvalid, s.ID, errors.Join(errs...))
 	}
 	return nil
+}
+
+// validateServices checks ports, services and sidecars.
+func (s *Spec) validateServices(bad func(format string, args ...any)) {
+	labels, numbers := map[string]bool{}, map[int]string{}
+	for _, p := range s.Ports {
+		if err := service.CheckLabel(p.Label); err != nil {
+			bad("port %q: %w", p.Label, err)
+		}
+		if labels[p.Label] {
+			bad("port %q is there twice", p.Label)
+		}
+		labels[p.Label] = true
+		switch other, taken := numbers[p.Static]; {
+		case p.Static == 0:
+		case p.Static < 0 || p.Static > 65535:
+			bad("port %q: static %d is no port", p.Label, p.Static)
+		case taken:
+			bad("ports %q and %q have one number, %d", other, p.Label, p.Static)
+		default:
+			numbers[p.Static] = p.Label
+		}
+	}
+	if len(s.Services) > maxServices {
+		bad("it has %d services, %d are allowed", len(s.Services), maxServices)
+	}
+	for _, p := range service.Validate(s.Services, labels) {
+		bad("%w", p)
+	}
+	var proxied []string
+	for n := range s.Services {
+		if s.Services[n].Proxied() {
+			proxied = append(proxied, s.Services[n].Name)
+		}
+	}
+	for n, c := range s.Sidecars {
+		if len(c.Command) == 0 || c.Command[0] == "" {
+			bad("sidecar %d: command is missing", n+1)
+		}
+		switch {
+		case c.Service == "" && len(proxied) != 1:
+			bad("sidecar %d: service must say whose it is: %d services have a proxy", n+1, len(proxied))
+		case c.Service != "" && !slices.Contains(proxied, c.Service):
+			bad("sidecar %d: no service %q has a proxy; those that have: %q", n+1, c.Service, proxied)
+		}
+	}
 }
 
 // equal says whether two specifications ask for the same, wherever they come

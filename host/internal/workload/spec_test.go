@@ -104,7 +104,7 @@ func TestTheTableIsCutIntoGroups(t *testing.T) {
 		}
 		got = append(got, strings.Join(names, "+"))
 	}
-	if s := strings.Join(got, " "); s != "claim attach+stage+publish" {
+	if s := strings.Join(got, " "); s != "claim attach+stage+publish+register+identify+bootstrap" {
 		t.Errorf("got %s", s)
 	}
 }

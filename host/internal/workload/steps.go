@@ -4,14 +4,24 @@ import "context"
 
 // A workload's start, from top to bottom; its stop, from bottom to top.
 //
-// A step of the whole workload is taken alone. Steps of each volume run in their order
-// for one volume, and side by side for several.
+// A step of the whole workload is taken alone. Steps of each volume, and those of each
+// service, run in their order for one of them, and side by side for all.
 var steps = []step{
 	ofAll("claim", (*run).claim, (*run).release),
 	ofVolume("attach", attaches, (*run).attach, (*run).leaveAttachment),
 	ofVolume("stage", stages, (*run).stage, (*run).unstage),
 	ofVolume("publish", always, (*run).publish, (*run).withdraw),
+	ofService(registerStep, all, (*run).register, (*run).deregister),
+	ofService(identifyStep, meshed, (*run).identify, (*run).disown),
+	ofService("bootstrap", proxied, (*run).bootstrap, (*run).dropBootstrap),
 }
+
+// The steps that others refer to: claim notes what identify will ask for, and a changed
+// spec is registered again.
+const (
+	registerStep = "register"
+	identifyStep = "identify"
+)
 
 // step is one reversible action.
 type step struct {
@@ -28,9 +38,10 @@ type scope int
 const (
 	wholeWorkload scope = iota
 	eachVolume
+	eachService
 )
 
-// subject is what one step is of: the workload, or one of its volumes.
+// subject is what one step is of: the workload, or one of its volumes or services.
 type subject interface {
 	scope() scope
 	// progress is how far each of its steps has come; instance.mu guards it.
@@ -59,6 +70,16 @@ func ofVolume(name string, when func(v *volume) bool, do, undo func(r *run, ctx 
 	}
 }
 
+// ofService makes a step of each service.
+func ofService(name string, when func(s *svc) bool, do, undo func(r *run, ctx context.Context, s *svc) error) step {
+	return step{
+		name: name, of: eachService,
+		when: func(of subject) bool { return when(of.(*svc)) },
+		do:   func(r *run, ctx context.Context, of subject) error { return do(r, ctx, of.(*svc)) },
+		undo: func(r *run, ctx context.Context, of subject) error { return undo(r, ctx, of.(*svc)) },
+	}
+}
+
 func always(*volume) bool { return true }
 
 // attaches: the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME
@@ -74,6 +95,14 @@ func stages(v *volume) bool {
 	return n != nil && n.StageUnstage
 }
 
+func all(*svc) bool { return true }
+
+// meshed: the service is native, or has a sidecar, or is a gateway.
+func meshed(s *svc) bool { return s.meshed }
+
+// proxied: a sidecar or a gateway stands for the service.
+func proxied(s *svc) bool { return s.proxied }
+
 // whole is the workload itself as the subject of a step.
 type whole struct{ *instance }
 
@@ -81,5 +110,8 @@ func (whole) scope() scope                      { return wholeWorkload }
 func (w whole) progress() map[string]progress   { return w.rec.Steps }
 func (whole) label(*Step)                       {}
 func (*volume) scope() scope                    { return eachVolume }
+func (*svc) scope() scope                       { return eachService }
 func (v *volume) progress() map[string]progress { return v.Steps }
+func (s *svc) progress() map[string]progress    { return s.Steps }
 func (v *volume) label(s *Step)                 { s.Volume = v.Request.Name }
+func (s *svc) label(step *Step)                 { step.Service = s.name }

@@ -1,0 +1,228 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// consul is Consul with its plugins, in a file as the ledger is. Tokens are minted, or
+// where life is set given by login.
+type consul struct {
+	*hooks
+	ledger *ledger
+	file   string
+	wrong  func(format string, args ...any)
+
+	mu      sync.Mutex
+	state   consulState
+	life    time.Duration
+	changes int // how often Changed was called
+}
+
+type consulState struct {
+	Tokens   map[string]given // by accessor
+	Services map[string]registration.Instance
+}
+
+// given is a token of Consul's.
+type given struct {
+	claim.Token
+	Secret string
+}
+
+func openConsul(file string, l *ledger, h *hooks, wrong func(string, ...any)) (*consul, error) {
+	c := &consul{hooks: h, ledger: l, file: file, wrong: wrong, state: consulState{Tokens: map[string]given{}, Services: map[string]registration.Instance{}}}
+	raw, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, json.Unmarshal(raw, &c.state)
+}
+
+func (c *consul) change(do func(s *consulState) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := do(&c.state); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(c.state)
+	if err == nil {
+		err = os.WriteFile(c.file+".new", raw, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(c.file+".new", c.file)
+	}
+	return err
+}
+
+func (c *consul) tokens() []given {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.SortedFunc(maps.Values(c.state.Tokens), func(a, b given) int { return a.CreatedAt.Compare(b.CreatedAt) })
+}
+
+func (c *consul) services() map[string]registration.Instance {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.state.Services)
+}
+
+// forget loses all tokens, as a Consul does whose state is lost.
+func (c *consul) forget() error {
+	return c.change(func(s *consulState) error { clear(s.Tokens); return nil })
+}
+
+func (c *consul) Intend(ctx context.Context, t claim.Token) error {
+	return c.call(ctx, "intend", t.Service, func() error {
+		return c.ledger.change(func(s *ledgerState) error {
+			s.Tokens = append(s.Tokens, t)
+			return t.Validate()
+		})
+	})
+}
+
+func (c *consul) Derive(ctx context.Context, t claim.Token) (claim.Token, string, error) {
+	var out given
+	err := c.call(ctx, "derive", t.Service, func() error {
+		if !c.ledger.intends(t) {
+			c.wrong("Consul is asked for token %s of service %q, and the ledger does not know of it", t.ID, t.Service)
+		}
+		return c.change(func(s *consulState) error {
+			var found bool
+			if out, found = s.Tokens[t.ID]; found {
+				return nil // minted before
+			}
+			t.Accessor, t.CreatedAt = t.ID, time.Now()
+			if c.life > 0 {
+				t.Accessor, t.ExpiresAt = newID(), time.Now().Add(c.life)
+			}
+			out = given{Token: t, Secret: newID()}
+			s.Tokens[t.Accessor] = out
+			return nil
+		})
+	})
+	return out.Token, out.Secret, err
+}
+
+func (c *consul) Read(ctx context.Context, _, secret string) error {
+	return c.call(ctx, "read", "", func() error {
+		if !slices.ContainsFunc(c.tokens(), func(g given) bool { return g.Secret == secret }) {
+			return status.Error(codes.NotFound, "no such token")
+		}
+		return nil
+	})
+}
+
+func (c *consul) Revoke(ctx context.Context, t claim.Token, secret string) error {
+	return c.call(ctx, "revoke", t.Service, func() error {
+		err := c.change(func(s *consulState) error {
+			maps.DeleteFunc(s.Tokens, func(_ string, g given) bool {
+				return g.ID == t.ID && (g.Accessor == g.ID || g.Secret == secret)
+			})
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return c.ledger.change(func(s *ledgerState) error {
+			s.Tokens = slices.DeleteFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID })
+			return nil
+		})
+	})
+}
+
+func (c *consul) OnNode(_ context.Context, node string) ([]claim.Token, error) {
+	return slices.DeleteFunc(c.ledger.tokens(), func(t claim.Token) bool { return t.Node != node }), nil
+}
+
+func (c *consul) Check(consul string) error {
+	if consul != service.DefaultConsul && consul != "east" {
+		return fmt.Errorf("the agent has no consul block %q", consul)
+	}
+	return nil
+}
+
+func (c *consul) Register(ctx context.Context, _ string, i registration.Instance) (proxyID string, err error) {
+	err = c.call(ctx, "register", i.Service.Name, func() error {
+		return c.change(func(s *consulState) error { s.Services[i.ID] = i; return nil })
+	})
+	if i.Service.Proxied() {
+		proxyID = i.ID + "-sidecar-proxy"
+	}
+	return proxyID, err
+}
+
+func (c *consul) Deregister(ctx context.Context, _, id string) error {
+	name := c.services()[id].Service.Name
+	return c.call(ctx, "deregister", name, func() error {
+		return c.change(func(s *consulState) error { delete(s.Services, id); return nil })
+	})
+}
+
+// file is the bootstrap that Bootstrap makes.
+type file struct {
+	Request bootstrap.Request
+	Token   string
+}
+
+func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request) (made []byte, err error) {
+	n := len(req.ProxyID) - len("-sidecar-proxy")
+	i, found := c.services()[req.ProxyID[:max(0, n)]]
+	if !found {
+		c.wrong("a bootstrap is asked for proxy %q, which is not registered", req.ProxyID)
+	}
+	err = c.call(ctx, "bootstrap", i.Service.Name, func() error {
+		secret, err := os.ReadFile(req.TokenFile)
+		if err != nil {
+			return status.Error(codes.FailedPrecondition, err.Error())
+		}
+		made, err = json.Marshal(file{req, string(secret)})
+		return err
+	})
+	return made, err
+}
+
+func (c *consul) Changed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changes++
+}
+
+func (c *consul) changed() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.changes
+}
+
+// intends says whether the ledger has the token, of a workload that runs.
+func (l *ledger) intends(t claim.Token) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.state.Tokens, func(o claim.Token) bool { return o.ID == t.ID && o.SamePurpose(t) }) &&
+		slices.ContainsFunc(l.state.Workloads, func(w claim.Workload) bool { return w.Ref == t.Workload && w.Status == claim.Running })
+}
+
+func (l *ledger) tokens() []claim.Token {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.state.Tokens)
+}

@@ -1,0 +1,87 @@
+package workload
+
+import (
+	"fmt"
+
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// Instances are the services of this node's workloads as Consul was last told of them,
+// by the name of the agent's consul block. Owner is not filled in.
+func (m *Manager) Instances() map[string][]registration.Instance {
+	out := map[string][]registration.Instance{}
+	for _, i := range m.all() {
+		i.eachRegistered(func(s *svc) {
+			out[s.consul] = append(out[s.consul], i.asInstance(s, *s.Registered))
+		})
+	}
+	return out
+}
+
+// Beats are the health of the processes behind those services that have a check of the
+// type process, by the name of the agent's consul block.
+func (m *Manager) Beats() map[string][]registration.Beat {
+	out := map[string][]registration.Beat{}
+	for _, i := range m.all() {
+		i.eachRegistered(func(s *svc) {
+			if checksProcess(s.Registered) {
+				out[s.consul] = append(out[s.consul], i.beat(s))
+			}
+		})
+	}
+	return out
+}
+
+// eachRegistered calls fn with the services of a workload that is up or comes up. i.mu
+// is held.
+func (i *instance) eachRegistered(fn func(s *svc)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.rec.State != Starting && i.rec.State != Running {
+		return
+	}
+	for _, s := range i.services {
+		if s.Registered != nil {
+			fn(s)
+		}
+	}
+}
+
+func checksProcess(s *service.Service) bool {
+	for _, c := range s.Checks {
+		if c.Type == service.CheckProcess {
+			return true
+		}
+	}
+	return false
+}
+
+// beat says how the workload's process is. i.mu is held.
+func (i *instance) beat(s *svc) registration.Beat {
+	b := registration.Beat{ID: s.ID}
+	switch {
+	case i.process == nil:
+		b.Output = "no process of the workload is known yet"
+	case isClosed(i.process.Done()):
+		b.Output = fmt.Sprintf("process %d has ended", i.process.PID())
+	default:
+		b.Healthy, b.Output = true, fmt.Sprintf("process %d lives", i.process.PID())
+	}
+	return b
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// checksProcess says whether the health of the workload's process is anyone's concern.
+func (i *instance) checksProcess() (is bool) {
+	i.eachRegistered(func(s *svc) { is = is || checksProcess(s.Registered) })
+	return is
+}
