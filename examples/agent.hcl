@@ -14,7 +14,14 @@ socket_group = "pannier" # default: none, only root
 bind_addr = "127.0.0.1"
 ports {
   http = 7420 # 0: any free one
+
+  # What workloads are given that name no number.
+  min_dynamic_port = 20000
+  max_dynamic_port = 32000
 }
+
+# Tokens and bootstrap files of workloads; a tmpfs.
+secrets_dir = "/var/lib/pannier/secrets"
 
 log_level  = "info" # trace, debug, info, warn, error
 log_format = "text" # or json
@@ -51,6 +58,30 @@ csi_driver "hostpath" {
   mount_dir              = "/csi"
   stage_publish_base_dir = "/local/csi"
   health_timeout         = "30s"
+}
+
+# The Consul that services go to unless they name another. There is none by default.
+consul {
+  address = "127.0.0.1:8500" # or https://…, unix:///…
+}
+
+# One with ACLs and TLS, where services get their tokens by login.
+consul "east" {
+  address         = "https://127.0.0.1:9501"
+  token_file      = "/etc/pannier/consul-east.token" # default: no token
+  ca_file         = "/etc/pannier/consul-ca.pem"     # default: the system's
+  cert_file       = "/etc/pannier/consul.pem"        # default: none
+  key_file        = "/etc/pannier/consul-key.pem"
+  tls_server_name = "server.east.consul"     # default: the host of the address
+  grpc_address    = "https://127.0.0.1:9503" # default: asked of the Consul agent
+  grpc_ca_file    = "/etc/pannier/consul-ca.pem"
+  datacenter      = "east" # default: the Consul agent's, as are the next two
+  namespace       = ""
+  partition       = ""
+
+  auth_method      = "pannier" # default: none, tokens are minted
+  audience         = "consul.io"
+  identity_timeout = "5m"
 }
 
 gc {

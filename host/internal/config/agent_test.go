@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -339,6 +341,35 @@ func TestExamplesParse(t *testing.T) {
 		}
 		if err != nil {
 			t.Errorf("%s:\n%v", base, err)
+		}
+	}
+}
+
+// The examples that promise every key have it, and the reference pages too.
+func TestEveryKeyIsShown(t *testing.T) {
+	for page, all := range map[string][]fields{
+		"workload": {
+			workloadFields, requestFields, networkFields, portFields, serviceFields, checkFields, connectFields, sidecarServiceFields,
+			proxyFields, upstreamFields, gatewayFields, gatewayProxyFields, linkedFields,
+		},
+		"agent": {rootFields, consulFields, driverFields},
+	} {
+		files := map[string][]string{
+			"workload": {"examples/workload-full.hcl", "docs/workload-spec.md"},
+			"agent":    {"examples/agent.hcl", "docs/configuration.md"},
+		}[page]
+		for _, file := range files {
+			text, err := os.ReadFile("../../../" + file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range all {
+				for _, key := range slices.Concat(f.attrs, f.blocks, f.labelled, f.named, f.maps) {
+					if !regexp.MustCompile(`\b` + key + `\b`).Match(text) {
+						t.Errorf("%s does not show %s", file, key)
+					}
+				}
+			}
 		}
 	}
 }
