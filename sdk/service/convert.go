@@ -18,8 +18,10 @@ func (s Service) ToProto() (*servicev1.Service, error) {
 }
 
 // FromProto reads a service's message; nil is the empty service.
-func FromProto(m *servicev1.Service) (s Service, err error) {
-	return s, fromProto(m, &s)
+func FromProto(m *servicev1.Service) (Service, error) {
+	var s Service
+	err := fromProto(m, &s)
+	return s, err
 }
 
 // ToProto makes the message of a Consul.

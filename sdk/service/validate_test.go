@@ -49,7 +49,10 @@ var ports = map[string]bool{"http": true, "public": true}
 
 func TestGoodServices(t *testing.T) {
 	services := []Service{
-		*good(), *ingress(), *terminating(), {Name: "Plain"},
+		*good(),
+		*ingress(),
+		*terminating(),
+		{Name: "Plain"},
 		{Name: "native", Port: "1", Connect: &Connect{Native: true}},
 		{Name: "mesh", Port: "65535", Connect: &Connect{Gateway: &Gateway{Mesh: &Mesh{}}}},
 		{Name: strings.Repeat("a", 63)},

@@ -191,7 +191,7 @@ func TestBadAgents(t *testing.T) {
 		"port":                 {"ports {\n  http = 70000\n}", `2: ports: http: a whole number from 0 to 65535 is required`},
 		"port as text":         {"ports {\n  http = \"80\"\n}", `2: ports: http: a number is required, not a string`},
 		"dynamic port":         {"ports {\n  min_dynamic_port = 0\n}", `2: ports: min_dynamic_port: a whole number from 1 to 65535 is required`},
-		"consul key":           {"consul {\n  adress = \"x:1\"\n}", `2: consul: unsupported argument "adress"; did you mean "address"?`},
+		"consul key":           {"consul {\n  token_fle = \"x\"\n}", `2: consul: unsupported argument "token_fle"; did you mean "token_file"?`},
 		"consul of two labels": {`consul "a" "b" {}`, `1: extraneous label for consul: Only 1 labels (name) are expected for consul blocks`},
 		"consul name":          {"consul \"a/b\" {}", `1: consul "a/b": name "a/b" may have letters, digits and - _ . only`},
 		"consul twice":         {"consul {}\nconsul \"default\" {}", `2: consul "default": a block for "default" is given twice in this file`},
