@@ -13,6 +13,11 @@ import (
 	"github.com/pannier/pannier/host/internal/process"
 )
 
+// ownerGrace is how long an owner has to end what its workload's process has left in
+// the namespace. It is enough for pannier workload run, which gives leftovers and then
+// sidecars 10 s each.
+const ownerGrace = 25 * time.Second
+
 // observe opens the processes whose end releases the workload. One that is gone
 // already asks for the stop at once.
 func (r *run) observe(ctx context.Context) (err error) {
@@ -111,10 +116,11 @@ func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
 
 // endProcesses ends what still uses the volumes: the workload's process, asked
 // first, then whatever else lives in its private mount namespace, where the
-// volumes stay mounted however often they are unmounted on the host.
+// volumes stay mounted however often they are unmounted on the host. An owner that
+// lives may end that first in its own way.
 func (r *run) endProcesses(ctx context.Context) error {
 	r.instance.mu.Lock()
-	p, ns := r.process, r.rec.MountNS
+	owner, p, ns := r.owner, r.process, r.rec.MountNS
 	r.instance.mu.Unlock()
 	if p != nil {
 		err := endProcess(ctx, p, unix.SIGTERM, r.limits.stopGrace)
@@ -128,6 +134,9 @@ func (r *run) endProcesses(ctx context.Context) error {
 	if ns == nil {
 		return nil
 	}
+	if owner != nil {
+		awaitOwner(ctx, owner, *ns)
+	}
 	ctx, cancel := context.WithTimeout(ctx, r.limits.killGrace)
 	defer cancel()
 	if err := r.emptyNamespace(ctx, *ns); err != nil {
@@ -138,6 +147,24 @@ func (r *run) endProcesses(ctx context.Context) error {
 	r.unpin() // it keeps the mounts in it
 	r.rec.MountNS = nil
 	return nil
+}
+
+// awaitOwner waits until an owner has emptied the namespace, has ended, or has had the
+// time for it.
+func awaitOwner(ctx context.Context, owner *process.Process, ns namespace) {
+	ctx, cancel := context.WithTimeout(ctx, ownerGrace)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for len(process.InMountNamespace(ns.Inode)) > 0 {
+		select {
+		case <-tick.C:
+		case <-owner.Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // endProcess sends a signal and waits until the process is gone, DeadlineExceeded

@@ -247,6 +247,41 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 	h.clean(t)
 }
 
+// An owner ends what its workload's process left, such as a sidecar, in its own way
+// and time; when it ends itself, the host does so at once.
+func TestAnOwnerEndsTheRestFirst(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the owner ends %t", ends), func(t *testing.T) {
+			h, owner := newHost(t), runScript(t, false, idle)
+			h.volume(t, full, "a")
+			_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+			must(t, err)
+			note := filepath.Join(t.TempDir(), "note")
+			p := runScript(t, true, fmt.Sprintf("setsid sh -c 'trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done' & exec sleep 1000", note))
+			must(t, h.Running(ref("w"), p.pid()))
+			p.kill(t)
+			h.eventually(t, "w", "the end of its process to be seen", func(w Workload) bool { return w.State == Stopping })
+			rest := process.InMountNamespace(p.inode)
+			if len(rest) == 0 {
+				t.Fatal("the rest was ended before its owner could")
+			}
+			if ends {
+				owner.kill(t)
+			} else {
+				for _, pid := range rest {
+					must(t, unix.Kill(pid, unix.SIGTERM))
+				}
+			}
+			h.ended(t, "w")
+			said, _ := os.ReadFile(note) // not there where it was not asked
+			if asked := string(said) == "bye\n"; asked == ends {
+				t.Errorf("the rest was asked to end: %t", asked)
+			}
+			h.clean(t)
+		})
+	}
+}
+
 func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 	h, p, bystander := newHost(t), runScript(t, false, idle), runScript(t, false, idle)
 	h.start(t, spec("w"))
