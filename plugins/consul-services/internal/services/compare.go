@@ -46,16 +46,8 @@ func (v *view) drift(id string, want *api.AgentServiceRegistration) string {
 
 // checkDrift is drift of a service's checks. Those of others are not looked at.
 func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string {
-	have := v.checks[id]
-	if want.Kind == api.ServiceKindConnectProxy && len(want.Checks) == 0 { // Consul's default ones
-		listening, aliasing := have[checkPrefix(id)+":1"], have[checkPrefix(id)+":2"]
-		if listening == nil || aliasing == nil || aliasing.Name != aliasCheckName(want.Proxy.DestinationServiceID) {
-			return "checks"
-		}
-		return ""
-	}
-	for _, c := range want.Checks {
-		if h := have[c.CheckID]; h == nil || h.Name != c.Name || h.Notes != c.Notes {
+	for _, c := range wantedChecks(id, want) {
+		if h := v.checks[id][c.CheckID]; h == nil || h.Name != c.Name || h.Notes != c.Notes {
 			return "checks"
 		}
 	}
@@ -65,10 +57,23 @@ func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string 
 	return ""
 }
 
+// wantedChecks are the checks of a registration, those too that Consul gives to a
+// sidecar without any.
+func wantedChecks(id string, want *api.AgentServiceRegistration) api.AgentServiceChecks {
+	if want.Kind != api.ServiceKindConnectProxy || len(want.Checks) > 0 {
+		return want.Checks
+	}
+	return api.AgentServiceChecks{
+		{CheckID: checkPrefix(id) + ":1", Name: "Connect Sidecar Listening"},
+		{CheckID: checkPrefix(id) + ":2", Name: aliasCheckName(want.Proxy.DestinationServiceID)},
+	}
+}
+
 // staleChecks are checks that an earlier registration of ours has left.
 func (v *view) staleChecks(id string, want *api.AgentServiceRegistration) (ids []string) {
+	wanted := wantedChecks(id, want)
 	for have := range v.checks[id] {
-		if strings.HasPrefix(have, checkPrefix(id)) && !slices.ContainsFunc(want.Checks, func(c *api.AgentServiceCheck) bool { return c.CheckID == have }) {
+		if strings.HasPrefix(have, checkPrefix(id)) && !slices.ContainsFunc(wanted, func(c *api.AgentServiceCheck) bool { return c.CheckID == have }) {
 			ids = append(ids, have)
 		}
 	}

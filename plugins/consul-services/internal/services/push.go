@@ -58,8 +58,9 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 	return group.Wait()
 }
 
-// tell writes a service and its checks to the catalog.
+// tell writes a service and its checks, as the agent has them, to the catalog.
 func (a *agent) tell(ctx context.Context, node string, s *api.AgentService, checks api.HealthChecks) error {
+	s.Datacenter, s.ContentHash = "", "" // of the agent's answer alone
 	_, err := a.Catalog().Register(&api.CatalogRegistration{Node: node, SkipNodeUpdate: true, Service: s, Checks: checks}, write(ctx))
 	return a.error(err, "write service %q of node %q to the catalog", s.ID, node)
 }

@@ -114,6 +114,7 @@ func TestRegister(t *testing.T) {
 
 func registersAllFields(t *testing.T, r *rig) {
 	web := instance("web", everything)
+	r.removeAtEnd(t, web)
 	proxyID, err := r.Register(t.Context(), r.consul, web)
 	if err != nil || proxyID != web.ID+"-sidecar-proxy" {
 		t.Fatalf("got %q, %v", proxyID, err)
@@ -204,7 +205,7 @@ func refuses(t *testing.T, r *rig) {
 		t.Run(name, func(t *testing.T) {
 			i := instance("refused", c.change)
 			_, err := r.Register(t.Context(), r.consul, i)
-			wantCode(t, err, codes.InvalidArgument, c.text, `"refused"`)
+			wantCode(t, err, codes.InvalidArgument, c.text, "refused")
 			if got := r.inCatalog(t, i.ID); got != nil {
 				t.Errorf("it is there: %+v", got)
 			}

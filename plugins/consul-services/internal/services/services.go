@@ -135,10 +135,11 @@ func (a *agent) deregister(ctx context.Context, id string) error {
 	return err
 }
 
-// error is consul.Error; a refusal says which policy is needed.
+// error is consul.Error; where a known token lacks a permission, it says which policy
+// is needed.
 func (a *agent) error(err error, what string, args ...any) error {
 	err = consul.Error(err, a.consul, what, args...)
-	if status.Code(err) == codes.PermissionDenied {
+	if status.Code(err) == codes.PermissionDenied && strings.Contains(err.Error(), "Permission denied") {
 		return status.Errorf(codes.PermissionDenied, `%s: the token in token_file %q needs a policy with service_prefix "" { policy = "write" }, `+
 			`node_prefix "" { policy = "read" } and agent_prefix "" { policy = "read" }, and mesh = "write" for gateways`,
 			status.Convert(err).Message(), a.consul.TokenFile)

@@ -20,7 +20,7 @@ const (
 	parallel = 16
 	// patience is how long the catalog may stay as it is before it is taken for
 	// wrong: an agent tells it within milliseconds.
-	patience = time.Second
+	patience = 500 * time.Millisecond
 )
 
 // Sync implements registration.Registration. It fails with Unavailable where the
@@ -132,7 +132,10 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 		p.note(w.instance.ID, registration.Registered, reason)
 		r := *w.registration
 		r.Tags = p.tags(w, catalog)
-		stale := len(local.staleChecks(r.ID, &r)) > 0
+		stale := false
+		for id, part := range w.parts() {
+			stale = stale || len(local.staleChecks(id, part)) > 0
+		}
 		group.Go(func() error { return p.agent.register(ctx, &r, stale) })
 	}
 	for _, id := range d.leftover {

@@ -1,0 +1,404 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+)
+
+// agentHas registers at the agent what change makes of what is wanted, as someone
+// who does not know better would.
+func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.AgentServiceRegistration)) {
+	t.Helper()
+	message, err := i.Service.ToProto() // its maps are the test's own
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.Service, err = service.FromProto(message); err != nil {
+		t.Fatal(err)
+	}
+	w, err := want(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(w.registration)
+	if err := r.admin.Agent().ServiceRegisterOpts(w.registration, api.ServiceRegisterOpts{ReplaceExistingChecks: true}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// catalogHas writes to the catalog what change makes of what it has.
+func (r *rig) catalogHas(t *testing.T, id string, change func(*api.AgentService)) {
+	t.Helper()
+	s := r.inCatalog(t, id)
+	change(s)
+	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Service: s}, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDriftAtAgent changes each field at the agent, and sees one pass put it right.
+func TestDriftAtAgent(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	web := instance("web", everything)
+	web.Service.Connect.SidecarService.Port = "21900"
+	r.register(t, web)
+	index := r.settled(t, web)
+	before := r.inCatalog(t, web.ID)
+	side := func(f func(*api.AgentServiceRegistration)) func(*api.AgentServiceRegistration) {
+		return func(s *api.AgentServiceRegistration) { f(s.Connect.SidecarService) }
+	}
+	for _, c := range []struct {
+		reason string
+		change func(*api.AgentServiceRegistration)
+	}{
+		{"name", func(s *api.AgentServiceRegistration) { s.Name = "other" }},
+		{"port", func(s *api.AgentServiceRegistration) { s.Port = 1 }},
+		{"address", func(s *api.AgentServiceRegistration) { s.Address = "127.0.0.3" }},
+		{"tags", func(s *api.AgentServiceRegistration) { s.Tags = []string{"a"} }},
+		{"meta", func(s *api.AgentServiceRegistration) { s.Meta = maps.Clone(s.Meta); s.Meta["k"] = "w" }},
+		{"meta", func(s *api.AgentServiceRegistration) { s.Meta = nil }},
+		{"weights", func(s *api.AgentServiceRegistration) { s.Weights = nil }},
+		{"enable_tag_override", func(s *api.AgentServiceRegistration) { s.EnableTagOverride = true }},
+		{"tagged_addresses", func(s *api.AgentServiceRegistration) { s.TaggedAddresses = nil }},
+		{"connect", func(s *api.AgentServiceRegistration) { s.Connect = &api.AgentServiceConnect{Native: true} }},
+		{"checks", func(s *api.AgentServiceRegistration) { s.Checks = s.Checks[1:] }},
+		{"checks", func(s *api.AgentServiceRegistration) { s.Checks[0].Notes = "GET elsewhere" }},
+		{"checks", func(s *api.AgentServiceRegistration) { s.Checks[1].Name = "x" }},
+		{"checks", func(s *api.AgentServiceRegistration) {
+			s.Checks = append(s.Checks, &api.AgentServiceCheck{CheckID: "service:" + s.ID + ":9", TTL: "1h"})
+		}},
+		{"port", side(func(s *api.AgentServiceRegistration) { s.Port = 21901 })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Config["protocol"] = "tcp" })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Config["nested"] = map[string]any{} })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { delete(s.Proxy.Config, "envoy_x") })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.LocalServicePort = 1 })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.LocalServiceAddress = "127.0.0.5" })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Upstreams = s.Proxy.Upstreams[1:] })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Upstreams[0].DestinationName = "x" })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Upstreams[0].LocalBindPort = 1 })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Upstreams[0].Config = nil })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Upstreams[0].MeshGateway.Mode = "none" })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) {
+			s.Proxy.Upstreams = append(s.Proxy.Upstreams, api.Upstream{DestinationName: "more", LocalBindPort: 7})
+		})},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.Expose.Paths[0].Path = "/x" })},
+		{"proxy", side(func(s *api.AgentServiceRegistration) { s.Proxy.MeshGateway.Mode = "local" })},
+		{"tags", side(func(s *api.AgentServiceRegistration) { s.Tags = []string{"x"} })},
+		{"meta", side(func(s *api.AgentServiceRegistration) { s.Meta = map[string]string{"x": "y"} })},
+		{"checks", side(func(s *api.AgentServiceRegistration) { s.Checks = api.AgentServiceChecks{{TTL: "1h"}} })},
+	} {
+		r.agentHas(t, web, c.change)
+		var done []string
+		if index, done = r.syncFrom(t, index, web); !slices.Equal(done, []string{"registered web: " + c.reason}) {
+			t.Errorf("done: %q, want it registered for its %s", done, c.reason)
+		}
+		r.quiet(t, web)
+	}
+	after := r.inCatalog(t, web.ID)
+	after.ModifyIndex = before.ModifyIndex
+	if after.CreateIndex = before.CreateIndex; !reflect.DeepEqual(after, before) {
+		t.Errorf("in the end it is\n%+v, it was\n%+v", after, before)
+	}
+}
+
+// TestDriftInCatalog changes the catalog behind the agent's back.
+func TestDriftInCatalog(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	web := instance("web", everything)
+	r.register(t, web)
+	r.settled(t, web)
+	node := func(d api.CatalogDeregistration) {
+		d.Node = "server-0"
+		if _, err := r.admin.Catalog().Deregister(&d, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		reason string
+		change func()
+	}{
+		{"tags", func() { r.catalogHas(t, web.ID, func(s *api.AgentService) { s.Tags = []string{"x"} }) }},
+		{"port", func() { r.catalogHas(t, web.ID, func(s *api.AgentService) { s.Port = 1 }) }},
+		{"meta", func() { r.catalogHas(t, web.ID, func(s *api.AgentService) { s.Meta = nil }) }},
+		{"proxy", func() { r.catalogHas(t, web.ID+sidecarSuffix, func(s *api.AgentService) { s.Proxy.LocalServicePort = 1 }) }},
+		{"checks", func() { node(api.CatalogDeregistration{CheckID: "service:" + web.ID + ":2"}) }},
+		{"missing", func() { node(api.CatalogDeregistration{ServiceID: web.ID}) }},
+		{"missing", func() { node(api.CatalogDeregistration{ServiceID: web.ID + sidecarSuffix}) }},
+	} {
+		r.repairs(t, c.change, "registered web: "+c.reason, web)
+		r.quiet(t, web)
+	}
+	if got := r.checks(t, web.ID); len(got) != 4 {
+		t.Errorf("checks: %v", got)
+	}
+	// What the catalog has and the agent has not.
+	r.repairs(t, func() {
+		ghost, _ := want(instance("ghost"))
+		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Service: &api.AgentService{
+			ID: ghost.instance.ID, Service: "ghost", Meta: ghost.registration.Meta,
+		}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}, "removed ghost: not wanted", web)
+	r.quiet(t, web)
+}
+
+// TestMissing loses whole services and checks at the agent.
+func TestMissing(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	web, api2 := instance("web", everything), instance("api")
+	r.register(t, web, api2)
+	index := r.settled(t, web, api2)
+	agent := r.admin.Agent()
+	for _, c := range []struct {
+		lose func() error
+		want string
+	}{
+		{func() error { return agent.ServiceDeregister(web.ID) }, "registered web: missing"},
+		{func() error { return agent.ServiceDeregister(web.ID + sidecarSuffix) }, "registered web: missing"},
+		{func() error { return agent.ServiceDeregister(api2.ID) }, "registered api: missing"},
+		{func() error { return agent.CheckDeregister("service:" + web.ID + ":1") }, "registered web: checks"},
+		{func() error { return agent.CheckDeregister("service:" + web.ID + ":process") }, "registered web: checks"},
+		{func() error { return agent.CheckDeregister("service:" + web.ID + sidecarSuffix + ":1") }, "registered web: checks"},
+	} {
+		if err := c.lose(); err != nil {
+			t.Fatal(err)
+		}
+		var done []string
+		index, done = r.syncFrom(t, index, web, api2)
+		wantDone(t, done, c.want)
+		r.quiet(t, web, api2)
+	}
+}
+
+// TestForeign sees that nothing of others is touched, and all that is left over of the
+// owner's goes.
+func TestForeign(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	agent := r.admin.Agent()
+	foreign := map[string]map[string]string{
+		"plain":        nil,
+		"other-node":   {"external-source": "pannier", "pannier-cluster": "c1", "pannier-node": "n2"},
+		"other-world":  {"external-source": "pannier", "pannier-cluster": "c2", "pannier-node": "n1"},
+		"nomad":        {"external-source": "nomad", "pannier-cluster": "c1", "pannier-node": "n1"},
+		"pannier:n1:x": {},
+	}
+	for id, meta := range foreign {
+		if err := agent.ServiceRegister(&api.AgentServiceRegistration{ID: id, Name: "svc", Meta: meta, Check: &api.AgentServiceCheck{TTL: "1h"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stays, goes := instance("stays", everything), instance("goes", everything)
+	r.register(t, stays, goes)
+	r.settled(t, stays, goes)
+	if err := agent.EnableServiceMaintenance(stays.ID, "for a test"); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.CheckRegister(&api.AgentCheckRegistration{ID: "theirs", Name: "x", ServiceID: stays.ID, AgentServiceCheck: api.AgentServiceCheck{TTL: "1h"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, done := r.sync(t, stays)
+	wantDone(t, done, "removed goes: not wanted", "removed goes-sidecar-proxy: not wanted")
+	r.quiet(t, stays)
+	r.agentHasPort(t, stays, 1)
+	_, done = r.sync(t, stays)
+	wantDone(t, done, "registered stays: port")
+	checks := r.checks(t, stays.ID)
+	if checks["_service_maintenance:"+stays.ID] == nil || checks["theirs"] == nil {
+		t.Errorf("a repair took others' checks: %v", checks)
+	}
+	_, done = r.sync(t)
+	wantDone(t, done, "removed stays: not wanted", "removed stays-sidecar-proxy: not wanted")
+	left := r.Cluster.Services(t)
+	if len(left) != len(foreign) {
+		t.Errorf("left are %v, want %v", left, foreign)
+	}
+	for id := range foreign {
+		if r.inCatalog(t, id) == nil || len(r.checks(t, id)) != 1 {
+			t.Errorf("%s is not what it was", id)
+		}
+	}
+}
+
+// agentHasPort changes the port alone, and leaves others' checks.
+func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
+	t.Helper()
+	w, err := want(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.registration.Port = port
+	if err := r.admin.Agent().ServiceRegister(w.registration); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCentralConfig sees that what Consul's own configuration adds to a proxy is no drift.
+func TestCentralConfig(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	web := instance("web", everything)
+	plain := instance("plain", sidecar())
+	r.register(t, web, plain)
+	r.settled(t, web, plain)
+	entries := r.admin.ConfigEntries()
+	for _, e := range []api.ConfigEntry{
+		&api.ProxyConfigEntry{
+			Kind: api.ProxyDefaults, Name: api.ProxyConfigGlobal,
+			Config:      map[string]any{"protocol": "http2", "local_connect_timeout_ms": 9, "no": true, "nested": map[string]any{"b": 1}},
+			MeshGateway: api.MeshGatewayConfig{Mode: "local"}, Expose: api.ExposeConfig{Checks: true},
+		},
+		&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: "web", UpstreamConfig: &api.UpstreamConfiguration{
+			Overrides: []*api.UpstreamConfig{{Name: "db", ConnectTimeoutMs: 7, MeshGateway: api.MeshGatewayConfig{Mode: "none"}}, {Name: "else", ConnectTimeoutMs: 7}},
+			Defaults:  &api.UpstreamConfig{ConnectTimeoutMs: 8},
+		}},
+		&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: "plain", Mode: api.ProxyModeTransparent, UpstreamConfig: &api.UpstreamConfiguration{
+			Overrides: []*api.UpstreamConfig{{Name: "else", ConnectTimeoutMs: 7}},
+		}},
+	} {
+		if _, _, err := entries.Set(e, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the agent has merged it", func() bool {
+		return r.inCatalog(t, web.ID+sidecarSuffix).Proxy.Config["local_connect_timeout_ms"] != nil &&
+			len(r.inCatalog(t, plain.ID+sidecarSuffix).Proxy.Upstreams) > 0
+	})
+	r.quiet(t, web, plain)
+	r.register(t, web)
+	r.quiet(t, web, plain)
+}
+
+// TestOneQuery keeps 1,000 services in sync at the price of one blocking query.
+func TestOneQuery(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	var all []registration.Instance
+	for n := range 1000 {
+		i := instance(fmt.Sprintf("s%03d", n))
+		i.Service.EnableTagOverride = n%10 == 0
+		all = append(all, i)
+	}
+	ctx := bounded(t, 5*time.Minute)
+	began := time.Now()
+	index, changes, err := r.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: all})
+	if err != nil || len(changes) != len(all) {
+		t.Fatalf("%d changes, %v", len(changes), err)
+	}
+	t.Logf("registered and seen in the catalog within %s", time.Since(began).Round(time.Millisecond))
+	r.quiet(t, all...)
+
+	// It blocks while nothing changes, and is woken by a change.
+	before := len(r.proxy.Requests())
+	req := registration.SyncRequest{Owner: owner, Instances: all, Index: index, Wait: 500 * time.Millisecond}
+	began = time.Now()
+	same, changes, err := r.Sync(ctx, r.consul, req)
+	if err != nil || len(changes) != 0 || same != index || time.Since(began) < req.Wait {
+		t.Errorf("got index %d, %v, %v after %s; want index %d after %s", same, changes, err, time.Since(began), index, req.Wait)
+	}
+	if asked := r.proxy.Requests()[before:]; len(asked) != 1 {
+		t.Errorf("a pass asked %v", asked)
+	}
+	req.Wait = time.Minute
+	woken := make(chan error, 1)
+	go func() {
+		_, changes, err := r.Sync(ctx, r.consul, req)
+		if err == nil && (len(changes) != 1 || changes[0].ID != all[7].ID) {
+			err = fmt.Errorf("changes: %v", changes)
+		}
+		woken <- err
+	}()
+	eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui/node/server-0") >= 2 })
+	if err := r.admin.Agent().ServiceDeregister(all[7].ID); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-woken:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("a lost service has not woken it")
+	}
+
+	began = time.Now()
+	if _, changes, err = r.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner}); err != nil || len(changes) != len(all) {
+		t.Fatalf("%d changes, %v", len(changes), err)
+	}
+	t.Logf("removed within %s", time.Since(began).Round(time.Millisecond))
+}
+
+// TestCancel ends a Sync that waits, and leaves nothing behind.
+func TestCancel(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	web := instance("web")
+	r.register(t, web)
+	index := r.settled(t, web)
+	s := New()
+	before := goleak.IgnoreCurrent()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	asked := r.proxy.Count("GET", "/v1/internal/ui")
+	go func() {
+		_, _, err := s.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}, Index: index, Wait: time.Minute})
+		ended <- err
+	}()
+	eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui") > asked })
+	cancel()
+	select {
+	case err := <-ended:
+		wantCode(t, err, codes.Canceled)
+	case <-time.After(5 * time.Second):
+		t.Fatal("it does not end")
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	r.proxy.Down() // and with it the goroutines of its own connections
+	goleak.VerifyNone(t, before)
+	r.proxy.Up(t)
+}
+
+// TestLostState restarts an agent that has forgotten its services.
+func TestLostState(t *testing.T) {
+	r := start(t, policy, consul.Options{Servers: 3})
+	web := instance("web", everything)
+	tagged := instance("tagged", func(s *service.Service) { s.EnableTagOverride = true })
+	r.register(t, web, tagged)
+	index := r.settled(t, web, tagged)
+	r.catalogHas(t, tagged.ID, func(s *api.AgentService) { s.Tags = []string{"by", "others"} })
+	index, done := r.syncFrom(t, index, web, tagged)
+	wantDone(t, done)
+	r.Restart(0, true)
+	eventually(t, "the catalog has lost them, or they are there again", func() bool {
+		_, changes, err := r.Sync(bounded(t, 10*time.Second), r.consul, registration.SyncRequest{
+			Owner: owner, Instances: []registration.Instance{web, tagged}, Index: index, Wait: time.Second,
+		})
+		for _, c := range changes {
+			done = append(done, strings.TrimPrefix(c.ID, "pannier:n1:default:w:"))
+		}
+		return err == nil && len(done) == 2
+	})
+	if got := r.inCatalog(t, tagged.ID); !slices.Equal(got.Tags, []string{"by", "others"}) {
+		t.Errorf("tags %v, want those of the catalog from before", got.Tags)
+	}
+	eventually(t, "all is quiet", func() bool {
+		_, done := r.sync(t, web, tagged)
+		return len(done) == 0
+	})
+	if got := r.Cluster.Services(t); got[web.ID] == nil || got[web.ID+sidecarSuffix] == nil || got[tagged.ID] == nil {
+		t.Errorf("the agent has %v", got)
+	}
+}

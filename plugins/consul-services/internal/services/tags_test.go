@@ -1,0 +1,88 @@
+package services
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+)
+
+var others = []string{"by", "others"}
+
+// othersTag changes a service's tags through the catalog.
+func (r *rig) othersTag(t *testing.T, i registration.Instance) {
+	t.Helper()
+	r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags = others })
+}
+
+func (r *rig) wantTags(t *testing.T, i registration.Instance, want ...string) {
+	t.Helper()
+	if got := r.inCatalog(t, i.ID).Tags; !slices.Equal(got, want) {
+		t.Errorf("tags %v, want %v", got, want)
+	}
+}
+
+// TestTagOverride changes tags through the catalog: they survive Sync with
+// EnableTagOverride and are repaired without; a new registration replaces them in both.
+func TestTagOverride(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	t.Run("true", func(t *testing.T) {
+		i := instance("web", sidecar(), func(s *service.Service) { s.EnableTagOverride = true })
+		r.register(t, i)
+		r.settled(t, i)
+		r.othersTag(t, i)
+		r.quiet(t, i)
+		r.wantTags(t, i, others...)
+
+		// Other drift is repaired, at the agent and in the catalog, and the tags stay.
+		r.repairs(t, func() {
+			r.agentHasPort(t, i, 1)
+			eventually(t, "the catalog has the drift", func() bool { return r.inCatalog(t, i.ID).Port == 1 })
+			r.othersTag(t, i)
+		}, "registered web: port", i)
+		r.wantTags(t, i, others...)
+		r.repairs(t, func() {
+			r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags, s.Port = others, 2 })
+		}, "registered web: port", i)
+		r.wantTags(t, i, others...)
+
+		// The same registration, of which the agent tells the catalog nothing, and a new one.
+		r.register(t, i)
+		r.wantTags(t, i, "a", "b")
+		r.othersTag(t, i)
+		i.Service.Tags = []string{"new"}
+		r.register(t, i)
+		r.wantTags(t, i, "new")
+		r.quiet(t, i)
+
+		// What was lost at the agent comes back with the tags that were last seen.
+		r.othersTag(t, i)
+		r.quiet(t, i)
+		if err := r.admin.Agent().ServiceDeregister(i.ID); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the catalog has lost it", func() bool { return r.inCatalog(t, i.ID) == nil })
+		_, done := r.sync(t, i)
+		wantDone(t, done, "registered web: missing")
+		r.wantTags(t, i, others...)
+		r.othersTag(t, i)
+		r.register(t, i)
+		r.wantTags(t, i, "new")
+	})
+	t.Run("false", func(t *testing.T) {
+		i := instance("web", sidecar())
+		r.register(t, i)
+		r.settled(t, i)
+		r.repairs(t, func() { r.othersTag(t, i) }, "registered web: tags", i)
+		r.wantTags(t, i, "a", "b")
+		r.othersTag(t, i)
+		i.Service.Tags = []string{"new"}
+		r.register(t, i)
+		eventually(t, "the catalog has the new tags", func() bool { return slices.Equal(r.inCatalog(t, i.ID).Tags, []string{"new"}) })
+		r.quiet(t, i)
+	})
+}
