@@ -65,6 +65,13 @@ consul {
   address = "127.0.0.1:8500" # or https://…, unix:///…
 }
 
+# What may write ACLs, to mint tokens of services; read by this plugin only.
+plugin "sids" {
+  config {
+    token_file = "/etc/pannier/sids.token"
+  }
+}
+
 # One with ACLs and TLS, where services get their tokens by login.
 consul "east" {
   address         = "https://127.0.0.1:9501"
