@@ -38,7 +38,7 @@ that over the files of -config.`,
 	flags.StringVar(&f.dataDir, "data-dir", "", "the `FOLDER` for all that lasts (default "+config.DefaultDataDir+")")
 	flags.StringVar(&f.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: plugins/ beside this program, then /usr/lib/pannier/plugins)")
 	flags.StringVar(&f.socket, "socket", "", "the `PATH` of the API's socket (default "+config.DefaultSocket+")")
-	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort, "the `PORT` for health and metrics; 0: any free one")
+	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort, "the `PORT` for health, metrics and public keys; 0: any free one")
 	flags.StringVar(&f.logLevel, "log-level", "info", "the least `LEVEL` to log: trace, debug, info, warn or error")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
 	return cmd

@@ -56,6 +56,14 @@ func (a *app) completeIDs(list lister) completer {
 	}
 }
 
+// complete completes a flag's value.
+func complete(cmd *cobra.Command, flag string, values completer) {
+	// It fails only for a flag that is not there.
+	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return values(cmd, nil, typed)
+	})
+}
+
 // completeFileOrID completes the first argument by files too.
 func (a *app) completeFileOrID(list lister) completer {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {

@@ -134,7 +134,7 @@ func classify(err error) (code int, hint string) {
 	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeResourceExhausted:
 		return ExitError, "this can pass: try again; pannier status shows what is down"
 	case connect.CodeUnimplemented:
-		return ExitError, "the agent or the driver cannot do this; over TCP an agent answers health and metrics only"
+		return ExitError, "the agent or the driver cannot do this; over TCP an agent answers health, metrics and public keys only"
 	case connect.CodeCanceled:
 		return ExitError, "interrupted"
 	default:

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ type fake struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedDriverServiceHandler
 	hostv1connect.UnimplementedPluginServiceHandler
+	hostv1connect.UnimplementedTokenServiceHandler
 	hostv1connect.UnimplementedVolumeServiceHandler
 	hostv1connect.UnimplementedWorkloadServiceHandler
 
@@ -44,11 +46,21 @@ type fake struct {
 	stops     int
 	// breaks is how many streams are still to break off before their end.
 	breaks int
+	tokens []*hostv1.Token
+	// consulAway is that no token can be revoked now.
+	consulAway bool
 }
 
 func newFake(dir string) *fake {
 	return &fake{
 		dir: dir, socket: filepath.Join(dir, "agent.sock"),
+		tokens: []*hostv1.Token{
+			{
+				Id: "1", Accessor: "acc-1", Namespace: "default", Workload: "web", Service: "web", Node: "n1", Consul: "default",
+				CreatedAt: ago(3 * time.Hour), ExpiresAt: timestamppb.New(time.Now().Add(50*time.Hour + time.Minute)),
+			},
+			{Id: "minted-2", Namespace: "prod", Workload: "db", Service: "db\x1b[2J", Node: "n2", Consul: "east", CreatedAt: ago(4 * time.Minute), Orphan: true},
+		},
 		volumes: map[string]*hostv1.Volume{}, workloads: map[string]*hostv1.Workload{}, running: map[string]int64{},
 	}
 }
@@ -64,6 +76,7 @@ func (f *fake) start() error {
 	mux.Handle(hostv1connect.NewAgentServiceHandler(f))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(f))
 	mux.Handle(hostv1connect.NewPluginServiceHandler(f))
+	mux.Handle(hostv1connect.NewTokenServiceHandler(f))
 	mux.Handle(hostv1connect.NewVolumeServiceHandler(f))
 	mux.Handle(hostv1connect.NewWorkloadServiceHandler(f))
 	f.server = &http.Server{Handler: mux}
@@ -336,6 +349,28 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 		})
 	}
 	w.Steps = []*hostv1.Step{step("claim", "", "done", false)}
+	for _, p := range spec.GetPorts() {
+		if w.Ports == nil {
+			w.Ports = map[string]int32{}
+		}
+		w.Ports[p.GetLabel()] = cmp.Or(p.GetStatic(), 20000)
+	}
+	for _, s := range spec.GetServices() {
+		registered := step("register", "", "done", false)
+		registered.Service = s.GetName()
+		send(registered)
+		status := &hostv1.ServiceStatus{Name: s.GetName(), Id: "pannier:n1:default:w:" + s.GetName(), Consul: "default", Port: w.GetPorts()[s.GetPort()]}
+		if s.GetConnect() != nil {
+			w.SecretsDir = filepath.Join(f.dir, "secrets")
+			status.ProxyId, status.TokenAccessor = status.GetId()+"-sidecar-proxy", "acc-1"
+			status.TokenFile = filepath.Join(w.GetSecretsDir(), s.GetName(), "si_token")
+			status.BootstrapFile = filepath.Join(w.GetSecretsDir(), s.GetName(), "envoy_bootstrap.json")
+			status.AdminPort, status.ReadyPort = 20001, 20002
+			status.TokenExpiresAt = timestamppb.New(time.Now().Add(30*time.Minute + 30*time.Second))
+			status.Message = "the sync fails"
+		}
+		w.Services = append(w.Services, status)
+	}
 	f.mu.Lock()
 	f.workloads[spec.GetId()] = w
 	f.mu.Unlock()
@@ -395,6 +430,43 @@ func (f *fake) ListWorkloads(context.Context, *connect.Request[hostv1.ListWorklo
 	resp := &hostv1.ListWorkloadsResponse{}
 	for _, w := range f.workloads {
 		resp.Workloads = append(resp.Workloads, w)
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (f *fake) ListTokens(_ context.Context, r *connect.Request[hostv1.ListTokensRequest]) (*connect.Response[hostv1.ListTokensResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &hostv1.ListTokensResponse{}
+	for _, t := range f.tokens {
+		all := r.Msg.GetNamespace() == "*" || r.Msg.GetNamespace() == t.GetNamespace()
+		if all && (r.Msg.GetWorkload() == "" || r.Msg.GetWorkload() == t.GetWorkload()) {
+			resp.Tokens = append(resp.Tokens, t)
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (f *fake) SweepTokens(_ context.Context, r *connect.Request[hostv1.SweepTokensRequest]) (*connect.Response[hostv1.SweepTokensResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &hostv1.SweepTokensResponse{}
+	var left []*hostv1.Token
+	for _, t := range f.tokens {
+		if t.GetOrphan() {
+			swept := &hostv1.SweptToken{Token: t, Reason: "its workload has ended", Revoked: !r.Msg.GetDryRun() && !f.consulAway}
+			if f.consulAway && !r.Msg.GetDryRun() {
+				swept.Error = "Consul does not answer"
+			}
+			resp.Tokens = append(resp.Tokens, swept)
+		}
+		if !t.GetOrphan() || f.consulAway || r.Msg.GetDryRun() {
+			left = append(left, t)
+		}
+	}
+	f.tokens = left
+	if f.consulAway {
+		resp.Problems = []string{"list the tokens of Consul \"east\": connection refused"}
 	}
 	return connect.NewResponse(resp), nil
 }

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -10,6 +12,9 @@ import (
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
+
+// secretsInContainer is where a container finds the workload's secrets.
+const secretsInContainer = "/secrets"
 
 // printMounts is print with the formats that a container or a unit is started with.
 func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
@@ -21,15 +26,24 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 	default:
 		return a.print(m, table)
 	}
+	w := m.GetWorkload()
 	var out strings.Builder
-	for _, mount := range m.GetWorkload().GetMounts() {
+	for _, mount := range w.GetMounts() {
 		lines, err := format(mount)
 		if err != nil {
 			return fmt.Errorf("volume %q: %w", mount.GetRequest(), err)
 		}
 		out.WriteString(lines)
 	}
-	_, err := fmt.Fprint(a.out, out.String())
+	told := dockerTold
+	if a.format == formatSystemd {
+		told = a.systemdTold
+	}
+	lines, err := told(w)
+	if err != nil {
+		return fmt.Errorf("secrets: %w", err)
+	}
+	_, err = fmt.Fprint(a.out, out.String()+lines)
 	return err
 }
 
@@ -101,6 +115,47 @@ func systemdMount(m *hostv1.Mount) (string, error) {
 		access = "r"
 	}
 	return text + fmt.Sprintf("DeviceAllow=/dev/block/%d:%d %s\n", unix.Major(stat.Rdev), unix.Minor(stat.Rdev), access), nil
+}
+
+// dockerTold writes the flags that give a container its secrets, and tell it where they
+// are and which ports it has.
+func dockerTold(w *hostv1.Workload) (string, error) {
+	var out strings.Builder
+	if dir := w.GetSecretsDir(); dir != "" {
+		mount, err := dockerMount(&hostv1.Mount{HostPath: dir, Destination: secretsInContainer, ReadOnly: true})
+		if err != nil {
+			return "", err
+		}
+		out.WriteString(mount)
+	}
+	env := variables(w, secretsInContainer)
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		fmt.Fprintf(&out, "--env=%s=%s\n", key, env[key])
+	}
+	return out.String(), nil
+}
+
+// systemdTold writes the lines that tell a unit where its secrets are and which ports
+// it has. It sees the host's files, so it needs no mount. The lines are written once: a
+// port that is another at each start is left out.
+func (a *app) systemdTold(w *hostv1.Workload) (string, error) {
+	dir := w.GetSecretsDir()
+	if err := plainPaths(&hostv1.Mount{HostPath: dir}, "\\\"'"); err != nil {
+		return "", err
+	}
+	env := variables(w, dir)
+	for _, p := range w.GetSpec().GetPorts() {
+		if p.GetStatic() == 0 {
+			delete(env, variable("PORT", p.GetLabel()))
+			a.note("port %q is not among the lines: it may be another at each start; give it a static one, or ask pannier workload status -o json",
+				p.GetLabel())
+		}
+	}
+	var out strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		fmt.Fprintf(&out, "Environment=%s=%s\n", key, strings.ReplaceAll(env[key], "%", "%%"))
+	}
+	return out.String(), nil
 }
 
 // plainPaths refuses paths that a shell or the format would take apart.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -40,6 +41,7 @@ type stepLine struct {
 // undoNames are what the undoing of a step is called.
 var undoNames = map[string]string{
 	"claim": "release", "attach": "detach", "stage": "unstage", "publish": "unpublish",
+	"register": "deregister", "identify": "revoke",
 }
 
 func (a *app) progress() *progress {
@@ -102,7 +104,7 @@ func (p *progress) step(s *hostv1.Step) {
 // find gives the line of a step, a new one where it runs for the first time.
 func (p *progress) find(s *hostv1.Step) *stepLine {
 	for _, line := range p.steps {
-		if o := line.step; o.GetName() == s.GetName() && o.GetVolume() == s.GetVolume() && o.GetUndo() == s.GetUndo() {
+		if o := line.step; o.GetName() == s.GetName() && o.GetVolume() == s.GetVolume() && o.GetService() == s.GetService() && o.GetUndo() == s.GetUndo() {
 			return line
 		}
 	}
@@ -169,8 +171,8 @@ func (l *stepLine) text(colored bool) string {
 			name = "undo " + s.GetName()
 		}
 	}
-	if s.GetVolume() != "" {
-		name += " " + s.GetVolume()
+	if of := cmp.Or(s.GetVolume(), s.GetService()); of != "" {
+		name += " " + of
 	}
 	state := s.GetState()
 	took := time.Since(l.since)

@@ -43,6 +43,7 @@ func pannier() int {
 //
 //	code N COMMAND ARGS...   run it; its exit code must be N
 //	breaks N                 the agent's next N streams break off
+//	consul away|back         no token can be revoked; it can again
 //	agent stop|start         the agent goes away, its socket stays; it comes back
 func TestScripts(t *testing.T) {
 	type key struct{}
@@ -82,6 +83,12 @@ func TestScripts(t *testing.T) {
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				f.breaks = n
+			},
+			"consul": func(ts *testscript.TestScript, _ bool, args []string) {
+				f := ts.Value(key{}).(*fake)
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.consulAway = args[0] == "away"
 			},
 			"agent": func(ts *testscript.TestScript, _ bool, args []string) {
 				f := ts.Value(key{}).(*fake)

@@ -18,7 +18,7 @@ import (
 )
 
 func (a *app) workloadCommand() *cobra.Command {
-	return a.noun("workload", "Workloads and their volumes",
+	return a.noun("workload", "Workloads, their volumes and services",
 		a.workloadRun(), a.workloadStart(), a.workloadStop(), a.workloadStatus())
 }
 
@@ -27,10 +27,11 @@ var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSy
 
 func (a *app) workloadStart() *cobra.Command {
 	return &cobra.Command{
-		Use: "start SPEC", Short: "Bring a workload's volumes up, for a unit, a container or a script",
-		Long: `Bring a workload's volumes up and leave them until pannier workload stop. It may
-be repeated. With -o docker the mounts are written as flags of docker run, with
--o systemd as lines of a unit.`,
+		Use: "start SPEC", Short: "Bring a workload's volumes and services up, for a unit, a container or a script",
+		Long: `Bring a workload's volumes and services up and leave them until pannier workload
+stop. It may be repeated. With -o docker what the workload is to find, its mounts,
+secrets and ports, is written as flags of docker run, with -o systemd as lines of a
+unit.`,
 		Args: exactly("SPEC"), ValidArgsFunction: completeSpec, Annotations: mountFormats,
 		RunE: a.do(func(ctx context.Context, args []string) error {
 			spec, err := a.readWorkload(args[0])
@@ -60,9 +61,10 @@ be repeated. With -o docker the mounts are written as flags of docker run, with
 
 func (a *app) workloadStop() *cobra.Command {
 	return &cobra.Command{
-		Use: "stop SPEC|ID", Short: "Take a workload down and release its volumes",
-		Long: `Take a workload down and release its volumes. What cannot be undone now, since a
-driver is away, is tried again until it is; the command can be left meanwhile.`,
+		Use: "stop SPEC|ID", Short: "Take a workload down and release what it has",
+		Long: `Take a workload down: its volumes are released, its services are taken out of
+Consul, their tokens revoked. What cannot be undone now, since a driver or Consul is
+away, is tried again until it is; the command can be left meanwhile.`,
 		Args: exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
 		RunE: a.do(func(ctx context.Context, args []string) error {
 			namespace, id, err := a.specOrID(args[0])
@@ -92,7 +94,7 @@ driver is away, is tried again until it is; the command can be left meanwhile.`,
 
 func (a *app) workloadStatus() *cobra.Command {
 	return &cobra.Command{
-		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts and steps",
+		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
 		Args: between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs), Annotations: mountFormats,
 		RunE: a.do(func(ctx context.Context, args []string) error {
 			client, err := a.api()
@@ -265,10 +267,10 @@ func (a *app) showWorkloads(workloads []*hostv1.Workload) error {
 		a.note("no workloads; start one with pannier workload run or pannier workload start")
 		return nil
 	}
-	t := newTable("ID", "NAMESPACE", "STATE", "VOLUMES", "PID", "AGE", "MESSAGE")
+	t := newTable("ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE")
 	for _, w := range workloads {
 		t.row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
-			number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
+			len(w.GetSpec().GetServices()), number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
 	}
 	return a.show(t)
 }
@@ -299,6 +301,12 @@ func (a *app) showWorkload(w *hostv1.Workload) error {
 	if w.GetEndedAt() != nil {
 		t.row("Ended", age(w.GetEndedAt()))
 	}
+	if len(w.GetPorts()) > 0 {
+		t.row("Ports", joinPorts(w.GetPorts()))
+	}
+	if w.GetSecretsDir() != "" {
+		t.row("Secrets", w.GetSecretsDir())
+	}
 	if err := a.show(t); err != nil {
 		return err
 	}
@@ -307,6 +315,11 @@ func (a *app) showWorkload(w *hostv1.Workload) error {
 			return err
 		}
 		if err := a.showMounts(w); err != nil {
+			return err
+		}
+	}
+	for _, s := range w.GetServices() {
+		if err := a.showService(s); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func (a *app) tokenCommand() *cobra.Command {
+	return a.noun("token", "Consul tokens of workloads' services",
+		a.tokenList(), a.tokenSweep())
+}
+
+func (a *app) tokenList() *cobra.Command {
+	var workload string
+	cmd := &cobra.Command{
+		Use: "list", Short: "List the tokens that services were given, or may have been given",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Tokens.ListTokens(ctx, connect.NewRequest(&hostv1.ListTokensRequest{
+				Namespace: a.namespaceOr("*"), Workload: workload,
+			}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error { return a.showTokens(resp.Msg.GetTokens()) })
+		}),
+	}
+	cmd.Flags().StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
+	complete(cmd, "workload", a.completeIDs(workloadIDs))
+	return cmd
+}
+
+func (a *app) tokenSweep() *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use: "sweep", Short: "Revoke, now, the tokens whose workload is gone",
+		Long: `Revoke, now, the tokens whose workload is gone: those that the ledger knows of, and
+those that a Consul has of this cluster and the ledger has not. The agents do so by
+themselves from time to time.`,
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Tokens.SweepTokens(ctx, connect.NewRequest(&hostv1.SweepTokensRequest{DryRun: dryRun}))
+			if err != nil {
+				return err
+			}
+			if err := a.print(resp.Msg, func() error { return a.showSwept(resp.Msg.GetTokens(), dryRun) }); err != nil {
+				return err
+			}
+			return a.sweepError(resp.Msg, dryRun)
+		}),
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would be revoked")
+	return cmd
+}
+
+// sweepError says what a sweep did not get done.
+func (a *app) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
+	for _, problem := range m.GetProblems() {
+		a.note("warning: not all tokens were seen: %s", problem)
+	}
+	for _, t := range m.GetTokens() {
+		if !dryRun && !t.GetRevoked() {
+			return &hintError{errors.New("not every token is revoked"), "what is left is tried again by itself; pannier token list shows it"}
+		}
+	}
+	if len(m.GetProblems()) > 0 {
+		return &hintError{errors.New("the sweep did not see every Consul"), "it is made again by itself; see the warnings, and pannier plugin status"}
+	}
+	return nil
+}
+
+func (a *app) showTokens(tokens []*hostv1.Token) error {
+	if len(tokens) == 0 {
+		a.note("no tokens; a service with a connect block is given one when its workload starts")
+		return nil
+	}
+	t := newTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "AGE", "EXPIRES", "ORPHAN")
+	for _, k := range tokens {
+		orphan := cell{"no", ""}
+		if k.GetOrphan() {
+			orphan = cell{"yes", yellow}
+		}
+		t.row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k),
+			age(k.GetCreatedAt()), ahead(k.GetExpiresAt()), orphan)
+	}
+	return a.show(t)
+}
+
+func (a *app) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
+	if len(swept) == 0 {
+		a.note("every token's workload is there: nothing to revoke")
+		return nil
+	}
+	t := newTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON")
+	for _, s := range swept {
+		k, revoked, reason := s.GetToken(), cell{"yes", green}, s.GetReason()
+		switch {
+		case dryRun:
+			revoked = cell{"not yet", yellow}
+		case !s.GetRevoked():
+			revoked = cell{"no", red}
+		}
+		if s.GetError() != "" {
+			reason += "; " + s.GetError()
+		}
+		t.row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k), revoked, reason)
+	}
+	return a.show(t)
+}
+
+// accessor is a token's in Consul. One that was minted has its ledger id there; of a
+// login that is not answered yet nothing else is known either.
+func accessor(t *hostv1.Token) string { return cmp.Or(t.GetAccessor(), t.GetId()) }
+
+// ahead writes how long it is until a time, in its largest unit.
+func ahead(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return ""
+	}
+	return "in " + span(time.Until(at.AsTime()))
+}
