@@ -12,6 +12,7 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -22,20 +23,22 @@ func target(c *clusterv3.Cluster) (string, error) {
 	if c.GetType() != clusterv3.Cluster_STATIC {
 		return "", fmt.Errorf("cluster %q is %s, not STATIC", c.GetName(), c.GetType())
 	}
+	var endpoints []*endpointv3.LbEndpoint
 	for _, locality := range c.GetLoadAssignment().GetEndpoints() {
-		for _, e := range locality.GetLbEndpoints() {
-			address := e.GetEndpoint().GetAddress()
-			if pipe := address.GetPipe(); pipe != nil {
-				return "unix://" + pipe.GetPath(), nil
-			}
-			socket := address.GetSocketAddress()
-			if net.ParseIP(socket.GetAddress()) == nil {
-				return "", fmt.Errorf("cluster %q is STATIC and its address %q is no IP address", c.GetName(), socket.GetAddress())
-			}
-			return "passthrough:///" + net.JoinHostPort(socket.GetAddress(), strconv.Itoa(int(socket.GetPortValue()))), nil
-		}
+		endpoints = append(endpoints, locality.GetLbEndpoints()...)
 	}
-	return "", fmt.Errorf("cluster %q has no endpoint", c.GetName())
+	if len(endpoints) != 1 {
+		return "", fmt.Errorf("cluster %q has %d endpoints, want one", c.GetName(), len(endpoints))
+	}
+	address := endpoints[0].GetEndpoint().GetAddress()
+	if pipe := address.GetPipe(); pipe != nil {
+		return "unix://" + pipe.GetPath(), nil
+	}
+	socket := address.GetSocketAddress()
+	if net.ParseIP(socket.GetAddress()) == nil {
+		return "", fmt.Errorf("cluster %q is STATIC and its address %q is no IP address", c.GetName(), socket.GetAddress())
+	}
+	return "passthrough:///" + net.JoinHostPort(socket.GetAddress(), strconv.Itoa(int(socket.GetPortValue()))), nil
 }
 
 // transport is how the cluster's server is trusted.
@@ -91,12 +94,14 @@ func (c *chainCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.Auth
 }
 
 func (c *chainCredentials) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: c.conf.ServerName}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 func (c *chainCredentials) Clone() credentials.TransportCredentials { return c }
 
-func (c *chainCredentials) OverrideServerName(string) error { return errors.New("the bootstrap says the name") }
+func (c *chainCredentials) OverrideServerName(string) error {
+	return errors.New("the bootstrap says the name")
+}
 
 func content(source *corev3.DataSource) ([]byte, error) {
 	switch s := source.GetSpecifier().(type) {
