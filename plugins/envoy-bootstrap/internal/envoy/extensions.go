@@ -1,9 +1,9 @@
 package envoy
 
-// The extensions that operators name in a bootstrap's sinks, clusters, listeners and
-// tracing are linked in, so that their configuration is checked. One that is missing
-// here goes into the bootstrap as it was written.
 import (
+	// The extensions that operators name in a bootstrap's sinks, clusters, listeners and
+	// tracing are linked in, so that their configuration is checked. One that is missing
+	// here goes into the bootstrap as it was written.
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"

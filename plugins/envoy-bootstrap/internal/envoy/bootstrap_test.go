@@ -1,0 +1,177 @@
+package envoy
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const token = "7f2c1c5e-9a57-4d1e-b7b1-0f1e2d3c4b5a"
+
+// proxy is a sidecar with this configuration.
+func proxy(config map[string]any) Proxy {
+	return Proxy{
+		ID: "web-sidecar-proxy", Service: "web", Datacenter: "dc1", Config: config, Token: token,
+		Admin:  Endpoint{Address: "127.0.0.1", Port: 19001},
+		Server: Server{Endpoint: Endpoint{Address: "127.0.0.1", Port: 8502}},
+	}
+}
+
+// TestWrongValues names the key whose value cannot be used, and tells no secret.
+func TestWrongValues(t *testing.T) {
+	const secret = "s3same"
+	t.Setenv("PANNIER_TEST_SECRET", "tcp://user:"+secret+"@host")
+	t.Setenv("PANNIER_TEST_NO_URL", "://"+secret)
+	for name, tc := range map[string]struct {
+		key   string
+		value any
+		want  string
+	}{
+		"a map for text":             {keyStatsdURL, map[string]any{"a": 1}, "want a string"},
+		"a map in a list":            {keyStatsTags, []any{"a", map[string]any{}}, "want a string"},
+		"a list for text":            {keyStatsFlush, []any{"5s"}, "want a string"},
+		"statsd by TCP":              {keyStatsdURL, "tcp://127.0.0.1:8125", "neither udp://IP:PORT nor unix:///PATH"},
+		"statsd without port":        {keyStatsdURL, "udp://127.0.0.1", "no IP address and port"},
+		"statsd without host":        {keyStatsdURL, "udp://:8125", "no IP address and port"},
+		"statsd without path":        {keyStatsdURL, "unix://", "neither udp://IP:PORT nor unix:///PATH"},
+		"statsd of no variable":      {keyStatsdURL, "$PANNIER_TEST_NONE", "names a variable"},
+		"statsd of another variable": {keyStatsdURL, "udp://${HOME}:8125", "no URL"},
+		"statsd of a secret":         {keyDogstatsdURL, "$PANNIER_TEST_SECRET", "$PANNIER_TEST_SECRET"},
+		"statsd of no URL":           {keyDogstatsdURL, "$PANNIER_TEST_NO_URL", "$PANNIER_TEST_NO_URL"},
+		"flush of no duration":       {keyStatsFlush, "often", `got "often"`},
+		"flush in minutes":           {keyStatsFlush, "1m", `got "1m"`},
+		"flush with a quote":         {keyStatsFlush, `5s", "x": "`, "want seconds"},
+		"prometheus without port":    {keyPrometheusBind, "0.0.0.0", "want ADDRESS:PORT"},
+		"prometheus without address": {keyPrometheusBind, ":9102", "want ADDRESS:PORT"},
+		"prometheus with a name":     {keyPrometheusBind, "0.0.0.0:http", "port from 1 to 65535"},
+		"stats on port 0":            {keyStatsBind, "0.0.0.0:0", "port from 1 to 65535"},
+		"no JSON":                    {keyStaticClusters, "{", "want JSON objects with commas between them"},
+		"a list of clusters":         {keyStaticClusters, `[{"name": "a"}]`, "envoy.config.cluster.v3.Cluster"},
+		"unknown field":              {keyStaticClusters, `{"name": "a", "colour": "b"}`, `"colour"`},
+		"cluster without name":       {keyStaticClusters, `{"type": "STATIC"}`, "Name"},
+		"second cluster":             {keyStaticClusters, `{"name": "a"}, {"name": 1}`, "want the JSON"},
+		"packed against a rule": {keyStaticListeners, `{"name": "a", "filter_chains": [{"filters": [{"name": "n", "typed_config": {
+			"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "cluster": "c"}}]}]}`, "StatPrefix"},
+		"stats config":           {keyStatsConfig, `{"stats_tags": [{"regex": 5}]}`, "want the JSON"},
+		"more than one object":   {keyStatsConfig, `{} {}`, "more behind"},
+		"tracing":                {keyTracing, `{"http": {}}`, "Name"},
+		"tracing of no JSON":     {keyTracing, `zipkin`, "want the JSON"},
+		"Any without a type":     {keyTracing, `{"http": {"name": "a", "typed_config": {"b": 1}}}`, "@type"},
+		"template that is none":  {keyTemplate, "{{ if }}", "missing value for if"},
+		"template of no field":   {keyTemplate, "{{ .Secret }}", "Secret"},
+		"template of no JSON":    {keyTemplate, "{{ .ProxyID }}", "want the JSON"},
+		"template, token naked":  {keyTemplate, `{"node": {"id": {{ .Token }}}}`, "want the JSON"},
+		"template, rule broken":  {keyTemplate, `{"static_resources": {"clusters": {"name": ""}}}`, "Name"},
+		"template for one token": {keyTemplate, `{"node": {"id": "{{ if eq .Token "` + token + `" }}" {{ .Token }}{{ else }}"{{ end }}}}`, "none with the proxy's"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := Bootstrap(proxy(map[string]any{tc.key: tc.value}))
+			if status.Code(err) != codes.InvalidArgument || out != nil {
+				t.Fatalf("got %v and\n%s", err, out)
+			}
+			for _, want := range []string{tc.key + ":", tc.want} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q in it", err, want)
+				}
+			}
+			// A piece of a token is a secret too.
+			for _, never := range []string{secret, token[:8]} {
+				if strings.Contains(err.Error(), never) {
+					t.Errorf("%q is in %v", never, err)
+				}
+			}
+		})
+	}
+}
+
+// TestUnknownType lets an extension that is not linked in through as it was written, in
+// the bootstrap and in a template's arguments.
+func TestUnknownType(t *testing.T) {
+	const tracer = `{"@type":"type.googleapis.com/acme.Tracer","deep":{"big":9007199254740993,"<list>":[1,{"a":null}]},"value":"<&>"}`
+	tracing := `{"http": {"name": "acme", "typedConfig": ` + tracer + `}}`
+	for name, config := range map[string]map[string]any{
+		"alone":         {keyTracing: tracing},
+		"in a template": {keyTracing: tracing, keyTemplate: `{"node": {"id": "x"}, "tracing": {{ .TracingConfigJSON }}}`},
+	} {
+		out, err := Bootstrap(proxy(config))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var got struct {
+			Tracing struct {
+				HTTP struct {
+					Config json.RawMessage `json:"typed_config"`
+				} `json:"http"`
+			} `json:"tracing"`
+		}
+		if err := json.Unmarshal(out, &got); err != nil {
+			t.Fatal(err)
+		}
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, got.Tracing.HTTP.Config); err != nil {
+			t.Fatal(err)
+		}
+		// Keys are sorted, as everywhere.
+		want := `{"@type":"type.googleapis.com/acme.Tracer","deep":{"<list>":[1,{"a":null}],"big":9007199254740993},"value":"<&>"}`
+		if compact.String() != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, &compact, want)
+		}
+	}
+}
+
+// TestOneForAList takes one value where Envoy's API has a list, as Envoy's parser does,
+// in packed messages and maps too.
+func TestOneForAList(t *testing.T) {
+	out, err := Bootstrap(proxy(map[string]any{keyStaticListeners: `{
+		"name": "a", "filter_chains": {"filters": {"name": "n", "typed_config": {
+			"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+			"stat_prefix": "s", "route_config": {"virtual_hosts": {"name": "v", "domains": "*", "typed_per_filter_config": {"f": {
+				"@type": "type.googleapis.com/envoy.extensions.filters.http.cors.v3.CorsPolicy", "allow_origin_string_match": {"exact": "o"}}}}}}}}}`}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"filter_chains":[{"filters":[{`, `"domains":["*"]`, `"virtual_hosts":[{`, `"allow_origin_string_match":[{"exact":"o"}]`} {
+		if !strings.Contains(compact.String(), want) {
+			t.Errorf("no %s in\n%s", want, out)
+		}
+	}
+}
+
+// TestWrongInput names what is wrong in what does not come from a configuration.
+func TestWrongInput(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*Proxy)
+		want   string
+	}{
+		"type of access logs":   {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, Type: "syslog"} }, `"syslog"`},
+		"format of access logs": {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, JSONFormat: "{"} }, "JSON format"},
+		"file of access logs":   {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, Type: "file"} }, "FileAccessLog.Path"},
+		"port of the server":    {func(p *Proxy) { p.Server.Endpoint.Port = 70000 }, "PortValue"},
+		"a token of two lines":  {func(p *Proxy) { p.Token = token + "\n" + token }, "HeaderValue"},
+	} {
+		p := proxy(nil)
+		tc.change(&p)
+		_, err := Bootstrap(p)
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), token) {
+			t.Errorf("%s: got %v, want %q in it", name, err, tc.want)
+		}
+	}
+}
+
+// BenchmarkBootstrap is what a bootstrap costs beside the requests to Consul.
+func BenchmarkBootstrap(b *testing.B) {
+	p := proxy(map[string]any{keyPrometheusBind: "0.0.0.0:9102"})
+	for b.Loop() {
+		if _, err := Bootstrap(p); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

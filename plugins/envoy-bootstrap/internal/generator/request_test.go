@@ -1,0 +1,190 @@
+package generator
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// TestStable makes one bootstrap a hundred times, in turn and at once: the bytes are
+// the same, and each costs one request.
+func TestStable(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	first, err := generate(t, r.at, r.req, r.secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := r.proxy.Count("", "/")
+	g := New(hclog.NewNullLogger())
+	defer g.Close()
+	for range 50 {
+		if out, err := g.Generate(t.Context(), r.at, r.req); err != nil || !bytes.Equal(out, first) {
+			t.Fatalf("got %v and\n%s\nwant\n%s", err, out, first)
+		}
+	}
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if out, err := g.Generate(t.Context(), r.at, r.req); err != nil || !bytes.Equal(out, first) {
+				t.Errorf("got %v and\n%s\nwant\n%s", err, out, first)
+			}
+		})
+	}
+	all.Wait()
+	if n := r.proxy.Count("", "/") - before; n != 100 {
+		t.Errorf("%d requests for 100 bootstraps", n)
+	}
+	if !strings.HasPrefix(string(first), "{\n  \"admin\": {\n") || !strings.HasSuffix(string(first), "\n}\n") || !strings.Contains(string(first), r.secret) {
+		t.Errorf("not indented, not sorted, or without its token:\n%s", first)
+	}
+}
+
+// TestRequests counts what is asked where the host does not say it.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.at.GRPCAddress = ""
+	r.at.TokenFile = r.consul.TokenFile(t, r.consul.Management)
+	if _, err := generate(t, r.at, r.req, r.secret, r.consul.Management); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(r.proxy.Requests()); got != "[GET /v1/agent/service/"+proxyID+" GET /v1/agent/self]" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// TestTokenFile refuses a file that has no token, and one that is another's.
+func TestTokenFile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	made := func(name string, mk func(path string) error) string {
+		path := filepath.Join(dir, name)
+		if err := mk(path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	nodes := write("node-token", r.secret)
+	for path, text := range map[string]string{
+		filepath.Join(dir, "missing"):                "cannot be read",
+		write("empty", " \n"):                        "is empty",
+		write("two", r.secret+" "+r.secret):          "more than one word",
+		write("long", strings.Repeat("x", maxToken)): "more than one word",
+		dir: "no regular file",
+		made("link", func(p string) error { return os.Symlink(nodes, p) }):                              "is a symbolic link",
+		made("hard", func(p string) error { return os.Link(write("twice", r.secret), p) }):              "is a hard link",
+		made("fifo", func(p string) error { return unix.Mkfifo(p, 0o600) }):                             "no regular file",
+		made("loop", func(p string) error { return os.Symlink(p, p) }):                                  "is a symbolic link",
+		made("dangling", func(p string) error { return os.Symlink(filepath.Join(dir, "gone"), p) }):     "is a symbolic link",
+		made("sub/token", func(p string) error { return os.MkdirAll(filepath.Dir(p)+"/token", 0o700) }): "no regular file",
+	} {
+		req := r.req
+		req.TokenFile = path
+		r.fails(t.Context(), t, req, codes.FailedPrecondition, text, path)
+	}
+	if n := r.proxy.Count("", "/"); n != 0 {
+		t.Errorf("%d requests, want none without a token", n)
+	}
+	r.at.TokenFile = filepath.Join(dir, "missing")
+	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, r.at.TokenFile)
+}
+
+// TestTokenRotated takes the token that is in the file when it is needed.
+func TestTokenRotated(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	req := r.req
+	req.ProxyID = "late"
+	done := make(chan []byte, 1)
+	go func() {
+		out, err := generate(t, r.at, req, r.secret)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- out
+	}()
+	r.seen(t, 2)
+	rotated := identity("web")(t, r.consul)
+	next := filepath.Join(filepath.Dir(req.TokenFile), "next")
+	if err := os.WriteFile(next, []byte(rotated), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(next, req.TokenFile); err != nil {
+		t.Fatal(err)
+	}
+	r.seen(t, r.proxy.Count("", "/")+2)
+	register(t, r.consul, sidecar("late", nil))
+	if out := string(<-done); !strings.Contains(out, rotated) || strings.Contains(out, r.secret) {
+		t.Error("the bootstrap has the token that was in the file before")
+	}
+}
+
+// TestServerAddress refuses addresses and CA files of no use.
+func TestServerAddress(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	at := r.at
+	for address, text := range map[string]string{
+		"127.0.0.1":               "has no port",
+		"127.0.0.1:":              "no port from 1 to 65535",
+		"127.0.0.1:99999":         "no port from 1 to 65535",
+		"127.0.0.1:0":             "no port from 1 to 65535",
+		"ftp://127.0.0.1:8502":    "none of host:port",
+		"unix://":                 "names no socket",
+		"https://127.0.0.1:x/v1/": "no port from 1 to 65535",
+	} {
+		r.at = at
+		r.at.GRPCAddress = address
+		r.fails(t.Context(), t, r.req, codes.InvalidArgument, text, "grpc_address")
+	}
+	garbage := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(garbage, []byte("no PEM"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{garbage: "no PEM certificate", "/does/not/exist": "no such file"} {
+		r.at = at
+		r.at.GRPCCAFile = path
+		r.fails(t.Context(), t, r.req, codes.FailedPrecondition, text, path)
+	}
+}
+
+// TestBadRequest is refused before Consul is asked.
+func TestBadRequest(t *testing.T) {
+	g := New(hclog.NewNullLogger())
+	defer g.Close()
+	ok := asked(proxyID, "")
+	for name, change := range map[string]func(*bootstrap.Request){
+		"no proxy":         func(r *bootstrap.Request) { r.ProxyID = "" },
+		"no admin port":    func(r *bootstrap.Request) { r.Admin.Port = 0 },
+		"large admin port": func(r *bootstrap.Request) { r.Admin.Port = 65536 },
+		"large ready port": func(r *bootstrap.Request) { r.Ready.Port = 65536 },
+		"odd ready port":   func(r *bootstrap.Request) { r.Ready.Port = -1 },
+	} {
+		req := ok
+		change(&req)
+		if _, err := g.Generate(t.Context(), service.Consul{}, req); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
