@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -172,7 +173,7 @@ func (c *consul) Register(ctx context.Context, _ string, i registration.Instance
 }
 
 func (c *consul) Deregister(ctx context.Context, _, id string) error {
-	name := c.services()[id].Service.Name
+	name := id[strings.LastIndex(id, ":")+1:]
 	return c.call(ctx, "deregister", name, func() error {
 		return c.change(func(s *consulState) error { delete(s.Services, id); return nil })
 	})

@@ -1,0 +1,102 @@
+package workload
+
+import (
+	"errors"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// What Consul is told of a service has numbers and values in the place of labels and
+// variables.
+func TestServicesAreResolved(t *testing.T) {
+	h := newHost(t)
+	s := withServices(spec("w"), service.Service{
+		Name: "web", Port: "http", Tags: []string{"on-${node.name}", "$${literal}", "${workload.namespace}/${workload.id}"},
+		CanaryTags: []string{"canary-${port.http}"}, Meta: map[string]string{"dc": "${node.datacenter}"},
+		Checks: []service.Check{
+			{Type: "http", Path: "/${workload.id}", Port: "admin", Interval: "10s", Timeout: "1s"},
+			{Type: "tcp", Port: "8080", Interval: "10s", Timeout: "1s"},
+		},
+		Connect: &service.Connect{SidecarService: &service.SidecarService{Port: "public", Proxy: &service.Proxy{
+			Expose: &service.Expose{Paths: []service.ExposePath{{Path: "/metrics", Protocol: "http", LocalPathPort: 9100, ListenerPort: "admin"}}},
+			Config: map[string]any{"envoy_key": "${node.name}"},
+		}}},
+	})
+	s.Ports = []Port{{Label: "http"}, {Label: "admin"}, {Label: "public"}}
+	w := h.start(t, s)
+	port := func(label string) string { return strconv.Itoa(w.Ports[label]) }
+	want := service.Service{
+		Name: "web", Port: port("http"), Consul: "default", Tags: []string{"on-here", "${literal}", "default/w"}, Meta: map[string]string{"dc": "dc7"},
+		Checks: []service.Check{
+			{Type: "http", Path: "/w", Port: port("admin"), Interval: "10s", Timeout: "1s"},
+			{Type: "tcp", Port: "8080", Interval: "10s", Timeout: "1s"},
+		},
+		Connect: &service.Connect{SidecarService: &service.SidecarService{Port: port("public"), Proxy: &service.Proxy{
+			Expose: &service.Expose{Paths: []service.ExposePath{{Path: "/metrics", Protocol: "http", LocalPathPort: 9100, ListenerPort: port("admin")}}},
+			Config: map[string]any{"envoy_key": "here"},
+		}}},
+	}
+	told := h.consul.services()["pannier:here:default:w:web"]
+	if !reflect.DeepEqual(told.Service, want) || told.Namespace != "default" || told.Workload != "w" {
+		t.Errorf("got  %+v\nwant %+v", told, want)
+	}
+	if got := h.Instances(); len(got) != 1 || len(got["default"]) != 1 || !reflect.DeepEqual(got["default"][0], told) {
+		t.Errorf("instances: %+v", got)
+	}
+	s.Canary = true
+	h.start(t, s)
+	if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags, []string{"canary-" + port("http")}) || got.Meta["dc"] != "dc7" {
+		t.Errorf("as a canary: %+v", got)
+	}
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+// What can be known before is refused before anything is written or asked for.
+func TestServicesThatCannotBe(t *testing.T) {
+	for want, spoil := range map[string]func(s *Spec){
+		`service "web": tags[0]: unknown variable ${node.nam}; known are ${node.datacenter}, ${node.name}, ${port.http}, ${workload.id}, ${workload.namespace}`: func(s *Spec) { s.Services[0].Tags = []string{"${node.nam}"} },
+		`service "web": the agent has no consul block "west"`:      func(s *Spec) { s.Services[0].Consul = "west" },
+		`user "nobody-has-this-name", which is to own its secrets`: func(s *Spec) { s.User = "nobody-has-this-name" },
+		`service "web": meta: key: has 600 bytes, 512 are allowed`: func(s *Spec) {
+			s.ID = strings.Repeat("x", 60)
+			s.Services[0].Meta = map[string]string{"key": strings.Repeat("${workload.id}", 10)}
+		},
+	} {
+		h := newHost(t)
+		s := withServices(spec("w"), sidecar("web"))
+		spoil(&s)
+		_, err := h.Start(t.Context(), s, Options{})
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		if got := h.happened(); len(got) > 0 {
+			t.Errorf("calls were made: %v", got)
+		}
+		if _, err := h.Get(ref("w")); !errors.Is(err, ErrNotFound) {
+			t.Errorf("there is a workload: %v", err)
+		}
+		h.clean(t)
+	}
+}
+
+func TestTheUserOfSecrets(t *testing.T) {
+	for user, want := range map[string]int{"": 0, "4711": 4711, "root": 0, "daemon": 1} {
+		s := Spec{User: user}
+		if got, err := s.uid(); err != nil || got != want {
+			t.Errorf("%q: got %d, %v", user, got, err)
+		}
+		s = Spec{Exec: &Exec{User: user}}
+		if got, err := s.uid(); err != nil || got != want {
+			t.Errorf("exec's %q: got %d, %v", user, got, err)
+		}
+	}
+	s := Spec{User: "7", Exec: &Exec{User: "8"}}
+	if got, _ := s.uid(); got != 7 {
+		t.Errorf("the workload's user does not go before exec's: %d", got)
+	}
+}

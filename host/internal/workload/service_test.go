@@ -1,0 +1,476 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/host/internal/ports"
+	"github.com/pannier/pannier/host/internal/secretsdir"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// bob owns the secrets of meshSpec's workload.
+const bob = 64002
+
+// sidecar is a service with a sidecar.
+func sidecar(name string) service.Service {
+	return service.Service{Name: name, Port: "http", Connect: &service.Connect{SidecarService: &service.SidecarService{}}}
+}
+
+// native is a service that is its own proxy, plain one that is not in the mesh.
+func native(name string) service.Service {
+	return service.Service{Name: name, Port: "http", Connect: &service.Connect{Native: true}}
+}
+
+func plainService(name string) service.Service { return service.Service{Name: name} }
+
+// withServices adds services to a spec, and the port that they have.
+func withServices(s Spec, services ...service.Service) Spec {
+	s.Services, s.User = services, fmt.Sprint(bob)
+	s.Ports = []Port{{Label: "http"}}
+	return s
+}
+
+// bootstrapOf reads a service's bootstrap.
+func bootstrapOf(t *testing.T, s ServiceStatus) (f file) {
+	t.Helper()
+	raw, err := os.ReadFile(s.BootstrapFile)
+	must(t, err)
+	must(t, json.Unmarshal(raw, &f))
+	return f
+}
+
+// wellIdentified checks a service of a workload that runs: Consul has one token, its
+// files hold it and are the user's alone.
+func (h *host) wellIdentified(t *testing.T, s ServiceStatus) {
+	t.Helper()
+	all := h.consul.tokens()
+	if len(all) != 1 || all[0].Accessor != s.Accessor || all[0].Service != s.Name || len(h.ledger.tokens()) != 1 {
+		t.Errorf("Consul has %+v, the ledger %+v, and the service %+v", all, h.ledger.tokens(), s)
+		return
+	}
+	for _, path := range []string{s.TokenFile, s.BootstrapFile} {
+		info, err := os.Lstat(path)
+		must(t, err)
+		if st := info.Sys().(*syscall.Stat_t); info.Mode() != 0o400 || st.Uid != bob {
+			t.Errorf("%s is %s of uid %d", path, info.Mode(), st.Uid)
+		}
+	}
+	if secret, err := os.ReadFile(s.TokenFile); err != nil || string(secret) != all[0].Secret {
+		t.Errorf("the token file does not hold the token: %v", err)
+	}
+	if f := bootstrapOf(t, s); f.Token != all[0].Secret {
+		t.Error("the bootstrap was not made with the token")
+	}
+	if s.Message != "" {
+		t.Errorf("it is not as it should be: %s", s.Message)
+	}
+}
+
+func TestServicesForthAndBack(t *testing.T) {
+	for name, c := range map[string]struct {
+		of          service.Service
+		forth, back string
+	}{
+		"sidecar": {sidecar("web"), "claim w, register web, derive web, read, bootstrap web", "revoke web, deregister web"},
+		"gateway": {
+			service.Service{Name: "web", Port: "http", Connect: &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}}}},
+			"claim w, register web, derive web, read, bootstrap web", "revoke web, deregister web",
+		},
+		"native": {native("web"), "claim w, register web, derive web, read", "revoke web, deregister web"},
+		"plain":  {plainService("web"), "claim w, register web", "deregister web"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			s := withServices(spec("w"), c.of)
+			w := h.start(t, s)
+			if got := strings.Join(h.happened(), ", "); got != c.forth {
+				t.Errorf("got  %s\nwant %s", got, c.forth)
+			}
+			st := w.Services[0]
+			meshed, proxied := c.of.Connect != nil, c.of.Proxied()
+			if st.Name != "web" || st.Consul != "default" || st.ID != "pannier:here:default:w:web" || st.Message != "" ||
+				(st.ProxyID != "") != proxied || (st.Accessor != "") != meshed || (st.TokenFile != "") != meshed ||
+				(st.BootstrapFile != "") != proxied || (st.AdminPort != 0) != proxied || (st.ReadyPort != 0) != proxied || (w.SecretsDir != "") != meshed {
+				t.Errorf("status: %+v, secrets in %q", st, w.SecretsDir)
+			}
+			if proxied {
+				h.wellIdentified(t, st)
+				want := bootstrap.Request{
+					ProxyID: st.ProxyID, TokenFile: filepath.Join(w.SecretsDir, "web", "si_token"),
+					Admin: bootstrap.Bind{Address: "127.0.0.1", Port: st.AdminPort}, Ready: bootstrap.Bind{Address: "127.0.0.1", Port: st.ReadyPort},
+				}
+				if got := bootstrapOf(t, st).Request; got != want {
+					t.Errorf("got %+v, want %+v", got, want)
+				}
+			}
+			if h.consul.changed() == 0 {
+				t.Error("nobody was told that the instances have changed")
+			}
+			h.forget()
+			w = h.stop(t, "w")
+			back := strings.Split(c.back, ", ")
+			inOrder(t, h.happened(), append([]string{"end w"}, back...)...)
+			if st := w.Services[0]; st.TokenFile != "" || st.BootstrapFile != "" || st.Accessor != "" || st.ProxyID != "" {
+				t.Errorf("stopped: %+v", st)
+			}
+			h.clean(t)
+		})
+	}
+}
+
+// Services go side by side with each other and with the volumes, forth and back.
+func TestServicesGoBesideVolumes(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	forth, back := meet(3), meet(3)
+	h.on("attach:before", 1, forth)
+	h.on("register:before", 0, forth)
+	h.on("unpublish:before", 1, back)
+	h.on("revoke:before", 0, back)
+	h.start(t, withServices(spec("w", "a"), sidecar("web"), native("db")))
+	if n := h.count("claim w"); n != 1 {
+		t.Errorf("%d commands for claims and tokens", n)
+	}
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+// Whatever goes wrong at a step of a service, all is undone, of volumes too.
+func TestAStepOfAServiceGoesWrong(t *testing.T) {
+	ways := map[string]struct {
+		when string
+		stop bool
+	}{
+		"fails":           {when: "before"},
+		"is uncertain":    {when: "after"},
+		"hangs":           {when: "before", stop: true},
+		"hangs when done": {when: "after", stop: true},
+	}
+	undone := map[string][]string{
+		"register":  {"revoke web", "deregister web"}, // the ledger has a note of the token
+		"derive":    {"revoke web", "deregister web"},
+		"read":      {"revoke web", "deregister web"},
+		"bootstrap": {"revoke web", "deregister web"},
+	}
+	for call, undoing := range undone {
+		for way, c := range ways {
+			for _, life := range []time.Duration{0, time.Hour} {
+				t.Run(fmt.Sprintf("%s %s, life %s", call, way, life), func(t *testing.T) {
+					t.Parallel()
+					h := newHost(t)
+					h.consul.life = life
+					h.volume(t, full, "a")
+					label, held := call+":"+c.when, newGate()
+					if c.stop {
+						h.on(label, 1, held.hold)
+						go func() {
+							held.await(t)
+							_, _ = h.Stop(context.Background(), ref("w"), "enough", nil)
+						}()
+					} else {
+						h.on(label, 1, fail(codes.PermissionDenied))
+					}
+					s := withServices(spec("w", "a"), sidecar("web"))
+					w, err := h.Start(t.Context(), s, Options{})
+					if !errors.Is(err, ErrFailed) || w.State != Failed {
+						t.Fatalf("%s, %v", w.State, err)
+					}
+					want := "the test wants it so"
+					if c.stop {
+						want = "the start was given up: enough"
+					}
+					if !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "was undone") {
+						t.Errorf("got %v, want %q", err, want)
+					}
+					if !c.stop && (!strings.Contains(err.Error(), `service "web" of workload "w"`) || h.count(call+" web") > 1) {
+						t.Errorf("it was tried again, or is not named: %v", err)
+					}
+					inOrder(t, h.happened(), append([]string{"end w"}, undoing...)...)
+					if call == "derive" && c.when == "after" && life > 0 {
+						// The answer with the secret was lost: what was given ends by itself.
+						must(t, h.consul.forget())
+					}
+					h.clean(t)
+					h.start(t, s) // and again
+					h.stop(t, "w")
+					h.clean(t)
+				})
+			}
+		}
+	}
+}
+
+// What is worth another try is tried again, and nothing else.
+func TestCallsToConsulAreTriedAgain(t *testing.T) {
+	for _, call := range []string{"register", "derive", "read", "bootstrap"} {
+		for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted} {
+			for _, when := range []string{"before", "after"} {
+				t.Run(fmt.Sprint(call, " ", code, " ", when), func(t *testing.T) {
+					t.Parallel()
+					h := newHost(t)
+					for n := 1; n <= 3; n++ {
+						h.on(call+":"+when, n, fail(code))
+					}
+					w := h.start(t, withServices(spec("w"), sidecar("web")))
+					h.wellIdentified(t, w.Services[0])
+					h.stop(t, "w")
+					h.clean(t)
+				})
+			}
+		}
+	}
+	t.Run("read until it is known", func(t *testing.T) {
+		h := newHost(t)
+		for n := 1; n <= 3; n++ {
+			h.on("read:before", n, fail(codes.NotFound))
+		}
+		h.wellIdentified(t, h.start(t, withServices(spec("w"), sidecar("web"))).Services[0])
+		h.stop(t, "w")
+		h.clean(t)
+	})
+}
+
+// What never works is given up in its time, with what failed.
+func TestCallsToConsulAreGivenUp(t *testing.T) {
+	for call, c := range map[string]struct {
+		code   codes.Code
+		limit  func(h *host)
+		within string
+	}{
+		"register":  {codes.Unavailable, func(h *host) { h.limits.register = 30 * time.Millisecond }, "given up after 30ms"},
+		"derive":    {codes.Unavailable, func(h *host) { h.IdentityTimeout = map[string]time.Duration{"default": 30 * time.Millisecond} }, "more than 30ms"},
+		"read":      {codes.NotFound, func(h *host) { h.limits.readBack = 30 * time.Millisecond }, "given up after 30ms"},
+		"bootstrap": {codes.Unavailable, func(h *host) { h.limits.bootstrap = 30 * time.Millisecond }, "given up after 30ms"},
+	} {
+		t.Run(call, func(t *testing.T) {
+			h := newHost(t)
+			c.limit(h)
+			h.on(call+":before", 0, fail(c.code))
+			_, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{})
+			if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), c.within) && !strings.Contains(err.Error(), "given up after 30ms") || !strings.Contains(err.Error(), "the test wants it so") {
+				t.Errorf("got %v", err)
+			}
+			h.clean(t)
+		})
+	}
+	t.Run("a call that hangs", func(t *testing.T) {
+		h := newHost(t)
+		h.limits.identity = 30 * time.Millisecond
+		h.on("derive:before", 1, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		_, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{})
+		if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "30ms") {
+			t.Errorf("got %v", err)
+		}
+		h.clean(t)
+	})
+}
+
+// A volume that fails ends the derivation beside it.
+func TestAVolumeFailsInMidDerivation(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	held := newGate()
+	h.on("derive:before", 1, held.hold)
+	h.on("publish:before", 1, func(ctx context.Context) error {
+		select {
+		case <-held.reached:
+		case <-ctx.Done():
+		}
+		return fail(codes.Internal)(ctx)
+	})
+	if _, err := h.Start(t.Context(), withServices(spec("w", "a"), sidecar("web")), Options{}); !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), `publish volume "a"`) {
+		t.Errorf("got %v", err)
+	}
+	h.clean(t)
+}
+
+// A refused claim leaves no note of a token, and nothing to ask Consul for.
+func TestARefusedClaimLeavesNoToken(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.on("claim:before", 1, func(context.Context) error { return claimRefused })
+	if _, err := h.Start(t.Context(), withServices(spec("w", "a"), sidecar("web")), Options{}); !errors.Is(err, claimRefused) {
+		t.Fatal(err)
+	}
+	if got := h.happened(); len(got) > 0 {
+		t.Errorf("calls were made: %v", got)
+	}
+	h.clean(t)
+}
+
+// While Consul is away, claims are released all the same; the workload waits for it.
+func TestConsulIsAwayAtAStop(t *testing.T) {
+	for name, away := range map[string]func(ctx context.Context) error{
+		"fails": fail(codes.Unavailable),
+		"hangs": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.limits.release = 10 * time.Millisecond
+			h.volume(t, full, "a")
+			h.start(t, withServices(spec("w", "a"), sidecar("web")))
+			back := make(chan struct{})
+			for _, call := range []string{"revoke", "deregister"} {
+				h.on(call+":before", 0, func(ctx context.Context) error {
+					select {
+					case <-back:
+						return nil
+					default:
+						return away(ctx)
+					}
+				})
+			}
+			go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+			w := h.waiting(t, "w")
+			if !strings.Contains(w.Waiting, `revoke the token of service "web"`) {
+				t.Errorf("it waits for %q", w.Waiting)
+			}
+			if claims := h.ledger.claims(); len(claims) > 0 || len(w.Mounts) > 0 {
+				t.Errorf("claims are kept: %+v, %+v", claims, w.Mounts)
+			}
+			h = h.next(t) // and the host is started again meanwhile
+			h.limits.release = 10 * time.Millisecond
+			h.on("revoke:before", 1, away)
+			h.open(t)
+			if w := h.ended(t, "w"); w.State != Stopped {
+				t.Errorf("it is %s", w.State)
+			}
+			h.clean(t)
+			close(back)
+		})
+	}
+}
+
+// A claim's release does not wait for a Consul that hangs, not even for one attempt.
+func TestAClaimDoesNotWaitForConsul(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, withServices(spec("w", "a"), sidecar("web")))
+	held, freed := newGate(), newGate()
+	h.on("revoke:before", 1, held.hold)
+	h.on("freed:after", 1, freed.hold)
+	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+	held.await(t)
+	freed.await(t)
+	if claims := h.ledger.claims(); len(claims) > 0 {
+		t.Errorf("claims: %+v", claims)
+	}
+	close(held.open)
+	close(freed.open)
+	h.ended(t, "w")
+	h.clean(t)
+}
+
+// What is in the way of the files fails the start, and nothing is left.
+func TestSecretsCannotBeWritten(t *testing.T) {
+	h := newHost(t)
+	dir := filepath.Join(h.dir, "secrets")
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, syscall.Mount("small", dir, "tmpfs", 0, "size=16k"))
+	h.on("bootstrap:after", 1, func(context.Context) error { // the token is there already
+		raw := []byte(strings.Repeat("x", 64<<10))
+		_ = os.WriteFile(filepath.Join(dir, "default", "w", "web", "filler"), raw, 0o600)
+		return nil
+	})
+	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err, secretsdir.ErrFull) || !errors.Is(err, ErrFailed) {
+		t.Errorf("got %v", err)
+	}
+	h.clean(t)
+
+	theirs := filepath.Join(dir, "theirs")
+	must(t, os.Remove(filepath.Join(dir, ".pannier-secrets")))
+	must(t, os.WriteFile(theirs, nil, 0o600))
+	h.forget()
+	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err, secretsdir.ErrForeign) || errors.Is(err, ErrFailed) {
+		t.Errorf("got %v", err)
+	}
+	if got := h.happened(); len(got) > 0 || h.Ports.Held() > 0 {
+		t.Errorf("calls were made: %v, ports are held: %d", got, h.Ports.Held())
+	}
+}
+
+// No secret is in what a workload tells of itself, nor in the journal.
+func TestNoSecretIsTold(t *testing.T) {
+	h := newHost(t)
+	h.consul.life = time.Hour
+	w := h.start(t, withServices(spec("w"), sidecar("web")))
+	secret := h.consul.tokens()[0].Secret
+	told, err := json.Marshal([]any{w, h.bus.Recent(100), h.Instances(), h.Beats()})
+	must(t, err)
+	if strings.Contains(string(told), secret) {
+		t.Errorf("it is in %s", told)
+	}
+	h.shut(t)
+	must(t, filepath.WalkDir(filepath.Join(h.dir, "journal"), func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		if strings.Contains(string(raw), secret) {
+			t.Errorf("it is in %s", path)
+		}
+		return err
+	}))
+	h = h.restart(t)
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+func TestPortsOfAWorkload(t *testing.T) {
+	h := newHost(t)
+	s := withServices(spec("w"), sidecar("web"), sidecar("api"))
+	s.Ports = append(s.Ports, Port{Label: "admin"})
+	w := h.start(t, s)
+	seen := map[int]bool{}
+	all := []int{w.Ports["http"], w.Ports["admin"]}
+	for _, sv := range w.Services {
+		all = append(all, sv.AdminPort, sv.ReadyPort)
+		if sv.Port != w.Ports["http"] {
+			t.Errorf("the service has port %d, and the label is %d", sv.Port, w.Ports["http"])
+		}
+	}
+	for _, p := range all {
+		if p < ports.DefaultMin || p > ports.DefaultMax || seen[p] {
+			t.Errorf("ports: %v", all)
+		}
+		seen[p] = true
+	}
+	other := spec("other")
+	other.Ports = []Port{{Label: "mine", Static: w.Ports["http"]}}
+	conflict := func() {
+		t.Helper()
+		_, err := h.Start(t.Context(), other, Options{})
+		if !errors.Is(err, ports.ErrTaken) || !strings.Contains(err.Error(), `port "mine": the port is taken: `) || !strings.Contains(err.Error(), `is held by workload "w"`) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := h.Get(ref("other")); !errors.Is(err, ErrNotFound) {
+			t.Errorf("there is a record of it: %v", err)
+		}
+	}
+	conflict()
+	h = h.restart(t)
+	if got := h.running(t, "w").Ports; !slices.Equal([]int{got["http"], got["admin"]}, all[:2]) {
+		t.Errorf("after a restart it has %v", got)
+	}
+	conflict()
+	h.stop(t, "w")
+	if got := h.start(t, other).Ports; got["mine"] != all[0] {
+		t.Errorf("got %v", got)
+	}
+	h.stop(t, "other")
+	h.clean(t)
+}
