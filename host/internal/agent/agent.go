@@ -29,6 +29,7 @@ import (
 	"github.com/pannier/pannier/host/internal/server"
 	"github.com/pannier/pannier/host/internal/services"
 	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -39,7 +40,7 @@ const recentEvents = 1000
 // Run runs an agent until ctx ends, and closes it. version is the program's.
 func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
 	log := newLogger(cfg, logs)
-	a := &agent{cfg: cfg, version: version, log: log, started: time.Now()}
+	a := &agent{cfg: cfg, version: version, log: log, started: time.Now(), driversUp: make(chan struct{})}
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
 	if err := a.open(ctx); err != nil {
 		return err
@@ -64,11 +65,14 @@ type agent struct {
 	plugins     *supervisor.Supervisor
 	catalog     *catalog.Catalog
 	cluster     *cluster.Node
+	tokens      *tokens.Authority
+	services    *services.Registrar
 	drivers     *drivers.Registry
 	controllers *controllers.Controllers
 	workloads   *workload.Manager
 	watcher     *watcher.Watcher
 	server      *server.Server
+	driversUp   chan struct{} // closed when the drivers are open
 	clusterID   string
 	leftovers   []string
 }
@@ -84,8 +88,10 @@ func (a *agent) open(ctx context.Context) error {
 		{"secrets", a.openSecrets},
 		{"plugins", a.openPlugins}, // they come up while the ledger is read
 		{"ledger", a.openCluster},
+		{"consul", a.openConsul},
 		{"drivers", a.openDrivers},
 		{"workloads", a.openWorkloads},
+		{"services", a.keepServices},
 		{"node", a.openNode},
 		{"watcher", a.openWatcher},
 		{"API", a.openServer},
@@ -165,6 +171,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
 		OnEvent: a.pluginEvent, DieWithHost: a.cfg.Dev, StopPlugins: !a.cfg.LeavePluginsOnStop,
+		Probe: a.probe,
 	}
 	for _, p := range a.cfg.Plugins {
 		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Version: p.Version, Config: p.Config})
@@ -189,12 +196,16 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	a.controllers = controllers.New(controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: calls, Secrets: a.unseal})
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
-		Calls: calls, Secrets: a.unseal, Events: a.events, Tokens: noConsul{}, Services: noConsul{},
-		Datacenter: a.cfg.Datacenter, Ports: ports.New(ports.DefaultMin, ports.DefaultMax),
-		SecretsDir: secretsdir.New(filepath.Join(a.cfg.DataDir, "secrets")),
+		Calls: calls, Secrets: a.unseal, Events: a.events, Tokens: a.tokens, Services: a.services,
+		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
+		SecretsDir: secretsdir.New(a.cfg.SecretsDir), IdentityTimeout: a.identityTimeouts(),
 	})
 	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) }) //nolint:contextcheck // it is called after ctx has ended
-	return a.drivers.Open(ctx, a.declared())
+	if err := a.drivers.Open(ctx, a.declared()); err != nil {
+		return err
+	}
+	close(a.driversUp)
+	return nil
 }
 
 func (a *agent) openWorkloads(ctx context.Context) (err error) {
@@ -212,7 +223,7 @@ func (a *agent) openNode(ctx context.Context) error {
 func (a *agent) openWatcher(ctx context.Context) error {
 	a.watcher = watcher.New(watcher.Config{
 		NodeName: a.cfg.Name, Node: a.workloads, Cluster: a.cluster, Controllers: a.controllers,
-		DriversChanged: a.drivers.Changed, Events: a.events, Log: a.log.Named("watcher"),
+		DriversChanged: a.drivers.Changed, SweepTokens: a.sweepTokens(), Events: a.events, Log: a.log.Named("watcher"),
 		GC: watcher.GC{
 			Interval: a.cfg.GC.Interval, Claims: a.cfg.GC.ClaimThreshold,
 			Drivers: a.cfg.GC.DriverThreshold, Workloads: a.cfg.GC.WorkloadThreshold,
@@ -230,8 +241,8 @@ func (a *agent) openServer(ctx context.Context) error {
 		VolumesDir: a.layout().Dir,
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Plugins: a.plugins.Status,
 		Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
-		Services: services.New(services.Config{}),
-		Events:   a.events, Sealer: a.sealer,
+		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
+		Events: a.events, Sealer: a.sealer,
 	})
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)

@@ -2,35 +2,73 @@ package agent
 
 import (
 	"context"
-	"errors"
+	"time"
 
-	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/host/internal/services"
+	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
 )
 
-// noConsul is what workloads have of Consul on an agent without a consul block.
-type noConsul struct{}
-
-var errNoConsul = errors.New("the agent has no consul block")
-
-func (noConsul) Intend(context.Context, claim.Token) error { return errNoConsul }
-
-func (noConsul) Derive(context.Context, claim.Token) (claim.Token, string, error) {
-	return claim.Token{}, "", errNoConsul
+// openConsul builds what gives services their tokens and puts them into Consul. An
+// agent without a consul block refuses workloads that have services, by name.
+func (a *agent) openConsul(context.Context) error {
+	consuls := map[string]service.Consul{}
+	for _, c := range a.cfg.Consuls {
+		consuls[c.Name] = c.Consul
+	}
+	a.tokens = tokens.New(tokens.Config{
+		Ledger: a.cluster, Consuls: consuls, Identity: a.catalog.DoIdentity, Sealer: a.sealer,
+		Events: a.events, Log: a.log.Named("tokens"),
+	})
+	// The workloads are needed for what there is to keep in sync, and need this: both
+	// are built before either is opened.
+	a.services = services.New(services.Config{
+		Owner: registration.Owner{Cluster: a.clusterID, Node: a.cfg.Name}, Consuls: consuls,
+		Registration: a.catalog.DoRegistration, Bootstraps: a.catalog.DoBootstrap,
+		Instances: func() map[string][]registration.Instance { return a.workloads.Instances() },
+		Beats:     func() map[string][]registration.Beat { return a.workloads.Beats() },
+		Events:    a.events, Log: a.log.Named("services"),
+	})
+	return nil
 }
 
-func (noConsul) Read(context.Context, string, string) error            { return errNoConsul }
-func (noConsul) Revoke(context.Context, claim.Token, string) error     { return errNoConsul }
-func (noConsul) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
-func (noConsul) Check(string) error                                    { return errNoConsul }
-func (noConsul) Deregister(context.Context, string, string) error      { return errNoConsul }
-func (noConsul) Changed()                                              {}
-
-func (noConsul) Register(context.Context, string, registration.Instance) (string, error) {
-	return "", errNoConsul
+// identityTimeouts bound a token's derivation, by the name of the consul block.
+func (a *agent) identityTimeouts() map[string]time.Duration {
+	out := map[string]time.Duration{}
+	for _, c := range a.cfg.Consuls {
+		out[c.Name] = c.IdentityTimeout
+	}
+	return out
 }
 
-func (noConsul) Bootstrap(context.Context, string, bootstrap.Request) ([]byte, error) {
-	return nil, errNoConsul
+// keepServices begins to keep the catalogs of Consul as they should be.
+func (a *agent) keepServices(ctx context.Context) error {
+	a.closers.loop(ctx, a.services.Run)
+	return nil
+}
+
+// sweepTokens is the leader's look for tokens whose workload is gone; nil where no
+// service gets one.
+func (a *agent) sweepTokens() func(ctx context.Context) error {
+	if len(a.cfg.Consuls) == 0 {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		report, err := a.tokens.Sweep(ctx, false)
+		if err != nil {
+			return err
+		}
+		return report.Err()
+	}
+}
+
+// jwks are the keys that check the JWTs of logins; nil where no Consul is logged in to.
+func (a *agent) jwks() func(ctx context.Context) ([]byte, error) {
+	for _, c := range a.cfg.Consuls {
+		if c.AuthMethod != "" {
+			return a.tokens.JWKS
+		}
+	}
+	return nil
 }

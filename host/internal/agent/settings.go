@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/catalog"
 	"github.com/pannier/pannier/host/internal/config"
@@ -70,6 +72,20 @@ func (a *agent) storageHealth() (reasons []string) {
 		reasons = append(reasons, fmt.Sprintf("there is no storage plugin in %s", a.cfg.PluginDir))
 	}
 	return reasons
+}
+
+// probe asks a plugin's process that is to take over from another whether it can: a
+// storage plugin's, whether it sees the drivers as they are.
+func (a *agent) probe(ctx context.Context, _, kind string, conn grpc.ClientConnInterface) error {
+	if kind != storage.Kind {
+		return nil
+	}
+	select {
+	case <-a.driversUp:
+		return a.drivers.Agrees(ctx, storage.NewClient(conn))
+	default:
+		return nil // nobody has used a driver yet
+	}
 }
 
 func (a *agent) pluginEvent(e supervisor.Event) {
