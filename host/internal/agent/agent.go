@@ -194,11 +194,13 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	})
 	calls := drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
 	a.controllers = controllers.New(controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: calls, Secrets: a.unseal})
+	files := secretsdir.New(a.cfg.SecretsDir)
+	a.closers.add(files.Close)
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
 		Calls: calls, Secrets: a.unseal, Events: a.events, Tokens: a.tokens, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
-		SecretsDir: secretsdir.New(a.cfg.SecretsDir), IdentityTimeout: a.identityTimeouts(),
+		SecretsDir: files, IdentityTimeout: a.identityTimeouts(),
 	})
 	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) }) //nolint:contextcheck // it is called after ctx has ended
 	if err := a.drivers.Open(ctx, a.declared()); err != nil {
