@@ -75,12 +75,12 @@ func Start(t testing.TB, opts Options) *Cluster {
 	c.transport = c.newTransport()
 	bin := Binary(t)
 	t.Cleanup(c.stop)
-	for range starts {
+	for try := range starts {
 		c.Servers = nil
 		for i := range opts.Servers {
 			c.Servers = append(c.Servers, &Server{
 				bin: bin, Name: fmt.Sprintf("server-%d", i), Ports: freePorts(t), id: newUUID(t),
-				dir: filepath.Join(c.dir, fmt.Sprintf("server-%d", i)),
+				dir: filepath.Join(c.dir, fmt.Sprintf("server-%d-%d", i, try)),
 			})
 		}
 		if c.launch() {

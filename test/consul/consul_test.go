@@ -2,6 +2,8 @@ package consul
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -51,6 +53,9 @@ func TestACL(t *testing.T) {
 	}
 	if _, _, err := c.Client("").ACL().TokenList(nil); !refused(err) {
 		t.Errorf("anonymous lists tokens: got %v, want 403", err)
+	}
+	if _, _, err := c.Client("").KV().Get("k", nil); !refused(err) {
+		t.Errorf("anonymous reads a key: got %v, want 403", err)
 	}
 	c.Policy(t, "reader", `acl = "read"`)
 	reader := c.Client(c.Token(t, "reader")).ACL()
@@ -104,6 +109,35 @@ func TestRestart(t *testing.T) {
 	c.Restart(0, true)
 	if _, _, err := c.Client(secret).ACL().TokenReadSelf(nil); !refused(err) {
 		t.Errorf("after the loss of the state: got %v, want 403", err)
+	}
+}
+
+// TestPortTaken gives each of a server's ports to somebody else while it does not run:
+// it is tried again until the port is free.
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	c := Start(t, Options{ACL: true, TLS: true})
+	s := c.Servers[0]
+	for _, port := range []int{s.Ports.HTTPS, s.Ports.GRPCTLS, s.Ports.RPC, s.Ports.SerfLAN} {
+		c.Kill(0)
+		taken, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := len(s.Log())
+		released := make(chan struct{})
+		go func() {
+			defer close(released)
+			defer taken.Close()
+			for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+				if strings.Contains(s.Log()[before:], "address already in use") {
+					return
+				}
+			}
+			t.Errorf("the server did not mind that port %d was taken", port)
+		}()
+		c.Restart(0, false)
+		<-released
 	}
 }
 

@@ -1,13 +1,13 @@
 package consul
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -21,8 +21,9 @@ type Server struct {
 	id  string // Consul's node id, kept when the state is lost
 	dir string
 
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when the process has been waited for
+	cmd    *exec.Cmd
+	ended  chan struct{} // closed when the process has been waited for
+	logged int           // bytes in the log before the process was started
 }
 
 // PID of the running server; 0: it does not run.
@@ -55,6 +56,7 @@ func (s *Server) start(config map[string]any) error {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return fmt.Errorf("write the server's configuration: %w", err)
 	}
+	s.logged = len(s.Log())
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the server's log: %w", err)
@@ -133,10 +135,10 @@ func (s *Server) forget(t testing.TB) {
 	}
 }
 
-// portTaken says whether the server ended since another process had one of its
-// ports. A server that runs is told by its log too: serf's failure does not end it.
+// portTaken says whether the last start failed since another process had one of the
+// server's ports.
 func (s *Server) portTaken() bool {
-	return bytes.Contains([]byte(s.Log()), []byte("address already in use"))
+	return strings.Contains(s.Log()[s.logged:], "address already in use")
 }
 
 // logTail is the end of the log, enough to see why a test failed.

@@ -88,9 +88,13 @@ func TestFaults(t *testing.T) {
 		defer proxy.Clear()
 		w.issuer.callTimeout = 50 * time.Millisecond
 		defer func() { w.issuer.callTimeout = callTimeout }()
+		begin := time.Now()
 		for call, err := range w.calls(t.Context(), t, req.ID, secret) {
 			t.Log(call, err)
 			w.want(t, err, codes.DeadlineExceeded)
+		}
+		if took := time.Since(begin); took > callTimeout/2 {
+			t.Errorf("4 questions of 50 ms took %v", took)
 		}
 	})
 

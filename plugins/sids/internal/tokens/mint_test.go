@@ -115,6 +115,12 @@ func TestMintLostAnswer(t *testing.T) {
 	if read, err := w.issuer.Read(t.Context(), w.consul, secret); err != nil || read != token {
 		t.Errorf("got %+v, %v, want %+v", read, err, token)
 	}
+	// What Consul says where two tries are in it at once.
+	proxy.Add(consul.Match{Method: http.MethodPut, Path: "/v1/acl/token", Times: 1},
+		consul.Status(http.StatusInternalServerError, "Failed to apply token write request: The ACL Token SecretID field is immutable"))
+	if again, same := w.derive(t, req); again != token || same != secret {
+		t.Errorf("got %+v, the same secret: %v", again, same == secret)
+	}
 	if n := len(w.tokensOf(t, "web")); n != 1 {
 		t.Errorf("%d tokens, want 1", n)
 	}
