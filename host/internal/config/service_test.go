@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -178,6 +179,8 @@ func TestBadServices(t *testing.T) {
 		"header":           {in("check {\ntype = \"http\"\npath = \"/\"\ninterval = \"1s\"\nheader {\nAccept = \"a\"\n}\n}"), `w.hcl:11: ` + web + `check: header: Accept: a list of strings is required, such as ["text/plain"]`},
 		"check restarts":   {in("check {\ntype = \"tcp\"\ninterval = \"1s\"\ncheck_restart {}\n}"), `w.hcl:10: ` + web + `check: check_restart: a workload is not restarted for its checks; leave it out`},
 		"no connect":       {in("connect {}"), `w.hcl:7: ` + web + `connect: exactly one of native, sidecar_service and gateway is required`},
+		"native portless":  {"workload \"w\" {\n  service \"web\" {\n    connect {\n\n      native = true\n    }\n  }\n}", `w.hcl:5: ` + web + `connect: native: the service needs a port`},
+		"sidecar port":     {in("connect {\nsidecar_service {\n\nport = \"x\"\n}\n}"), `w.hcl:10: ` + web + `connect: sidecar_service: port: the workload has no port "x"; it has http`},
 		"sidecar_task":     {in("connect {\nsidecar_service {}\nsidecar_task {\nresources {}\n}\n}"), `w.hcl:9: ` + web + `connect: sidecar_task: a proxy is a program of your choice; write a sidecar block in the workload instead`},
 		"transparent":      {connect("transparent_proxy {}"), `w.hcl:10: ` + web + `connect: sidecar_service: proxy: transparent_proxy: the node's network is not redirected for a workload; write upstreams blocks`},
 		"upstream key":     {connect("upstreams {\ndestination = \"a\"\n}"), `w.hcl:10: ` + web + `connect: sidecar_service: proxy: upstreams: destination_name: is required` + "\n" + `w.hcl:10: ` + web + `connect: sidecar_service: proxy: upstreams: local_bind_port: is required, or local_bind_socket_path` + "\n" + `w.hcl:11: ` + web + `connect: sidecar_service: proxy: upstreams: unsupported argument "destination"`},
@@ -186,6 +189,7 @@ func TestBadServices(t *testing.T) {
 		"config":           {connect("config = \"a\""), `w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: an object is required, not a string`},
 		"config variable":  {connect("config {\na = [\"${nod.name}\"]\n}"), `w.hcl:11: ` + web + `connect: sidecar_service: proxy: config.a: unknown variable ${nod.name}; ` + known},
 		"bind addresses":   {in("connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {}\n}\nmesh {}\n}\n}"), `w.hcl:10: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": address: is required` + "\n" + `w.hcl:10: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": port: a number from 1 to 65535 is required, not 0`},
+		"binds twice":      {in("connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\n}\nmesh {}\n}\n}"), `w.hcl:14: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": block given twice`},
 		"ingress":          {in("connect {\ngateway {\ningress {}\n}\n}"), `w.hcl:9: ` + web + `connect: gateway: ingress: listeners: at least one listener is required`},
 		"listener":         {in("connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nhosts = [\"a\"]\n}\n}\n}\n}\n}"), `w.hcl:12: ` + web + `connect: gateway: ingress: listener: service: name: is required` + "\n" + `w.hcl:13: ` + web + `connect: gateway: ingress: listener: service: hosts: a listener of tcp does not know the host`},
 		"mesh key":         {in("connect {\ngateway {\nmesh {\na = 1\n}\n}\n}"), `w.hcl:10: ` + web + `connect: gateway: mesh: unsupported argument "a"`},
@@ -219,6 +223,99 @@ func TestBadServices(t *testing.T) {
 			_, err := ParseWorkload("w.hcl", []byte(c.src))
 			wantProblems(t, err, c.want)
 		})
+	}
+}
+
+// A problem stands at its own line, however deep.
+func TestProblemsStandAtTheirLines(t *testing.T) {
+	src := `workload "w" {
+  service "a" {
+    weights {
+      warning = -1 # BAD
+    }
+    connect {
+      sidecar_service {
+        port = "x" # BAD
+        proxy {
+          local_service_port = -1 # BAD
+          mesh_gateway {
+            mode = "x" # BAD
+          }
+          upstreams {
+            destination_name = "*" # BAD
+            local_bind_port  = 1
+            mesh_gateway {
+              mode = "x" # BAD
+            }
+          }
+          expose {
+            path {
+              path            = "x" # BAD
+              protocol        = "x" # BAD
+              local_path_port = 0   # BAD
+              listener_port   = "x" # BAD
+            }
+          }
+        }
+      }
+    }
+  }
+  service "b" {
+    connect {
+      gateway {
+        proxy {
+          connect_timeout          = "x" # BAD
+          envoy_dns_discovery_type = "x" # BAD
+          envoy_gateway_bind_addresses "a" {
+            address = "" # BAD
+            port    = 0  # BAD
+          }
+        }
+        ingress {
+          tls {
+            tls_min_version = "x" # BAD
+          }
+          listener {
+            port     = 0   # BAD
+            protocol = "x" # BAD
+            service {
+              name = "" # BAD
+            }
+          }
+        }
+      }
+    }
+  }
+  service "c" {
+    port = 1
+    connect {
+      gateway {
+        terminating {
+          service {
+            name = "" # BAD
+          }
+        }
+      }
+    }
+  }
+}
+`
+	_, err := ParseWorkload("w.hcl", []byte(src))
+	var got, want []string
+	var problems Problems
+	if !errors.As(err, &problems) {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		got = append(got, fmt.Sprintf("%d", p.Line))
+	}
+	for i, line := range strings.Split(src, "\n") {
+		if strings.Contains(line, "# BAD") {
+			want = append(want, fmt.Sprintf("%d", i+1))
+		}
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %v\nwant %v\n%v", got, want, problems)
 	}
 }
 
