@@ -39,7 +39,6 @@ func explain(err error) (codes.Code, string) {
 		own       interface{ GRPCStatus() *status.Status }
 		untrusted *tls.CertificateVerificationError
 		alert     *net.OpError
-		noTLS     tls.RecordHeaderError
 		request   *url.Error
 		network   net.Error
 	)
@@ -56,8 +55,8 @@ func explain(err error) (codes.Code, string) {
 		return codes.FailedPrecondition, untrusted.Error() + ": check ca_file and tls_server_name"
 	case errors.As(err, &alert) && alert.Op == "remote error": // crypto/tls's name for the other side's alert
 		return codes.FailedPrecondition, alert.Error() + ": check cert_file and key_file"
-	case errors.As(err, &noTLS):
-		return codes.FailedPrecondition, noTLS.Msg + ": check whether the address speaks https"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return codes.FailedPrecondition, "the address speaks http, not https"
 	case errors.As(err, &request):
 		return codes.Unavailable, request.Err.Error() // without the URL, which says nothing new
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/hashicorp/consul/api"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -19,10 +18,9 @@ func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []regi
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	work := newWork(ctx)
 	for _, b := range beats {
-		group.Go(func() error {
+		work.do(func(ctx context.Context) error {
 			health := api.HealthCritical
 			if b.Healthy {
 				health = api.HealthPassing
@@ -34,5 +32,5 @@ func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []regi
 			return err
 		})
 	}
-	return group.Wait()
+	return work.wait()
 }

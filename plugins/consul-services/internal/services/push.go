@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/hashicorp/consul/api"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/sdk/registration"
 )
@@ -16,8 +15,7 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	work := newWork(ctx)
 	for id, reason := range d.drifted {
 		have := local.services[id]
 		if have == nil {
@@ -34,7 +32,7 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 			checks = append(checks, c)
 		}
 		stale := seen.staleChecks(id, w.parts()[id])
-		group.Go(func() error {
+		work.do(func(ctx context.Context) error {
 			if err := p.agent.tell(ctx, p.node, &entry, checks); err != nil {
 				return err
 			}
@@ -51,11 +49,11 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 			continue
 		}
 		p.note(id, registration.Removed, "not wanted")
-		group.Go(func() error {
+		work.do(func(ctx context.Context) error {
 			return p.agent.forget(ctx, &api.CatalogDeregistration{Node: p.node, ServiceID: id})
 		})
 	}
-	return group.Wait()
+	return work.wait()
 }
 
 // tell writes a service and its checks, as the agent has them, to the catalog.

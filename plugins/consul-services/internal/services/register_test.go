@@ -194,10 +194,12 @@ func refuses(t *testing.T, r *rig) {
 		"a host in a path":     {func(s *service.Service) { s.Checks = []service.Check{{Type: "http", Path: "//evil/"}} }, "has a host"},
 		"two process checks":   {func(s *service.Service) { s.Checks = []service.Check{{Type: "process"}, {Type: "process"}} }, "several checks"},
 		"no interval":          {func(s *service.Service) { s.Checks = []service.Check{{Type: "tcp"}} }, "Interval"},
-		"a listener's label":   {sidecar(func(s *service.SidecarService) { s.Proxy = &service.Proxy{Expose: &service.Expose{Paths: []service.ExposePath{{ListenerPort: "x"}}}} }), "listener_port"},
-		"a sidecar's label":    {sidecar(func(s *service.SidecarService) { s.Port = "x" }), "sidecar_service port"},
-		"a tagged label":       {func(s *service.Service) { s.TaggedAddresses = map[string]string{"lan": "h:x"} }, "tagged address"},
-		"what Consul refuses":  {func(s *service.Service) { s.Address = "0.0.0.0" }, "Invalid service address"},
+		"a listener's label": {sidecar(func(s *service.SidecarService) {
+			s.Proxy = &service.Proxy{Expose: &service.Expose{Paths: []service.ExposePath{{ListenerPort: "x"}}}}
+		}), "listener_port"},
+		"a sidecar's label":   {sidecar(func(s *service.SidecarService) { s.Port = "x" }), "sidecar_service port"},
+		"a tagged label":      {func(s *service.Service) { s.TaggedAddresses = map[string]string{"lan": "h:x"} }, "tagged address"},
+		"what Consul refuses": {func(s *service.Service) { s.Address = "0.0.0.0" }, "Invalid service address"},
 		"a bad timeout": {func(s *service.Service) {
 			s.Connect = &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{ConnectTimeout: "x"}}}
 		}, "connect_timeout"},

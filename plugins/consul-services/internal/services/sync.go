@@ -1,12 +1,13 @@
 package services
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -15,13 +16,9 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-const (
-	// parallel bounds the requests to an agent that one call has in flight.
-	parallel = 16
-	// patience is how long the catalog may stay as it is before it is taken for
-	// wrong: an agent tells it within milliseconds.
-	patience = 500 * time.Millisecond
-)
+// patience is how long the catalog may stay as it is before it is taken for wrong: an
+// agent tells it within milliseconds.
+const patience = 500 * time.Millisecond
 
 // Sync implements registration.Registration. It fails with Unavailable where the
 // catalog could not be brought to say what the instances say.
@@ -113,7 +110,8 @@ func (p *pass) compare(v *view) *differences {
 	return d
 }
 
-// repairAgent registers what is wrong at the agent and takes out what is left over.
+// repairAgent registers what is wrong at the agent and takes out what is left over. An
+// instance that Consul refuses keeps no other from being repaired.
 func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 	local, err := p.agent.local(ctx)
 	if err != nil {
@@ -126,8 +124,7 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 			instances[w] = reason
 		}
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	work := newWork(ctx)
 	for w, reason := range instances {
 		p.note(w.instance.ID, registration.Registered, reason)
 		r := *w.registration
@@ -136,13 +133,23 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 		for id, part := range w.parts() {
 			stale = stale || len(local.staleChecks(id, part)) > 0
 		}
-		group.Go(func() error { return p.agent.register(ctx, &r, stale) })
+		work.do(func(ctx context.Context) error { return p.agent.register(ctx, &r, stale) })
 	}
 	for _, id := range d.leftover {
 		p.note(id, registration.Removed, "not wanted")
-		group.Go(func() error { return p.agent.deregister(ctx, id) })
+		if of, ok := strings.CutSuffix(id, sidecarSuffix); ok && slices.Contains(d.leftover, of) {
+			continue // goes before its service
+		}
+		work.do(func(ctx context.Context) error {
+			if slices.Contains(d.leftover, id+sidecarSuffix) {
+				if err := p.agent.deregister(ctx, id+sidecarSuffix); err != nil {
+					return err
+				}
+			}
+			return p.agent.deregister(ctx, id)
+		})
 	}
-	return group.Wait()
+	return work.wait()
 }
 
 // settle waits until the catalog says what it should. What stays wrong for longer than
@@ -178,13 +185,8 @@ func (p *pass) settle(ctx context.Context) (uint64, error) {
 }
 
 func (p *pass) unsettled(d *differences) error {
-	id, reason := "", "not wanted"
-	if len(d.leftover) > 0 {
-		id = d.leftover[0]
-	} else {
-		id = slices.Min(slices.Collect(maps.Keys(d.drifted)))
-		reason = d.drifted[id]
-	}
+	id := slices.Min(slices.AppendSeq(slices.Clone(d.leftover), maps.Keys(d.drifted)))
+	reason := cmp.Or(d.drifted[id], "not wanted")
 	return status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog does not keep what it is told of %d services, such as %q (%s); the Consul agent's log may say why",
 		p.agent.consul.Name, p.agent.consul.Address, d.count(), id, reason)
 }

@@ -134,7 +134,9 @@ func TestDriftInCatalog(t *testing.T) {
 		{"tags", func() { r.catalogHas(t, web.ID, func(s *api.AgentService) { s.Tags = []string{"x"} }) }},
 		{"port", func() { r.catalogHas(t, web.ID, func(s *api.AgentService) { s.Port = 1 }) }},
 		{"meta", func() { r.catalogHas(t, web.ID, func(s *api.AgentService) { s.Meta = nil }) }},
-		{"proxy", func() { r.catalogHas(t, web.ID+sidecarSuffix, func(s *api.AgentService) { s.Proxy.LocalServicePort = 1 }) }},
+		{"proxy", func() {
+			r.catalogHas(t, web.ID+sidecarSuffix, func(s *api.AgentService) { s.Proxy.LocalServicePort = 1 })
+		}},
 		{"checks", func() { node(api.CatalogDeregistration{CheckID: "service:" + web.ID + ":2"}) }},
 		{"missing", func() { node(api.CatalogDeregistration{ServiceID: web.ID}) }},
 		{"missing", func() { node(api.CatalogDeregistration{ServiceID: web.ID + sidecarSuffix}) }},
@@ -183,6 +185,45 @@ func TestMissing(t *testing.T) {
 		wantDone(t, done, c.want)
 		r.quiet(t, web, api2)
 	}
+}
+
+// TestRefused sees that an instance that Consul refuses keeps no other from its repair.
+func TestRefused(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	var all []registration.Instance
+	for n := range 3 * parallel {
+		all = append(all, instance(fmt.Sprintf("s%d", n), func(s *service.Service) {
+			if n%parallel == 0 {
+				s.Address = "0.0.0.0"
+			}
+		}))
+	}
+	_, _, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: owner, Instances: all})
+	wantCode(t, err, codes.InvalidArgument, "Invalid service address")
+	if n := len(r.Cluster.Services(t)); n != len(all)-3 {
+		t.Errorf("%d services are there, want all but 3 of %d", n, len(all))
+	}
+}
+
+// TestRenamed has a wrong memory of the agent's node.
+func TestRenamed(t *testing.T) {
+	r := start(t, policy, consul.Options{})
+	web := instance("web")
+	r.register(t, web)
+	r.settled(t, web)
+	r.nodes[r.consul] = "gone"
+	_, done := r.sync(t, web)
+	wantDone(t, done)
+	r.quiet(t, web)
+	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "old", Address: "127.0.0.1", Check: &api.AgentCheck{
+		Node: "old", CheckID: serfHealth, Name: "x", Status: "critical",
+	}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.nodes[r.consul] = "old"
+	_, done = r.sync(t, web)
+	wantDone(t, done)
+	r.quiet(t, web)
 }
 
 // TestForeign sees that nothing of others is touched, and all that is left over of the

@@ -1,0 +1,329 @@
+package consul
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const secret = "5ec4e7"
+
+func newPool(t *testing.T) *Pool {
+	t.Helper()
+	p := NewPool()
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+// ask asks c for its leader as a plugin would.
+func ask(ctx context.Context, p *Pool, c service.Consul) error {
+	client, err := p.Client(c, secret)
+	if err != nil {
+		return err
+	}
+	_, err = client.Raw().Query("/v1/status/leader", new(string), new(api.QueryOptions).WithContext(ctx))
+	return Error(err, c, "ask for the leader")
+}
+
+func wantCode(t *testing.T, err error, code codes.Code, text ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %s", err, code)
+		return
+	}
+	for _, s := range text {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%q is not in the error: %v", s, err)
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), secret) {
+		t.Errorf("the token is in the error: %v", err)
+	}
+}
+
+func serve(t *testing.T, h http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func answer(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `"127.0.0.1:8300"`) }
+
+// TestRealConsul goes the three ways to a real one: plain, TLS with a client's
+// certificate, and a unix socket.
+func TestRealConsul(t *testing.T) {
+	p := newPool(t)
+	socket := filepath.Join(t.TempDir(), "http.sock")
+	plain := consul.Start(t, consul.Options{ACL: true, Config: `addresses { http = "127.0.0.1 unix://` + socket + `" }`})
+	secure := consul.Start(t, consul.Options{ACL: true, TLS: true, ClientCerts: true})
+	unix := plain.Service("unix", "")
+	unix.Address = "unix://" + socket
+	named := plain.Service("named", "")
+	named.Address = "http://" + named.Address
+	for _, c := range []struct {
+		consul service.Consul
+		token  string
+	}{
+		{plain.Service("plain", ""), plain.Management},
+		{named, plain.Management},
+		{unix, plain.Management},
+		{secure.Service("tls", ""), secure.Management},
+	} {
+		t.Run(c.consul.Name, func(t *testing.T) {
+			client, err := p.Client(c.consul, c.token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := client.ACL().TokenReadSelf(nil); err != nil {
+				t.Error(err)
+			}
+			client, err = p.Client(c.consul, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _, err = client.ACL().TokenReadSelf(nil)
+			if err == nil {
+				_, err = client.Agent().Self()
+			}
+			wantCode(t, Error(err, c.consul, "ask without a token"), codes.PermissionDenied, c.consul.Address, `"`+c.consul.Name+`"`)
+		})
+	}
+	t.Run("leaderless", func(t *testing.T) {
+		three := consul.Start(t, consul.Options{Servers: 3})
+		three.Kill(1)
+		three.Kill(2)
+		c := three.Service("three", "")
+		deadline := time.Now().Add(time.Minute)
+		for {
+			client, err := p.Client(c, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = client.KV().Put(&api.KVPair{Key: "k"}, nil)
+			if err = Error(err, c, "write"); err != nil {
+				wantCode(t, err, codes.Unavailable)
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("it still has a leader")
+			}
+		}
+	})
+	t.Run("down", func(t *testing.T) {
+		plain.Kill(0)
+		wantCode(t, ask(t.Context(), p, plain.Service("plain", "")), codes.Unavailable, "connection refused", "ask for the leader on Consul \"plain\"")
+		wantCode(t, ask(t.Context(), p, unix), codes.Unavailable)
+	})
+}
+
+// TestTLS gives a client files that are wrong, missing, and replaced while it runs.
+func TestTLS(t *testing.T) {
+	p := newPool(t)
+	right, wrong := consul.Start(t, consul.Options{TLS: true, ClientCerts: true}), consul.Start(t, consul.Options{TLS: true})
+	good := right.Service("tls", "")
+	read := func(path string) []byte {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*service.Consul)
+		text   string
+	}{
+		"another CA":       {func(c *service.Consul) { c.CAFile = wrong.CAFile() }, "check ca_file"},
+		"no CA":            {func(c *service.Consul) { c.CAFile = "" }, "check ca_file"},
+		"no CA file":       {func(c *service.Consul) { c.CAFile = empty + "x" }, "ca_file cannot be read: open " + empty + "x"},
+		"an empty CA file": {func(c *service.Consul) { c.CAFile = empty }, "has no PEM certificate"},
+		"another name":     {func(c *service.Consul) { c.TLSServerName = "other.test" }, "tls_server_name"},
+		"no certificate":   {func(c *service.Consul) { c.CertFile, c.KeyFile = "", "" }, "check cert_file and key_file"},
+		"half a key pair":  {func(c *service.Consul) { c.KeyFile = "" }, "no key pair"},
+		"an empty key":     {func(c *service.Consul) { c.KeyFile = empty }, "no key pair"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := good
+			c.change(&bad)
+			wantCode(t, ask(t.Context(), p, bad), codes.FailedPrecondition, c.text)
+		})
+	}
+	t.Run("no TLS at all", func(t *testing.T) {
+		s := serve(t, answer)
+		c := service.Consul{Name: "plain", Address: "https://" + s.Listener.Addr().String()}
+		wantCode(t, ask(t.Context(), p, c), codes.FailedPrecondition, "not https")
+	})
+	t.Run("a name", func(t *testing.T) {
+		named := good
+		named.TLSServerName = "server.dc1.consul"
+		wantCode(t, ask(t.Context(), p, named), codes.OK)
+	})
+	t.Run("replaced", func(t *testing.T) {
+		ca := filepath.Join(t.TempDir(), "ca.pem")
+		c := good
+		c.CAFile = ca
+		for range 2 {
+			for path, code := range map[string]codes.Code{wrong.CAFile(): codes.FailedPrecondition, right.CAFile(): codes.OK} {
+				if err := os.WriteFile(ca, read(path), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				p.transports[c] = nil // as after idleAfter
+				wantCode(t, ask(t.Context(), p, c), code)
+			}
+		}
+	})
+}
+
+// TestEnvironment sees that the environment of the process does not matter.
+func TestEnvironment(t *testing.T) {
+	var token, query string
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		token, query = r.Header.Get("X-Consul-Token"), r.URL.RawQuery
+		answer(w, r)
+	})
+	for name, value := range map[string]string{
+		"CONSUL_HTTP_ADDR": "127.0.0.1:1", "CONSUL_HTTP_TOKEN": secret, "CONSUL_HTTP_TOKEN_FILE": "/none", "CONSUL_HTTP_SSL": "true",
+		"CONSUL_NAMESPACE": "x", "CONSUL_PARTITION": "y", "CONSUL_CACERT": "/none",
+	} {
+		t.Setenv(name, value)
+	}
+	p := newPool(t)
+	c := service.Consul{Name: "c", Address: s.Listener.Addr().String()}
+	client, err := p.Client(c, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Status().Leader(); err != nil || token != "" || query != "" {
+		t.Errorf("got token %q, query %q, %v; want none", token, query, err)
+	}
+	c.Datacenter, c.Namespace, c.Partition = "d", "n", "p"
+	if err := ask(t.Context(), p, c); err != nil || token != secret || query != "dc=d&ns=n&partition=p" {
+		t.Errorf("got token %q, query %q, %v", token, query, err)
+	}
+}
+
+// TestRedirect sees that a token does not follow one who sends it elsewhere.
+func TestRedirect(t *testing.T) {
+	var asked atomic.Int32
+	thief := serve(t, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, thief.URL, http.StatusTemporaryRedirect)
+	})
+	wantCode(t, ask(t.Context(), newPool(t), service.Consul{Address: s.Listener.Addr().String()}), codes.Internal, "307")
+	if asked.Load() != 0 {
+		t.Error("it was followed")
+	}
+}
+
+// TestConnections asks much at once and sees few connections, that are used again.
+func TestConnections(t *testing.T) {
+	var opened atomic.Int32
+	var release sync.WaitGroup
+	release.Add(maxConns)
+	var arrived atomic.Int32
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if arrived.Add(1) <= maxConns { // hold as many as may be, all at once
+			release.Done()
+			release.Wait()
+		}
+		answer(w, r)
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	p := newPool(t)
+	var all sync.WaitGroup
+	for range 5 * maxConns {
+		all.Go(func() {
+			if err := ask(t.Context(), p, service.Consul{Address: s.Listener.Addr().String()}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := opened.Load(); n != maxConns {
+		t.Errorf("%d connections, want %d", n, maxConns)
+	}
+}
+
+// TestClose closes a pool with a call in flight, and with a connection that is being
+// made, and leaves nothing.
+func TestClose(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	arrived := make(chan struct{})
+	held := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(arrived)
+		<-r.Context().Done()
+	}))
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewPool()
+	ended := make(chan error, 1)
+	go func() { ended <- ask(context.Background(), p, service.Consul{Address: held.Listener.Addr().String()}) }()
+	<-arrived
+
+	// http.Transport goes on with a connection that nobody wants any more.
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	wantCode(t, ask(short, p, service.Consul{Address: "https://" + mute.Addr().String()}), codes.DeadlineExceeded)
+
+	for range 2 {
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-ended:
+		wantCode(t, err, codes.Unavailable)
+	case <-time.After(5 * time.Second):
+		t.Fatal("the call in flight goes on")
+	}
+	wantCode(t, ask(t.Context(), p, service.Consul{Address: "127.0.0.1:1"}), codes.Unavailable, "closing")
+	_ = mute.Close()
+	held.Close()
+	goleak.VerifyNone(t, before)
+}
+
+func TestAddress(t *testing.T) {
+	p := newPool(t)
+	for _, address := range []string{"", "unix://", "ftp://x", "https://"} {
+		_, err := p.Client(service.Consul{Name: "c", Address: address}, "")
+		wantCode(t, err, codes.InvalidArgument, `"c"`)
+	}
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/behind/v1/status/leader" {
+			t.Errorf("asked for %s", r.URL.Path)
+		}
+		answer(w, r)
+	})
+	wantCode(t, ask(t.Context(), p, service.Consul{Address: s.URL + "/behind"}), codes.OK)
+}
