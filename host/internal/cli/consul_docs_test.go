@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/test/consul"
+)
+
+func consulPage(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(docs, "consul.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(page)
+}
+
+// consulShell runs the lines of docs/consul.md that a comment names against a real
+// Consul, with a folder in the place of /etc/pannier.
+type consulShell struct {
+	t    *testing.T
+	c    *consul.Cluster
+	dir  string
+	keys string // where the JWKS is
+}
+
+func newConsulShell(t *testing.T) *consulShell {
+	t.Helper()
+	s := &consulShell{t: t, c: consul.Start(t, consul.Options{ACL: true}), dir: t.TempDir()}
+	if err := os.Symlink(consul.Binary(t), filepath.Join(s.dir, "consul")); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *consulShell) run(name string) {
+	s.t.Helper()
+	_, after, found := strings.Cut(consulPage(s.t), "<!-- run: "+name+" -->\n```sh\n")
+	script, _, ended := strings.Cut(after, "```\n")
+	if !found || !ended {
+		s.t.Fatalf("docs/consul.md has no lines to run for %q", name)
+	}
+	script = strings.NewReplacer("/etc/pannier", s.dir, "http://192.0.2.10:7420", s.keys, "http://127.0.0.1:7420", s.keys).Replace(script)
+	cmd := exec.Command("sh", "-euc", script)
+	cmd.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH"),
+		"CONSUL_HTTP_ADDR="+s.c.Service("default", "").Address, "CONSUL_HTTP_TOKEN="+s.c.Management)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		s.t.Fatalf("docs/consul.md, %q: %v\n%s", name, err, out)
+	}
+}
+
+// token reads a token's file and the token.
+func (s *consulShell) token(file string) (*api.Client, *api.ACLToken) {
+	s.t.Helper()
+	path := filepath.Join(s.dir, file)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		s.t.Fatalf("%s: %v, %v", file, info, err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	client := s.c.Client(strings.TrimSpace(string(raw)))
+	token, _, err := client.ACL().TokenReadSelf(nil)
+	if err != nil {
+		s.t.Fatalf("%s holds no token: %v", file, err)
+	}
+	return client, token
+}
+
+func TestDocumentedTokensOfTheHost(t *testing.T) {
+	s := newConsulShell(t)
+	s.run("node-token")
+	s.run("mint-token")
+	node, _ := s.token("consul.token")
+	if err := node.Agent().ServiceRegister(&api.AgentServiceRegistration{Name: "web"}); err != nil {
+		t.Errorf("the node's token: %v", err)
+	}
+	if _, _, err := node.ACL().TokenCreate(&api.ACLToken{}, nil); err == nil {
+		t.Error("the node's token makes tokens")
+	}
+	mint, _ := s.token("consul-acl.token")
+	if _, _, err := mint.ACL().TokenCreate(&api.ACLToken{Local: true, ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}}, nil); err != nil {
+		t.Errorf("the token for minting: %v", err)
+	}
+}
+
+// Both auth methods take a JWT of the key that is served, and give what sids wants.
+func TestDocumentedAuthMethods(t *testing.T) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public := jose.JSONWebKey{Key: private.Public(), Algorithm: string(jose.ES256), Use: "sig", KeyID: "k"}
+	served, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{public}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(served) }))
+	t.Cleanup(keys.Close)
+	s := newConsulShell(t)
+	s.keys = keys.URL
+	s.run("login")
+	s.run("login-key")
+
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: private, KeyID: "k"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	bearer, err := jwt.Signed(signer).Claims(jwt.Claims{
+		Issuer: "pannier", Subject: "default/w/web", Audience: jwt.Audience{"consul.io"},
+		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(5 * time.Minute)),
+	}).Claims(map[string]any{"pannier_service": "web", "pannier_namespace": "default", "pannier_node": "a"}).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, method := range []string{"pannier", "pannier-key"} {
+		token, _, err := s.c.Client("").ACL().Login(&api.ACLLoginParams{AuthMethod: method, BearerToken: bearer}, nil)
+		if err != nil {
+			t.Errorf("%s: %v", method, err)
+			continue
+		}
+		if len(token.ServiceIdentities) != 1 || token.ServiceIdentities[0].ServiceName != "web" || !token.Local ||
+			token.ExpirationTime == nil || token.ExpirationTime.Sub(token.CreateTime) != 24*time.Hour {
+			t.Errorf("%s gave %+v", method, token)
+		}
+	}
+}
+
+func TestDocumentedConsulConfigurationParses(t *testing.T) {
+	for _, block := range regexp.MustCompile("(?s)\n```hcl\n(.*?)```").FindAllStringSubmatch(consulPage(t), -1) {
+		path := filepath.Join(t.TempDir(), "example.hcl")
+		if err := os.WriteFile(path, []byte(block[1]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if strings.HasPrefix(block[1], "workload ") {
+			_, err = config.ReadWorkload(path)
+		} else {
+			_, err = config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
+		}
+		if err != nil {
+			t.Errorf("docs/consul.md:\n%s\n%v", block[1], err)
+		}
+	}
+}
+
+func TestDocumentedConsulUnits(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("needs systemd-analyze (Debian: systemd); not covered: the syntax of the units of docs/consul.md")
+	}
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		// The programs need not be here.
+		text = regexp.MustCompile(`/usr/bin/[a-z-]+`).ReplaceAllString(text, "/bin/true")
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("pannier.service", "[Service]\nExecStart=/bin/true\n")
+	units := regexp.MustCompile("(?s)```ini\n# /etc/systemd/system/([a-z-]+.[a-z]+)\n(.*?)```").FindAllStringSubmatch(consulPage(t), -1)
+	if len(units) != 5 {
+		t.Fatalf("%d units, want five", len(units))
+	}
+	for _, m := range units {
+		write(m[1], m[2])
+	}
+	for _, m := range units {
+		cmd := exec.Command(analyze, "verify", "--man=no", filepath.Join(dir, m[1]))
+		cmd.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), dir) {
+			t.Errorf("systemd-analyze verify %s: %v\n%s", m[1], err, out)
+		}
+	}
+}
