@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// startPlugin runs the built plugin as a host does and returns the host's side
+// of it, and what the process writes into its log.
+func startPlugin(t *testing.T) (registration.Registration, *output) {
+	t.Helper()
+	bin := testbin.Build(t, "plugins/consul-services")
+	authority, err := wire.NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := authority.Issue("consul-services")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "tls")
+	if err := os.WriteFile(file, bundle, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bin)
+	// The host's own way to a Consul, which is none of the plugin's business.
+	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file, wire.EnvLogLevel+"=trace", "CONSUL_HTTP_TOKEN_FILE=/none")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log := &output{}
+	client := goplugin.NewClient(&goplugin.ClientConfig{
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(nil),
+		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
+		Cmd:              cmd,
+		TLSConfig:        authority.ClientTLS("consul-services"),
+		Stderr:           log,
+		Logger:           hclog.NewNullLogger(),
+	})
+	t.Cleanup(client.Kill)
+	protocol, err := client.Client()
+	if err != nil {
+		t.Fatalf("start the plugin: %v\n%s", err, log)
+	}
+	conn, err := protocol.Dispense("pannier")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return registration.NewClient(conn.(*grpc.ClientConn)), log
+}
+
+// TestPluginProcess registers, keeps and removes a service through the process's border.
+func TestPluginProcess(t *testing.T) {
+	plugin, log := startPlugin(t)
+	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
+	c.Policy(t, "node", `
+service_prefix "" { policy = "write" }
+node_prefix    "" { policy = "read" }
+agent_prefix   "" { policy = "read" }
+`)
+	secret := c.Token(t, "node")
+	con := c.Service("default", c.TokenFile(t, secret))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	owner := registration.Owner{Cluster: "c1", Node: "n1"}
+	web := registration.Instance{
+		ID: "pannier:n1:default:w:web", Owner: owner, Namespace: "default", Workload: "w",
+		Service: service.Service{
+			Name: "web", Port: "8080", Tags: []string{"a"},
+			Checks: []service.Check{
+				{Type: service.CheckProcess, Interval: "1h"},
+				{Type: service.CheckHTTP, Path: "/", Interval: "1h", Header: map[string]service.HeaderValues{"Authorization": {Values: []string{"hunter2"}}}},
+			},
+			Connect: &service.Connect{SidecarService: &service.SidecarService{Proxy: &service.Proxy{Config: map[string]any{"n": 1, "f": 1.5, "l": []any{"x", true}}}}},
+		},
+	}
+	proxyID, err := plugin.Register(ctx, con, web)
+	if err != nil || proxyID != web.ID+"-sidecar-proxy" {
+		t.Fatalf("got %q, %v", proxyID, err)
+	}
+	req := registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}}
+	index, changes, err := plugin.Sync(ctx, con, req)
+	if err != nil || len(changes) != 0 || index == 0 {
+		t.Fatalf("got %d, %v, %v", index, changes, err)
+	}
+	if err := plugin.Heartbeat(ctx, con, []registration.Beat{{ID: web.ID, Healthy: true, Output: "pid 7"}}); err != nil {
+		t.Error(err)
+	}
+	if err := c.Client(c.Management).Agent().ServiceDeregister(web.ID); err != nil {
+		t.Fatal(err)
+	}
+	for req.Index, req.Wait = index, 10*time.Second; len(changes) == 0; {
+		// The heartbeat is a change of the catalog, too.
+		if req.Index, changes, err = plugin.Sync(ctx, con, req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if changes[0] != (registration.Change{ID: web.ID, Action: registration.Registered, Reason: "missing"}) {
+		t.Errorf("got %v", changes)
+	}
+	if err := plugin.Deregister(ctx, con, web.ID); err != nil {
+		t.Error(err)
+	}
+	if left := c.Services(t); len(left) != 0 {
+		t.Errorf("left are %v", left)
+	}
+	bad := con
+	bad.TokenFile = c.TokenFile(t, "n0t4t0k3n")
+	_, err = plugin.Register(ctx, bad, web)
+	if status.Code(err) != codes.PermissionDenied {
+		t.Errorf("got %v", err)
+	}
+	for _, secret := range []string{secret, "n0t4t0k3n", "hunter2"} {
+		if said := log.String() + err.Error(); strings.Contains(said, secret) {
+			t.Errorf("a secret in the log, or in an error:\n%s", said)
+		}
+	}
+}
+
+// output is the process's log, which may be read while it is written.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
