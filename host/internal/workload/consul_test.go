@@ -95,7 +95,9 @@ func (c *consul) forget() error {
 func (c *consul) Intend(ctx context.Context, t claim.Token) error {
 	return c.call(ctx, "intend", t.Service, func() error {
 		return c.ledger.change(func(s *ledgerState) error {
-			s.Tokens = append(s.Tokens, t)
+			if !slices.ContainsFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID }) {
+				s.Tokens = append(s.Tokens, t)
+			}
 			return t.Validate()
 		})
 	})

@@ -56,7 +56,7 @@ type Drivers interface {
 // DeadlineExceeded or ResourceExhausted.
 type Tokens interface {
 	// Intend notes in the ledger that Consul will be asked for t. Those of a start are
-	// noted with its claims instead.
+	// noted with its claims instead. It may be repeated.
 	Intend(ctx context.Context, t claim.Token) error
 	// Derive asks Consul for the token that the ledger knows as t.ID and notes its
 	// accessor. It may be repeated; where the token was minted it gives the same.

@@ -86,21 +86,21 @@ func (r *run) written(s *svc) (secret string, err error) {
 	return string(raw), nil
 }
 
-// replacement notes in the ledger that another token will come in the place of the
-// service's: of two that Consul may have, the ledger knows both.
+// replacement notes that another token will come in the place of the service's, in the
+// journal and then in the ledger: both know of all that Consul may have.
 func (r *run) replacement(ctx context.Context, s *svc) (claim.Token, error) {
 	if s.Next.ID == "" {
 		next := claim.Token{ID: newID(), Workload: r.ref, Node: r.Node, Service: s.name, Consul: s.consul}
-		err := r.retry(ctx, r.limits.identity, recoverable, func(ctx context.Context) error { return r.Tokens.Intend(ctx, next) })
-		if err != nil {
-			return claim.Token{}, fmt.Errorf("note another token in the ledger: %w", err)
-		}
-		crashpoint.Here("token", "intended")
 		if err := r.update(r.journal, func(*record) { s.Next = next }); err != nil {
 			return claim.Token{}, err
 		}
-		crashpoint.Here("token", "noted")
+		crashpoint.Here("token", "chosen")
 	}
+	err := r.retry(ctx, r.limits.identity, recoverable, func(ctx context.Context) error { return r.Tokens.Intend(ctx, s.Next) })
+	if err != nil {
+		return claim.Token{}, fmt.Errorf("note another token in the ledger: %w", err)
+	}
+	crashpoint.Here("token", "intended")
 	return s.Next, nil
 }
 

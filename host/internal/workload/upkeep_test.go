@@ -1,0 +1,216 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/host/internal/events"
+)
+
+// serviceEvents are the types of what happened to services.
+func (h *host) serviceEvents() (all []string) {
+	for _, e := range h.bus.Recent(1000) {
+		if e.Topic == events.TopicService {
+			all = append(all, e.Type)
+		}
+	}
+	return all
+}
+
+// A token that expires is replaced before that. What has the one before in use goes on
+// with it until it expires; then it is forgotten.
+func TestATokenIsRenewed(t *testing.T) {
+	h := newHost(t)
+	h.limits.look, h.consul.life = 20*time.Millisecond, 600*time.Millisecond
+	first := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
+	if first.ExpiresAt.IsZero() {
+		t.Fatalf("it does not expire: %+v", first)
+	}
+	began := time.Now()
+	second := h.eventually(t, "w", "renewed", func(w Workload) bool { return w.Services[0].Accessor != first.Accessor }).Services[0]
+	if took := time.Since(began); took < 300*time.Millisecond {
+		t.Errorf("it was renewed after %s already", took)
+	}
+	h.consul.mu.Lock()
+	_, stands := h.consul.state.Tokens[first.Accessor]
+	h.consul.mu.Unlock()
+	if late := time.Now().After(first.ExpiresAt); !stands && !late {
+		t.Error("the one before was revoked at once")
+	}
+	h.eventuallyDid(t, "revoke web", 1)
+	if now := time.Now(); now.Before(first.ExpiresAt) {
+		t.Errorf("it was revoked %s before it expired", first.ExpiresAt.Sub(now))
+	}
+	if !slices.Contains(h.serviceEvents(), "identity-replaced") {
+		t.Errorf("nobody was told: %v", h.serviceEvents())
+	}
+	if second.Message != "" {
+		t.Errorf("it is not well: %s", second.Message)
+	}
+	h.stop(t, "w")
+	h.clean(t) // logged out, all of them
+}
+
+// What fails is told once, the workload runs on, and all is well when Consul is.
+func TestARenewalThatFails(t *testing.T) {
+	for _, call := range []string{"intend", "derive", "read", "bootstrap"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.limits.look, h.limits.readBack, h.limits.bootstrap = 5*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
+			h.limits.identity = 50 * time.Millisecond
+			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
+			back := make(chan struct{})
+			h.on(call+":before", 0, func(ctx context.Context) error {
+				select {
+				case <-back:
+					return nil
+				default:
+					return fail(codes.Unavailable)(ctx)
+				}
+			})
+			must(t, h.consul.forget())
+			w := h.eventually(t, "w", "failing", func(w Workload) bool { return w.Services[0].Message != "" })
+			if w.State != Running || !strings.Contains(w.Services[0].Message, "the test wants it so") {
+				t.Errorf("it is %s: %s", w.State, w.Services[0].Message)
+			}
+			close(back)
+			after := h.eventuallyWell(t, "w")
+			if after.Accessor == before.Accessor && call != "read" { // one that Consul has forgotten
+				t.Error("it has the same token")
+			}
+			h.eventually(t, "w", "told of", func(Workload) bool { return slices.Contains(h.serviceEvents(), "identity-restored") })
+			if n := h.countEvents("identity-failed"); n == 0 || n > 3 {
+				t.Errorf("it was told %d times", n)
+			}
+			h.stop(t, "w")
+			h.clean(t)
+		})
+	}
+}
+
+func (h *host) countEvents(kind string) (n int) {
+	for _, e := range h.serviceEvents() {
+		if e == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// A host that ends in the middle of a replacement goes on with it, or with what there
+// was before.
+func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
+	for _, label := range []string{"intend:before", "intend:after", "derive:before", "derive:after", "bootstrap:before", "revoke:before", "revoke:after"} {
+		t.Run(label, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.limits.look, h.limits.readBack = 5*time.Millisecond, 10*time.Millisecond
+			h.start(t, withServices(spec("w"), sidecar("web")))
+			held := newGate()
+			h.forget()
+			h.on(label, 1, held.hold)
+			must(t, h.consul.forget())
+			held.await(t)
+			h = h.next(t)
+			h.limits.readBack = 10 * time.Millisecond
+			h.open(t)
+			h.eventuallyWell(t, "w")
+			h.stop(t, "w")
+			h.clean(t)
+		})
+	}
+}
+
+// A stop in the middle of a replacement leaves neither token.
+func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
+	for _, label := range []string{"intend:after", "derive:before", "derive:after", "read:before", "bootstrap:before", "revoke:before"} {
+		t.Run(label, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.limits.look, h.limits.readBack = 5*time.Millisecond, 10*time.Millisecond
+			h.start(t, withServices(spec("w"), sidecar("web")))
+			held := newGate()
+			h.forget()
+			must(t, h.consul.forget())
+			h.on(label, 1, held.hold)
+			held.await(t)
+			h.stop(t, "w")
+			h.clean(t)
+		})
+	}
+}
+
+// A token file that its user tampers with is written again, and led nowhere.
+func TestATokenFileIsLookedAfter(t *testing.T) {
+	h := newHost(t)
+	h.limits.look = 5 * time.Millisecond
+	s := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
+	victim := h.dir + "/victim"
+	must(t, os.WriteFile(victim, []byte("precious"), 0o400))
+	must(t, link(s.TokenFile, victim))
+	h.eventuallyWell(t, "w")
+	must(t, os.Remove(s.BootstrapFile))
+	h.eventuallyWell(t, "w")
+	if got, err := os.ReadFile(victim); err != nil || string(got) != "precious" {
+		t.Errorf("what the link led to is %q, %v", got, err)
+	}
+	must(t, link(s.TokenFile, victim))
+	h.stop(t, "w") // a token that was minted needs no secret to be revoked
+	h.clean(t)
+}
+
+func TestBeats(t *testing.T) {
+	h, p := newHost(t), runScript(t, false, idle)
+	s := withServices(spec("w"), sidecar("web"), plainService("db"))
+	s.Services[0].Checks = append(s.Services[0].Checks, processCheck)
+	h.start(t, s)
+	beats := h.Beats()["default"]
+	if len(beats) != 1 || beats[0].ID != "pannier:here:default:w:web" || beats[0].Healthy || !strings.Contains(beats[0].Output, "no process") {
+		t.Errorf("before its process is known: %+v", beats)
+	}
+	told := h.consul.changed()
+	must(t, h.Running(ref("w"), p.pid()))
+	if h.consul.changed() == told {
+		t.Error("nobody was told of the process")
+	}
+	if beats = h.Beats()["default"]; len(beats) != 1 || !beats[0].Healthy {
+		t.Errorf("while it lives: %+v", beats)
+	}
+	h = h.restart(t)
+	if beats = h.Beats()["default"]; len(beats) != 1 || !beats[0].Healthy {
+		t.Errorf("after a restart: %+v", beats)
+	}
+	held := newGate()
+	h.on("end:before", 1, held.hold)
+	p.kill(t)
+	held.await(t)
+	if n := len(h.Instances()) + len(h.Beats()); n > 0 {
+		t.Errorf("on its way down it has %d", n)
+	}
+	close(held.open)
+	h.ended(t, "w")
+	h.clean(t)
+}
+
+// The answer that a stop waits for comes while Consul does not answer at all.
+func TestAStopDuringALook(t *testing.T) {
+	h := newHost(t)
+	h.limits.look = time.Millisecond
+	h.start(t, withServices(spec("w"), sidecar("web")))
+	held := newGate()
+	h.on("read:before", 1, held.hold)
+	held.await(t)
+	h.stop(t, "w")
+	h.clean(t)
+	if _, err := h.Get(ref("w")); errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
