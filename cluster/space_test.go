@@ -45,6 +45,13 @@ func TestFullDisk(t *testing.T) {
 	if !errors.Is(err, cluster.ErrDiskFull) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("register with 32 MiB left: %v", err)
 	}
+	token := claim.Token{ID: tokenID(0), Workload: workload("w"), Node: "n", Service: "web", Consul: "default"}
+	if _, err := s.PutToken(ctx, token); !errors.Is(err, cluster.ErrDiskFull) {
+		t.Errorf("note a token with 32 MiB left: %v", err)
+	}
+	if _, err := s.DeleteTokens(ctx, token.ID); err != nil {
+		t.Errorf("forget a token with 32 MiB left: %v", err)
+	}
 	if _, err := s.EndWorkload(ctx, workload("w")); err != nil {
 		t.Errorf("release with 32 MiB left: %v", err)
 	}

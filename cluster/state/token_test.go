@@ -76,8 +76,10 @@ func TestStartNotesTokens(t *testing.T) {
 
 	// Restarted, elsewhere: the tokens of the run before stand, for somebody to revoke.
 	l.must(&command.EndWorkload{Ref: workload("w")})
-	if err := start("m", bare(1)); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("the id of a run before: %v", err)
+	for _, node := range []string{"n", "m"} {
+		if err := start(node, bare(1)); !errors.Is(err, claim.ErrConflict) {
+			t.Errorf("the id of a run before, on node %s: %v", node, err)
+		}
 	}
 	again := bare(5)
 	again.Node = "m"

@@ -86,7 +86,6 @@ func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
 	if _, err := a.consul(t.Consul); err != nil {
 		return err
 	}
-	t.Accessor = ""
 	_, err := a.Ledger.PutToken(ctx, t)
 	return ledgerError(err)
 }

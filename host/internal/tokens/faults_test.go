@@ -67,6 +67,11 @@ func TestWhoMayDerive(t *testing.T) {
 	if n := f.count("derive"); n != 0 {
 		t.Errorf("Consul was asked %d times", n)
 	}
+	other := mine
+	other.Workload = ref("x")
+	if err := w.Revoke(w.within(), other, ""); status.Code(err) != codes.PermissionDenied || f.count("revoke") != 0 {
+		t.Errorf("revoke another workload's: %v", err)
+	}
 	if err := w.Intend(w.within(), claim.Token{ID: w.nextID(), Workload: ref("ended"), Node: "a", Service: "web", Consul: "default"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("intent of an ended workload: %v", err)
 	}
@@ -232,6 +237,18 @@ func TestLogin(t *testing.T) {
 	}
 	if len(w.noted()) != 0 || len(f.has("login")) != 0 {
 		t.Errorf("with the secret: the ledger has %v, Consul %v", w.noted(), f.has("login"))
+	}
+
+	f.privileged = true
+	both := w.start("x", "a", "login", "unanswered", "web")
+	w.derive(both[1])
+	for _, token := range both {
+		if err := w.Revoke(w.within(), token, ""); err != nil {
+			t.Errorf("revoke with the plugin's token: %v", err)
+		}
+	}
+	if noted := w.noted(); !slices.Equal(noted, []string{both[0].ID}) || len(f.has("login")) != 0 {
+		t.Errorf("with the plugin's token: the ledger has %v, not only the one of no known accessor, Consul %v", noted, f.has("login"))
 	}
 }
 
