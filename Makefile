@@ -8,7 +8,7 @@ SHELL := /bin/bash
 
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them.
 PROGRAMS := host/cmd/pannier plugins/csi-local
-PLUGINS  := csi-bridge
+PLUGINS  := csi-bridge sids consul-services envoy-bootstrap
 
 VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # The version is stamped here, so the go command need not ask git a second time.
