@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 }
 
 // changeUntilKilled starts, ends and frees one workload after another, on a volume of
-// its own in each caller, and prints each step when the ledger has acknowledged it.
+// its own and with a token in each caller, and prints each step when the ledger has acknowledged it.
 func changeUntilKilled(dir, round string) error {
 	ctx := context.Background()
 	n, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1})
@@ -95,7 +96,8 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string, 
 	}
 	for i := 0; ; i++ {
 		w := workload(prefix + strconv.Itoa(i))
-		started, err := n.StartWorkload(ctx, w, "a", []claim.Claim{want(v, claim.Write)})
+		token := claim.Token{ID: crashToken(w), Service: "web", Consul: "default"}
+		started, err := n.StartWorkload(ctx, w, "a", []claim.Claim{want(v, claim.Write)}, token)
 		if err != nil {
 			return err
 		}
@@ -104,11 +106,20 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string, 
 			return err
 		}
 		acknowledged("ended", i, 0)
+		if _, err := n.DeleteTokens(ctx, token.ID); err != nil {
+			return err
+		}
 		if err := free(started.Claims[0]); err != nil {
 			return err
 		}
 		acknowledged("freed", i, 0)
 	}
+}
+
+// crashToken is the id of a workload's token: the same in all lives, and no other's.
+func crashToken(w claim.WorkloadRef) string {
+	sum := sha256.Sum256([]byte(w.ID))
+	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
 // last is the last step that a caller saw acknowledged.
@@ -186,6 +197,13 @@ func checkAcknowledged(t *testing.T, dir string, round int, acknowledged map[int
 				if err != nil || w.Status != claim.Ended {
 					t.Errorf("workload %s: %+v, %v", name(i), w, err)
 				}
+				if tokens, err := tx.TokensOf(name(i)); err != nil || len(tokens) != 0 {
+					t.Errorf("workload %s has the tokens %+v, %v", name(i), tokens, err)
+				}
+			}
+			token, err := tx.Token(crashToken(name(l.i)))
+			if l.step == "started" && (err != nil || token.Workload != name(l.i) || token.CreateIndex != l.index) || l.step == "freed" && err == nil {
+				t.Errorf("workload %s was %s at %d: its token is %+v, %v", name(l.i), l.step, l.index, token, err)
 			}
 			w, err := tx.Workload(name(l.i))
 			if err != nil || w.CreateIndex != l.index || l.step != "started" && w.Status != claim.Ended {

@@ -2,12 +2,12 @@ package tokens
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 
-	"fmt"
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"

@@ -28,9 +28,15 @@ import (
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/testbin"
+)
+
+var (
+	_ workload.Tokens = (*Authority)(nil)
+	_ Ledger          = (*cluster.Node)(nil)
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,7 +51,6 @@ type world struct {
 	dir    string
 	ledger *clustertest.Server
 	log    *bytes.Buffer
-	ids    int
 }
 
 // newWorld makes an authority that asks an identity plugin, or what stands for one.
