@@ -204,6 +204,7 @@ func TestBadServices(t *testing.T) {
 		"function":         {in("tags = [upper(node.name)]"), `w.hcl:7: ` + web + `tags: function calls not allowed: Functions may not be called here`},
 		"dollar":           {in("tags = [\"${\"$\"}${node.name}\"]"), `w.hcl:7: ` + web + `tags: a $ cannot stand before ${node.name}`},
 		"NUL":              {in("tags = [\"\\u0000node.name\\u0000\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`},
+		"NUL and variable": {in("tags = [\"\\u0000x\\u0000${node.name}\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`},
 		"half a NUL":       {in("tags = [\"\\u0000\"]"), `w.hcl:7: ` + web + `tags: must not contain a NUL character`},
 
 		"network mode":     {"workload \"w\" {\n  network {\n    mode = \"bridge\"\n  }\n}", `w.hcl:3: workload "w": network: mode: "bridge" is not supported: a workload has its node's network; leave it out, or write mode = "host"`},
