@@ -3,6 +3,7 @@ package generator
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -166,6 +167,23 @@ func TestServerAddress(t *testing.T) {
 		r.at = at
 		r.at.GRPCCAFile = path
 		r.fails(t.Context(), t, r.req, codes.FailedPrecondition, text, path)
+	}
+}
+
+func TestPreferred(t *testing.T) {
+	six, four := net.IPAddr{IP: net.IPv6loopback}, net.IPAddr{IP: net.IPv4(127, 0, 0, 1)}
+	for _, tc := range []struct {
+		ips  []net.IPAddr
+		want string
+	}{
+		{[]net.IPAddr{six, four}, "127.0.0.1"},
+		{[]net.IPAddr{four, six}, "127.0.0.1"},
+		{[]net.IPAddr{six}, "::1"},
+	} {
+		ip := preferred(tc.ips)
+		if got := ip.String(); got != tc.want {
+			t.Errorf("of %v got %s, want %s", tc.ips, got, tc.want)
+		}
 	}
 }
 

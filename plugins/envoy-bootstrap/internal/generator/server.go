@@ -93,20 +93,24 @@ func bindTo(ctx context.Context, b bootstrap.Bind) (envoy.Endpoint, error) {
 	return resolve(ctx, first(b.Address, "localhost"), b.Port)
 }
 
-// resolve prefers IPv4, as Consul's own command does.
 func resolve(ctx context.Context, host string, port int) (envoy.Endpoint, error) {
 	ips, err := net.DefaultResolver.LookupIPAddr(ctx, host)
 	if err != nil {
 		return envoy.Endpoint{}, status.Errorf(codes.Unavailable, "resolve %q: %v", host, err)
 	}
-	best := ips[0]
+	best := preferred(ips)
+	return envoy.Endpoint{Address: best.String(), Port: uint32(port)}, nil
+}
+
+// preferred is the first IPv4 address, or the first of all: as Consul's own command
+// takes it.
+func preferred(ips []net.IPAddr) net.IPAddr {
 	for _, ip := range ips {
 		if ip.IP.To4() != nil {
-			best = ip
-			break
+			return ip
 		}
 	}
-	return envoy.Endpoint{Address: best.String(), Port: uint32(port)}, nil
+	return ips[0]
 }
 
 // askAddress asks the local agent where it serves xDS. A token that may not read the
