@@ -215,6 +215,7 @@ func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 
 func (a *Authority) endOrphan(ctx context.Context, o *orphan) (gone bool, err error) {
 	if o.unanswered {
+		a.doubt(o.Token.ID, false)
 		return true, nil
 	}
 	unlock, err := a.tokens.Lock(ctx, o.Token.ID)
