@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"io"
 	"maps"
+	"strings"
 	"testing"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
@@ -30,5 +32,20 @@ func TestVariables(t *testing.T) {
 	}
 	if got := variables(&hostv1.Workload{}, "/secrets"); len(got) != 0 {
 		t.Errorf("of nothing: %v", got)
+	}
+}
+
+// A unit's lines carry paths as systemd reads them, or not at all.
+func TestLinesOfAUnit(t *testing.T) {
+	a := &app{err: io.Discard}
+	w := &hostv1.Workload{SecretsDir: "/s/50%/w"}
+	if got, err := a.systemdTold(w); err != nil || got != "Environment=PANNIER_SECRETS_DIR=/s/50%%/w\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	w.SecretsDir = "/s/my secrets"
+	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdTold, dockerTold} {
+		if got, err := told(w); err == nil || !strings.Contains(err.Error(), "characters that this format cannot carry") {
+			t.Errorf("%q, %v", got, err)
+		}
 	}
 }
