@@ -65,7 +65,7 @@ func TestWrongValues(t *testing.T) {
 		"template of no field":   {keyTemplate, "{{ .Secret }}", "Secret"},
 		"template of no JSON":    {keyTemplate, "{{ .ProxyID }}", "want the JSON"},
 		"template, token naked":  {keyTemplate, `{"node": {"id": {{ .Token }}}}`, "want the JSON"},
-		"template, odd token":    {keyTemplate, `{"dynamic_resources": {"ads_config": {"api_type": "{{ .Token }}"}}}`, "api_type"},
+		"template, odd token":    {keyTemplate, `{"dynamic_resources": {"ads_config": {"api_type": "{{ .Token }}"}}}`, "apiType"},
 		"template, rule broken":  {keyTemplate, `{"static_resources": {"clusters": {"name": ""}}}`, "Name"},
 		"template for one token": {keyTemplate, `{"node": {"id": "{{ if eq .Token "` + token + `" }}" {{ .Token }}{{ else }}"{{ end }}}}`, "none with the proxy's"},
 	} {
