@@ -13,12 +13,12 @@ import (
 // openConsul builds what gives services their tokens and puts them into Consul. An
 // agent without a consul block refuses workloads that have services, by name.
 func (a *agent) openConsul(context.Context) error {
-	consuls := map[string]service.Consul{}
+	consuls, audiences := map[string]service.Consul{}, map[string]string{}
 	for _, c := range a.cfg.Consuls {
-		consuls[c.Name] = c.Consul
+		consuls[c.Name], audiences[c.Name] = c.Consul, c.Audience
 	}
 	a.tokens = tokens.New(tokens.Config{
-		Ledger: a.cluster, Consuls: consuls, Identity: a.catalog.DoIdentity, Sealer: a.sealer,
+		Ledger: a.cluster, Consuls: consuls, Audiences: audiences, Identity: a.catalog.DoIdentity, Sealer: a.sealer,
 		Events: a.events, Log: a.log.Named("tokens"),
 	})
 	// The workloads are needed for what there is to keep in sync, and need this: both

@@ -22,12 +22,6 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Bounds of what Consul is asked for.
-const (
-	derivePerSecond = 500 // tokens, of all workloads together
-	deriveBurst     = 500 // tokens that may be asked for at once after a pause
-)
-
 // Ledger is what the authority needs of cluster.Node.
 type Ledger interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
@@ -42,6 +36,9 @@ type Config struct {
 	Ledger Ledger
 	// Consuls are the agent's consul blocks by name.
 	Consuls map[string]service.Consul
+	// Audiences are the aud of the JWTs for a Consul's auth method, by the name of the
+	// block; absent: DefaultAudience.
+	Audiences map[string]string
 	// Identity runs fn with a client of the identity plugin, within the bound of one
 	// call, and again when the plugin ended in the middle of it
 	// (catalog.Catalog.DoIdentity).
@@ -58,8 +55,7 @@ type Authority struct {
 	Config
 
 	tokens  keyed.Locks[string] // by id
-	derives *rate.Limiter
-	revokes *rate.Limiter // of the sweep
+	revokes *rate.Limiter       // of the sweep
 
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet
@@ -73,7 +69,6 @@ type Authority struct {
 func New(cfg Config) *Authority {
 	return &Authority{
 		Config:  cfg,
-		derives: rate.NewLimiter(derivePerSecond, deriveBurst),
 		revokes: rate.NewLimiter(revokePerSecond, revokeParallel),
 
 		doubtful: map[string]bool{},

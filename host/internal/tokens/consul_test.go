@@ -264,7 +264,7 @@ func TestGivenByLogin(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.JWT(t, consul.JWTMethod{
-		Name: "pannier", Issuer: jwtIssuer, Audience: jwtAudience,
+		Name: "pannier", Issuer: jwtIssuer, Audience: DefaultAudience,
 		Keys: []string{string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))},
 	})
 

@@ -172,22 +172,6 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-func TestRateIsLimited(t *testing.T) {
-	f := newFake()
-	w := newWorld(t, f.ask, minting)
-	w.derives = rate.NewLimiter(0.001, 1)
-	both := w.start("w", "a", "default", "web", "api")
-	w.derive(both[0])
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	if _, _, err := w.Derive(ctx, both[1]); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("over the rate: %v", err)
-	}
-	if n := f.count("derive"); n != 1 {
-		t.Errorf("Consul was asked %d times", n)
-	}
-}
-
 // TestLoginThatCannotBeNoted: nobody would know of the token, so it is ended.
 func TestLoginThatCannotBeNoted(t *testing.T) {
 	for name, fail := range map[string]func(w *world, f *fake){

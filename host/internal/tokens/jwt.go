@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -24,9 +25,10 @@ import (
 
 // What a JWT says of itself.
 const (
-	jwtIssuer   = "pannier"
-	jwtAudience = "consul.io" // as Nomad's workload identities for Consul have it
-	jwtLife     = 5 * time.Minute
+	jwtIssuer = "pannier"
+	jwtLife   = 5 * time.Minute
+	// DefaultAudience is that of Nomad's workload identities for Consul.
+	DefaultAudience = "consul.io"
 )
 
 // privateKey is the private part's name in what is sealed: PKCS #8 in base64.
@@ -49,8 +51,8 @@ type signer struct {
 	public []byte // as a JSON Web Key
 }
 
-// sign makes a JWT that says whom a token is for.
-func (a *Authority) sign(ctx context.Context, s identity.Subject) (string, error) {
+// sign makes a JWT that tells a Consul whom a token is for.
+func (a *Authority) sign(ctx context.Context, consul string, s identity.Subject) (string, error) {
 	key, err := a.signingKey(ctx)
 	if err != nil {
 		return "", err
@@ -58,7 +60,7 @@ func (a *Authority) sign(ctx context.Context, s identity.Subject) (string, error
 	now := time.Now()
 	text, err := jwt.Signed(key).Claims(jwtClaims{
 		Claims: jwt.Claims{
-			Issuer: jwtIssuer, Subject: s.Namespace + "/" + s.Workload + "/" + s.Service, Audience: jwt.Audience{jwtAudience},
+			Issuer: jwtIssuer, Subject: s.Namespace + "/" + s.Workload + "/" + s.Service, Audience: jwt.Audience{cmp.Or(a.Audiences[consul], DefaultAudience)},
 			IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(jwtLife)),
 			ID: rand.Text(),
 		},

@@ -87,6 +87,22 @@ func TestJWTSaysWhomItIsFor(t *testing.T) {
 	}
 }
 
+// TestJWTIsForItsConsul only: each has an audience of its own.
+func TestJWTIsForItsConsul(t *testing.T) {
+	f := newFake()
+	w := newWorld(t, f.ask, login)
+	w.Audiences = map[string]string{"login": "consul.example"}
+	w.derive(w.start("w", "a", "login", "web")[0])
+	parsed, err := jwt.ParseSigned(f.jwts[0], []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got jwt.Claims
+	if err := parsed.UnsafeClaimsWithoutVerification(&got); err != nil || !got.Audience.Contains("consul.example") || len(got.Audience) != 1 {
+		t.Errorf("the audience is %v, %v", got.Audience, err)
+	}
+}
+
 // TestKeyIsMadeOnce by many at once, and found again.
 func TestKeyIsMadeOnce(t *testing.T) {
 	w := newWorld(t, newFake().ask, login)
