@@ -78,7 +78,7 @@ func (h *Host) Processes() []int {
 }
 
 // NothingInUse fails the test unless the host has no claim, no running workload,
-// no mount, no loop device and no directory of one.
+// no mount, no loop device and no directory of one, and no file with a secret.
 func (h *Host) NothingInUse() {
 	h.t.Helper()
 	h.Eventually("nothing is in use", func() error {
@@ -94,15 +94,16 @@ func (h *Host) NothingInUse() {
 				return fmt.Errorf("%d workloads are %s", n, state)
 			}
 		}
-		if m := h.Mounts(); len(m) > 0 {
+		// The tmpfs of the secrets stays until the agent ends.
+		if m := slices.DeleteFunc(h.Mounts(), func(m string) bool { return m == h.SecretsDir() }); len(m) > 0 {
 			return fmt.Errorf("mounts %q", m)
 		}
 		if l := h.Loops(); len(l) > 0 {
 			return fmt.Errorf("loop devices %q", l)
 		}
-		for _, pattern := range []string{"data/csi/*/staging/*", "data/csi/*/per-workload/*"} {
+		for _, pattern := range []string{"data/csi/*/staging/*", "data/csi/*/per-workload/*", "data/secrets/[^.]*"} {
 			if left, _ := filepath.Glob(h.Path(pattern)); len(left) > 0 {
-				return fmt.Errorf("directories %q", left)
+				return fmt.Errorf("files or directories %q", left)
 			}
 		}
 		return nil

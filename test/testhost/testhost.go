@@ -95,6 +95,9 @@ func (h *Host) Path(name string) string { return filepath.Join(h.Dir, name) }
 // Socket is the path of the API's socket.
 func (h *Host) Socket() string { return h.Path("api.sock") }
 
+// SecretsDir is where the tokens and bootstraps of workloads are.
+func (h *Host) SecretsDir() string { return h.Path("data/secrets") }
+
 // Write writes a file into the host's directory and returns its path.
 func (h *Host) Write(name, content string) string {
 	h.t.Helper()

@@ -50,8 +50,12 @@ func TestMinted(t *testing.T) {
 		w := world(t)
 		both := w.start("w", "a", "default", "web", "api")
 		derived, secret := w.derive(both[0])
-		if derived != w.token(both[0].ID) || derived.Accessor != "" {
-			t.Errorf("derived %+v, noted %+v", derived, w.token(both[0].ID))
+		want := w.token(both[0].ID)
+		if want.Accessor != "" {
+			t.Errorf("noted %+v", want)
+		}
+		if want.Accessor = want.ID; derived != want {
+			t.Errorf("derived %+v, want %+v", derived, want)
 		}
 		cluster, err := w.clusterID(t.Context())
 		if err != nil {
