@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -38,7 +37,7 @@ func (s *section) env() map[string]string {
 	env := s.free("env", false)
 	for name := range env {
 		if !validEnv.MatchString(name) {
-			s.fail("env", "%s", fmt.Sprintf("%q cannot be the name of a variable", name))
+			s.fail("env", "%q cannot be the name of a variable", name)
 		}
 	}
 	return env

@@ -187,6 +187,8 @@ func TestBadServices(t *testing.T) {
 		"upstream port":    {connect("upstreams {\ndestination_name = \"db\"\nlocal_bind_port = 70000\n}"), `w.hcl:12: ` + web + `connect: sidecar_service: proxy: upstreams "db": local_bind_port: a number from 0 to 65535 is required, not 70000`},
 		"second upstream":  {connect("upstreams {\ndestination_name = \"a\"\nlocal_bind_port = 1\n}\nupstreams {\ndestination_name = \"b\"\nlocal_bind_port = 1\n}"), `w.hcl:14: ` + web + `connect: sidecar_service: proxy: upstreams "b": another upstream binds 127.0.0.1:1 too`},
 		"config":           {connect("config = \"a\""), `w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: an object is required, not a string`},
+		"config twice":     {connect("config = {}\nconfig {}"), `w.hcl:10: ` + web + `connect: sidecar_service: proxy: config: given as an argument and as a block`},
+		"key twice":        {connect("config {\na = 1\na {}\n}"), `w.hcl:10: ` + web + `connect: sidecar_service: proxy: config.a: given as an argument and as a block`},
 		"config variable":  {connect("config {\na = [\"${nod.name}\"]\n}"), `w.hcl:11: ` + web + `connect: sidecar_service: proxy: config.a: unknown variable ${nod.name}; ` + known},
 		"bind addresses":   {in("connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {}\n}\nmesh {}\n}\n}"), `w.hcl:10: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": address: is required` + "\n" + `w.hcl:10: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": port: a number from 1 to 65535 is required, not 0`},
 		"binds twice":      {in("connect {\ngateway {\nproxy {\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\nenvoy_gateway_bind_addresses \"a\" {\naddress = \"::\"\nport = 1\n}\n}\nmesh {}\n}\n}"), `w.hcl:14: ` + web + `connect: gateway: proxy: envoy_gateway_bind_addresses "a": block given twice`},
@@ -217,7 +219,7 @@ func TestBadServices(t *testing.T) {
 		"static":           {"workload \"w\" {\n  network {\n    port \"a\" { static = 0 }\n  }\n}", `w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`},
 		"canary":           {"workload \"w\" {\n  canary = 1\n}", `w.hcl:2: workload "w": canary: true or false is required, not a number`},
 		"program variable": {"workload \"w\" {\n  exec {\n    command = \"${bootstrap}\"\n  }\n}", `w.hcl:3: workload "w": exec: command: variables are not allowed here; write $${ for a literal ${`},
-		"args variable":    {"workload \"w\" {\n  exec {\n    command = \"a\"\n    args = [\"${x}\"]\n  }\n}", `w.hcl:4: workload "w": exec: args: unknown variable ${x}; known here are ${node.name}, ${workload.id}, ${workload.namespace}, ${bootstrap}, ${token_file}, ${secrets_dir}; write $${ for a literal ${`},
+		"args variable":    {"workload \"w\" {\n  exec {\n    command = \"a\"\n    args = [\"${x}\"]\n  }\n}", `w.hcl:4: workload "w": exec: args: unknown variable ${x}; known here are ${node.name}, ${workload.id}, ${workload.namespace}, ${bootstrap}, ${token_file}, ${secrets_dir}, ${proxy_id}; write $${ for a literal ${`},
 		"sidecar of none":  {"workload \"w\" {\n  service \"a\" {}\n  sidecar {\n    command = [\"envoy\"]\n  }\n}", `w.hcl:3: workload "w": sidecar: service: no service of the workload has a proxy; write a connect block with sidecar_service or gateway`},
 	} {
 		t.Run(name, func(t *testing.T) {
