@@ -88,7 +88,7 @@ func (r *run) startSidecars(ctx context.Context, child *launch.Process, w *hostv
 		return err
 	}
 	for i, c := range r.sidecars {
-		if err := r.beside.Start(ctx, c.service, plans[i]); err != nil {
+		if err := r.beside.Start(ctx, c.service, plans[i], statusOf(w, c.service).GetBootstrapFile()); err != nil {
 			return err
 		}
 	}

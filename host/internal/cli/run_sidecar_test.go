@@ -227,6 +227,18 @@ func TestSidecarThatEndsIsToldAndStartedAgain(t *testing.T) {
 	}
 }
 
+// A bootstrap has the token in it: with a new token there is a new one.
+func TestSidecarReadsANewBootstrap(t *testing.T) {
+	m, dir := startMeshed(t), t.TempDir()
+	cmd, out := m.run(t, dir, `while ! test -s read; do sleep 0.01; done
+echo another > "$3.new" && mv "$3.new" "$3"; while ! grep -q another read; do sleep 0.01; done`,
+		`cat "$1" >> read; exec sleep 60`)
+	wait(t, cmd, out, 0)
+	if want := `sidecar "web" has to read a new ` + filepath.Join(m.dir, "secrets/web/envoy_bootstrap.json"); strings.Count(out.String(), want) != 1 {
+		t.Errorf("%q is not told once:\n%s", want, out)
+	}
+}
+
 func TestNoProgramWithoutItsSidecar(t *testing.T) {
 	testbin.RequireRoot(t, "sidecars of pannier workload run")
 	m, dir := startMeshed(t), t.TempDir()

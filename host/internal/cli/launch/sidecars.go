@@ -3,6 +3,7 @@ package launch
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 	"syscall"
@@ -18,11 +19,16 @@ type timing struct {
 	first, longest time.Duration
 	// stable is the life after which the pauses begin anew.
 	stable time.Duration
+	// watch is from one look at its file to the next, and grace how long it then has to end.
+	watch, grace time.Duration
 	// killed is how long what is killed has to be gone.
 	killed time.Duration
 }
 
-var defaultTiming = timing{first: 500 * time.Millisecond, longest: 30 * time.Second, stable: time.Minute, killed: 10 * time.Second}
+var defaultTiming = timing{
+	first: 500 * time.Millisecond, longest: 30 * time.Second, stable: time.Minute,
+	watch: time.Second, grace: 10 * time.Second, killed: 10 * time.Second,
+}
 
 // Sidecars are programs that run beside a workload's own, in its mount namespace. Each
 // leads a session, so what the terminal sends does not reach it: it is to be there
@@ -50,28 +56,19 @@ func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, 
 
 // Start starts a sidecar and returns when it is its program; name is what people are
 // told of it. An *Error says why it cannot be run: it is not tried again then. Of the
-// plan it takes Command, Args, Env and User. The end of ctx ends nothing: see Stop.
-func (s *Sidecars) Start(ctx context.Context, name string, plan Plan) error {
-	p, err := s.launch(plan)
+// plan it takes Command, Args, Env and User. It reads file once: when there is another
+// one in its place, it is ended and started again; empty: none. The end of ctx ends
+// nothing: see Stop.
+func (s *Sidecars) Start(ctx context.Context, name string, plan Plan, file string) error {
+	c := &sidecar{of: s, name: name, plan: plan, file: file, done: make(chan struct{})}
+	p, err := c.launch()
 	if err != nil {
 		return &Error{CodeNotRun, fmt.Sprintf("sidecar %q: %v", name, err)}
 	}
-	c := &sidecar{of: s, name: name, plan: plan, process: p, done: make(chan struct{})}
+	c.process = p
 	s.all = append(s.all, c)
 	go c.keep(context.WithoutCancel(ctx), p)
 	return nil
-}
-
-// launch runs a sidecar's program. Whoever ends it is the only one who waits for it.
-func (s *Sidecars) launch(plan Plan) (*Process, error) {
-	p, err := startIn(s.namespace, plan)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.Go(); err != nil {
-		return nil, err
-	}
-	return p, nil
 }
 
 // Settle has none started again from now on. It returns the sessions of those that
@@ -119,6 +116,9 @@ type sidecar struct {
 	of   *Sidecars
 	name string
 	plan Plan
+	// file is what it reads once; read is the file that was there when it was started.
+	file string
+	read fs.FileInfo
 	// done is closed when it has ended and is not started again.
 	done chan struct{}
 
@@ -127,49 +127,114 @@ type sidecar struct {
 	process *Process
 }
 
+// launch runs its program.
+func (c *sidecar) launch() (*Process, error) {
+	// Looked at before: what comes in between is another one.
+	c.read, _ = os.Stat(c.file)
+	p, err := startIn(c.of.namespace, c.plan)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Go(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
 // keep starts it again as long as the sidecars are not settled.
 func (c *sidecar) keep(ctx context.Context, p *Process) {
 	defer close(c.done)
 	t := c.of.timing
 	pause := &backoff.ExponentialBackOff{InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2, RandomizationFactor: 0.3}
-	began := time.Now()
 	for {
-		var why string
+		began := time.Now()
+		var replaced bool
+		var how string
 		if p != nil {
-			why = fmt.Sprintf("%s after %s", c.bury(ctx, p), time.Since(began).Round(100*time.Millisecond))
-			if time.Since(began) >= t.stable {
-				pause.Reset()
-			}
+			replaced = c.attend(p)
+			how = c.bury(ctx, p)
 		}
-		select {
-		case <-c.of.settled:
+		lived := time.Since(began)
+		if lived >= t.stable {
+			pause.Reset()
+		}
+		if c.isSettled() {
 			return
-		default:
 		}
-		wait := pause.NextBackOff()
-		if p != nil {
-			c.of.note("sidecar %q %s; it is started again in %s", c.name, why, wait.Round(100*time.Millisecond))
+		var wait time.Duration
+		if !replaced {
+			wait = pause.NextBackOff()
+		}
+		if p != nil && !replaced {
+			c.of.note("sidecar %q %s after %s; it is started again in %s", c.name, how, lived.Round(100*time.Millisecond), wait.Round(100*time.Millisecond))
 		}
 		select {
 		case <-c.of.settled:
 			return
 		case <-time.After(wait):
 		}
-		began = time.Now()
 		p = c.again()
 	}
+}
+
+func (c *sidecar) isSettled() bool {
+	select {
+	case <-c.of.settled:
+		return true
+	default:
+		return false
+	}
+}
+
+// attend returns when its process has ended. It ends it itself, and says so, when
+// there is another file than the one that was read.
+func (c *sidecar) attend(p *Process) (replaced bool) {
+	look := time.NewTicker(c.of.timing.watch)
+	defer look.Stop()
+	var late <-chan time.Time
+	settled := c.of.settled
+	for {
+		select {
+		case <-p.Done():
+			return replaced
+		case <-settled: // it is ended by Stop
+			look.Stop()
+			settled, late = nil, nil
+		case <-late:
+			c.kill()
+		case <-look.C:
+			if !c.outdated() {
+				continue
+			}
+			look.Stop()
+			replaced = true
+			c.of.note("sidecar %q has to read a new %s", c.name, c.file)
+			c.signal(syscall.SIGTERM)
+			late = time.After(c.of.timing.grace)
+		}
+	}
+}
+
+// outdated says that there is another file than the one that its process has read.
+func (c *sidecar) outdated() bool {
+	if c.file == "" {
+		return false
+	}
+	now, err := os.Stat(c.file)
+	if err != nil {
+		return false // It is being replaced, or taken away for good.
+	}
+	return c.read == nil || !os.SameFile(now, c.read) || !now.ModTime().Equal(c.read.ModTime())
 }
 
 // again starts it once more; nil where it cannot be, or is not to be any more.
 func (c *sidecar) again() *Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	select {
-	case <-c.of.settled:
+	if c.isSettled() {
 		return nil
-	default:
 	}
-	p, err := c.of.launch(c.plan)
+	p, err := c.launch()
 	if err != nil {
 		c.of.note("sidecar %q cannot be started again, and will be tried once more: %v", c.name, err)
 		return nil

@@ -20,7 +20,10 @@ import (
 )
 
 // quick is the usual timing, for tests that wait for pauses.
-var quick = timing{first: 20 * time.Millisecond, longest: 200 * time.Millisecond, stable: time.Minute, killed: 10 * time.Second}
+var quick = timing{
+	first: 20 * time.Millisecond, longest: 200 * time.Millisecond, stable: time.Minute,
+	watch: 10 * time.Millisecond, grace: 100 * time.Millisecond, killed: 10 * time.Second,
+}
 
 // notes collects what people are told.
 type notes struct {
@@ -112,7 +115,7 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
-	if err := s.Start(t.Context(), "envoy", sidecar); err != nil {
+	if err := s.Start(t.Context(), "envoy", sidecar, ""); err != nil {
 		t.Fatal(err)
 	}
 	pid := awaitPID(t, filepath.Join(source, "pid"))
@@ -149,7 +152,7 @@ echo $$ > pid; exec sleep 60`)
 func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "cwd")
 	_, s, _ := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "x", script("pwd -P > "+out+"; exec sleep 60")); err != nil {
+	if err := s.Start(t.Context(), "x", script("pwd -P > "+out+"; exec sleep 60"), ""); err != nil {
 		t.Fatal(err)
 	}
 	here, err := os.Getwd()
@@ -171,7 +174,7 @@ case $(wc -l < starts) in
 2) exit 7;;
 3) kill -9 $$;;
 esac
-exec sleep 60`, dir)))
+exec sleep 60`, dir)), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,8 +206,8 @@ func TestPausesOfASidecar(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, s, n := beside(t, Plan{Command: "true"})
-			s.timing = timing{first: 100 * time.Millisecond, longest: 400 * time.Millisecond, stable: c.stable, killed: time.Second}
-			if err := s.Start(t.Context(), "x", script("exit 1")); err != nil {
+			s.timing.first, s.timing.longest, s.timing.stable = 100*time.Millisecond, 400*time.Millisecond, c.stable
+			if err := s.Start(t.Context(), "x", script("exit 1"), ""); err != nil {
 				t.Fatal(err)
 			}
 			await(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
@@ -229,7 +232,7 @@ func TestPausesOfASidecar(t *testing.T) {
 
 func TestSidecarThatCannotBeStarted(t *testing.T) {
 	_, s, n := beside(t, Plan{Command: "true"})
-	err := s.Start(t.Context(), "envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}})
+	err := s.Start(t.Context(), "envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}, "")
 	failure := (*Error)(nil)
 	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
 		t.Fatalf("%v", err)
@@ -254,7 +257,7 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	}
 	write()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "envoy", Plan{Command: program, Env: os.Environ()}); err != nil {
+	if err := s.Start(t.Context(), "envoy", Plan{Command: program, Env: os.Environ()}, ""); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(program); err != nil {
@@ -275,7 +278,7 @@ while ! test -s left; do sleep 0.01; done`, dir)))
 	err := s.Start(t.Context(), "envoy", script(fmt.Sprintf(`cd %s
 trap 'echo asked >> asked; exit 0' TERM
 sh -c 'echo $$ > child; exec sleep 60' &
-echo $$ > sidecar; while :; do sleep 0.01; done`, dir)))
+echo $$ > sidecar; while :; do sleep 0.01; done`, dir)), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,11 +308,66 @@ echo $$ > sidecar; while :; do sleep 0.01; done`, dir)))
 	}
 }
 
+// What it was started with is replaced as a whole, as the host does it: the sidecar
+// reads it anew, at once, whether it ends when it is asked to or not.
+func TestSidecarReadsANewFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		trap   string
+		killed int
+	}{
+		"it ends when asked": {"exit 0", 0},
+		"it does not":        {"", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file, seen := filepath.Join(dir, "bootstrap"), filepath.Join(dir, "seen")
+			write := func(text string) {
+				t.Helper()
+				if err := os.WriteFile(file+".new", []byte(text), 0o400); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Rename(file+".new", file); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, s, n := beside(t, Plan{Command: "true"})
+			s.timing.first = time.Hour // no end of its own is followed by a start
+			write("first\n")
+			err := s.Start(t.Context(), "envoy", script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done"), file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			await(t, "the first file", func() bool { return read(seen) == "first" })
+			write("second\n")
+			await(t, "the second file", func() bool { return read(seen) == "first\nsecond" })
+			time.Sleep(5 * s.timing.watch) // it is looked at, and is the same
+			if n.count("has to read a new "+file) != 1 || n.count("it is killed") != c.killed || n.count("ended") != 0 {
+				t.Errorf("notes %q", n.all())
+			}
+			// One that is taken away, or that comes too late, is no reason.
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * s.timing.watch)
+			pid := s.Settle()
+			write("third\n")
+			time.Sleep(5 * s.timing.watch)
+			if n.count("has to read") != 1 {
+				t.Errorf("notes %q", n.all())
+			}
+			s.Stop(t.Context(), time.Minute*time.Duration(1-c.killed))
+			if len(pid) != 1 || running(pid[0]) || read(seen) != "first\nsecond" {
+				t.Errorf("sessions %v, seen %q", pid, read(seen))
+			}
+		})
+	}
+}
+
 // After Settle an end is an end.
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "x", script("echo $$ >> "+dir+"/starts; exec sleep 60")); err != nil {
+	if err := s.Start(t.Context(), "x", script("echo $$ >> "+dir+"/starts; exec sleep 60"), ""); err != nil {
 		t.Fatal(err)
 	}
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
@@ -340,7 +398,7 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
 			_, s, n := beside(t, Plan{Command: "true"})
-			if err := s.Start(t.Context(), "envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done")); err != nil {
+			if err := s.Start(t.Context(), "envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done"), ""); err != nil {
 				t.Fatal(err)
 			}
 			pid := awaitPID(t, out)
@@ -397,7 +455,7 @@ func sidecarParent(text string) int {
 	if err == nil {
 		plan := script(text)
 		plan.User = &User{UID: 65534, GID: 65534}
-		err = s.Start(context.Background(), "x", plan)
+		err = s.Start(context.Background(), "x", plan, "")
 	}
 	if err == nil {
 		err = p.Go()
