@@ -129,10 +129,12 @@ type status struct {
 	Ready   bool
 	Claims  number
 	Plugins []struct {
+		Name  string
 		PID   number
 		State string
 	}
 	Drivers []struct {
+		ID      string
 		PID     number
 		Healthy bool
 	}
@@ -160,13 +162,39 @@ func (h *host) status(ctx context.Context) (s status, err error) {
 }
 
 func (h *host) waitReady(ctx context.Context) error {
-	return h.wait(ctx, "the agent is ready and its driver healthy", func() error {
+	return h.wait(ctx, "the agent is ready, its plugins run and its drivers are healthy", func() error {
 		s, err := h.status(ctx)
-		if err == nil && (!s.Ready || len(s.Drivers) == 0 || !s.Drivers[0].Healthy) {
-			err = errors.New("not yet")
+		if err != nil {
+			return err
 		}
-		return err
+		ready := s.Ready
+		for _, p := range s.Plugins {
+			ready = ready && p.State == "running"
+		}
+		for _, d := range s.Drivers {
+			ready = ready && d.Healthy
+		}
+		if !ready {
+			return fmt.Errorf("not yet: %+v", s)
+		}
+		return nil
 	})
+}
+
+// children are the processes of the plugins and the drivers by name.
+func (h *host) children(ctx context.Context) (pids map[string]int, err error) {
+	s, err := h.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pids = map[string]int{}
+	for _, p := range s.Plugins {
+		pids[p.Name] = int(p.PID)
+	}
+	for _, d := range s.Drivers {
+		pids["driver "+d.ID] = int(d.PID)
+	}
+	return pids, nil
 }
 
 // wait looks until check is content, for 20 seconds at most.
@@ -218,10 +246,10 @@ func (h *host) noMounts() error {
 }
 
 // nothingLeft looks for what a stopped agent must not leave.
-func (h *host) nothingLeft(pids ...int) error {
-	for _, pid := range pids {
+func (h *host) nothingLeft(children map[string]int) error {
+	for name, pid := range children {
 		if raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(raw), h.dir) {
-			return fmt.Errorf("process %d still runs", pid)
+			return fmt.Errorf("process %d of %s still runs", pid, name)
 		}
 	}
 	if err := h.noMounts(); err != nil {

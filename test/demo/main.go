@@ -58,7 +58,7 @@ func run(ctx context.Context, bin string) (err error) {
 func story(ctx context.Context, h *host) error {
 	s := &teller{ctx: ctx, h: h}
 
-	s.say("An agent starts. It finds the csi-bridge plugin and runs the csi-local driver.")
+	s.say("An agent starts. It finds its plugins, csi-bridge for volumes among them, and runs the csi-local driver.")
 	s.writeFiles()
 	s.startAgent()
 	s.pannier("plugin", "status")
@@ -76,10 +76,10 @@ func story(ctx context.Context, h *host) error {
 	s.ticks(second, 5)
 	s.say("... and the agent is killed with kill -9 in the middle of it.")
 	s.killAgent()
-	s.check("the workload, the plugin and the driver go on without the agent", func() error { return s.ticksNow(second, 5) }, s.childrenAlive)
-	s.say("The agent starts again. It finds the plugin, the driver, the workload and its claim as they were.")
+	s.check("the workload, the plugins and the driver go on without the agent", func() error { return s.ticksNow(second, 5) }, s.childrenAlive)
+	s.say("The agent starts again. It finds the plugins, the driver, the workload and its claim as they were.")
 	s.startAgent()
-	s.check("plugin and driver are the same processes as before", s.sameChildren)
+	s.check("plugins and driver are the same processes as before", s.sameChildren)
 	s.pannier("volume", "status", "data")
 	s.say("Nobody else gets the volume meanwhile:")
 	s.refused("workload", "run", h.path("writer.hcl"), "--", "true")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
@@ -20,7 +21,7 @@ type teller struct {
 	h   *host
 	err error
 
-	plugin, driver int // the processes as they were before the kill
+	children map[string]int // the plugins' and drivers' processes as they were last looked at
 }
 
 func (s *teller) say(text string) {
@@ -103,7 +104,7 @@ func (s *teller) startAgent() {
 
 func (s *teller) killAgent() {
 	s.do(func() (err error) {
-		if s.plugin, s.driver, err = s.children(); err != nil {
+		if s.children, err = s.h.children(s.ctx); err != nil {
 			return err
 		}
 		fmt.Printf("$ kill -9 %d\n", s.h.agent.Process.Pid)
@@ -198,30 +199,19 @@ func (s *teller) snapshot(volume, name string) (id string) {
 	return id
 }
 
-func (s *teller) children() (plugin, driver int, err error) {
-	st, err := s.h.status(s.ctx)
-	if err != nil {
-		return 0, 0, err
-	}
-	if len(st.Plugins) != 1 || len(st.Drivers) != 1 {
-		return 0, 0, fmt.Errorf("%d plugins and %d drivers, not one of each", len(st.Plugins), len(st.Drivers))
-	}
-	return int(st.Plugins[0].PID), int(st.Drivers[0].PID), nil
-}
-
 func (s *teller) childrenAlive() error {
-	for _, pid := range []int{s.plugin, s.driver} {
+	for name, pid := range s.children {
 		if err := unix.Kill(pid, 0); err != nil {
-			return fmt.Errorf("process %d is gone: %w", pid, err)
+			return fmt.Errorf("process %d of %s is gone: %w", pid, name, err)
 		}
 	}
 	return nil
 }
 
 func (s *teller) sameChildren() error {
-	plugin, driver, err := s.children()
-	if err == nil && (plugin != s.plugin || driver != s.driver) {
-		err = fmt.Errorf("plugin %d and driver %d were %d and %d", plugin, driver, s.plugin, s.driver)
+	now, err := s.h.children(s.ctx)
+	if err == nil && !maps.Equal(now, s.children) {
+		err = fmt.Errorf("the processes %v were %v", now, s.children)
 	}
 	return err
 }
@@ -236,7 +226,7 @@ func (s *teller) noClaims() error {
 
 func (s *teller) noMounts() error { return s.h.noMounts() }
 
-func (s *teller) nothingLeft() error { return s.h.nothingLeft(s.plugin, s.driver) }
+func (s *teller) nothingLeft() error { return s.h.nothingLeft(s.children) }
 
 func indent(text string) string {
 	var b strings.Builder
