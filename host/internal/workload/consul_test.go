@@ -159,10 +159,12 @@ func (c *consul) OnNode(_ context.Context, node string) ([]claim.Token, error) {
 
 func (c *consul) Check(consul string) error {
 	if consul != service.DefaultConsul && consul != "east" {
-		return fmt.Errorf("the agent has no consul block %q", consul)
+		return fmt.Errorf("%w %q", errNoBlock, consul)
 	}
 	return nil
 }
+
+var errNoBlock = errors.New("the agent has no consul block")
 
 func (c *consul) Register(ctx context.Context, _ string, i registration.Instance) (proxyID string, err error) {
 	err = c.call(ctx, "register", i.Service.Name, func() error {

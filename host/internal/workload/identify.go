@@ -36,6 +36,9 @@ func (r *run) identityTimeout(consul string) time.Duration {
 }
 
 func (r *run) tokenFor(ctx context.Context, s *svc) error {
+	if err := r.writeAdopted(s); err != nil {
+		return err
+	}
 	secret, err := r.written(s)
 	if err == nil && s.Next.ID == "" && !s.due(time.Now()) {
 		if err := r.known(ctx, s, secret); !notFound(err) {
@@ -127,11 +130,21 @@ func (r *run) obtain(ctx context.Context, s *svc, t claim.Token) error {
 		return err
 	}
 	crashpoint.Here("token", "adopted")
+	return r.writeAdopted(s)
+}
+
+// writeAdopted puts the secret of the service's token into its file, where it is in
+// none yet: after a file that could not be written it is there still.
+func (r *run) writeAdopted(s *svc) error {
+	secret, unwritten := s.secrets[s.Token.ID]
+	if !unwritten || digest([]byte(secret)) != s.TokenSum {
+		return nil
+	}
 	if err := r.SecretsDir.Write(r.place(s), tokenFile, []byte(secret), r.rec.UID); err != nil {
 		return err
 	}
 	crashpoint.Here("token", "written")
-	delete(s.secrets, t.ID)
+	delete(s.secrets, s.Token.ID)
 	return nil
 }
 

@@ -47,7 +47,7 @@ func (m *Manager) resolve(rec *record) (err error) {
 	inMesh := false
 	for _, s := range services {
 		if err := m.Services.Check(s.Consul); err != nil {
-			return fault(fmt.Errorf("service %q: %w", s.Name, err))
+			return fmt.Errorf("workload %q: service %q: %w", spec.WorkloadRef, s.Name, err)
 		}
 		sr := &serviceRecord{Steps: map[string]progress{}, ID: serviceID(m.Node, spec.WorkloadRef, s.Name), Service: s}
 		if s.Connect != nil {

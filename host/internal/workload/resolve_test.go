@@ -71,7 +71,7 @@ func TestServicesThatCannotBe(t *testing.T) {
 		s := withServices(spec("w"), sidecar("web"))
 		spoil(&s)
 		_, err := h.Start(t.Context(), s, Options{})
-		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if errors.Is(err, ErrInvalid) == errors.Is(err, errNoBlock) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 		if got := h.happened(); len(got) > 0 {

@@ -267,6 +267,15 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 			h.clean(t)
 		})
 	}
+	t.Run("a pause that is longer", func(t *testing.T) {
+		h := newHost(t)
+		h.limits.register, h.limits.retryMin, h.limits.retryMax = 30*time.Millisecond, time.Hour, time.Hour
+		h.on("register:before", 0, fail(codes.Unavailable))
+		if _, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{}); err == nil || !strings.Contains(err.Error(), "given up after 30ms") {
+			t.Errorf("got %v", err)
+		}
+		h.clean(t)
+	})
 	t.Run("a call that hangs", func(t *testing.T) {
 		h := newHost(t)
 		h.limits.identity = 30 * time.Millisecond

@@ -2,16 +2,18 @@ package workload
 
 import (
 	"context"
-	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/secretsdir"
 )
 
 // serviceEvents are the types of what happened to services.
@@ -167,6 +169,35 @@ func TestATokenFileIsLookedAfter(t *testing.T) {
 	h.clean(t)
 }
 
+// A token that finds no room waits for it, and is not asked for again and again.
+func TestARenewalFindsNoRoom(t *testing.T) {
+	h := newHost(t)
+	h.limits.look, h.limits.readBack, h.consul.life = time.Millisecond, 5*time.Millisecond, time.Hour
+	dir := filepath.Join(h.dir, "secrets")
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, unix.Mount("small", dir, "tmpfs", 0, "size=64k"))
+	h.start(t, withServices(spec("w"), sidecar("web")))
+	filler := filepath.Join(dir, "default", "w", "web", "filler")
+	_ = os.WriteFile(filler, make([]byte, 64<<10), 0o600)
+	must(t, h.consul.forget())
+	w := h.eventually(t, "w", "failing", func(w Workload) bool { return strings.Contains(w.Services[0].Message, secretsdir.ErrFull.Error()) })
+	if w.State != Running {
+		t.Errorf("it is %s", w.State)
+	}
+	for late := time.Now().Add(50 * time.Millisecond); time.Now().Before(late); time.Sleep(time.Millisecond) {
+		if n := h.count("derive web"); n != 2 {
+			t.Fatalf("%d tokens were derived", n)
+		}
+	}
+	must(t, os.Remove(filler))
+	h.eventually(t, "w", "well", func(w Workload) bool {
+		secret, _ := os.ReadFile(w.Services[0].TokenFile)
+		return w.Services[0].Message == "" && string(secret) == h.consul.tokens()[0].Secret
+	})
+	h.stop(t, "w")
+	h.clean(t)
+}
+
 func TestBeats(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	s := withServices(spec("w"), sidecar("web"), plainService("db"))
@@ -200,17 +231,23 @@ func TestBeats(t *testing.T) {
 	h.clean(t)
 }
 
-// The answer that a stop waits for comes while Consul does not answer at all.
+// A stop cancels a look at a token, and nothing is undone before that has ended.
 func TestAStopDuringALook(t *testing.T) {
 	h := newHost(t)
 	h.limits.look = time.Millisecond
+	looking := newGate()
 	h.start(t, withServices(spec("w"), sidecar("web")))
-	held := newGate()
-	h.on("read:before", 1, held.hold)
-	held.await(t)
+	h.on("read:before", 1, func(ctx context.Context) error {
+		err := looking.hold(ctx)
+		for late := time.Now().Add(50 * time.Millisecond); time.Now().Before(late); time.Sleep(time.Millisecond) {
+			if h.count("end w") > 0 {
+				t.Error("it is undone while it is looked after")
+				break
+			}
+		}
+		return err
+	})
+	looking.await(t)
 	h.stop(t, "w")
 	h.clean(t)
-	if _, err := h.Get(ref("w")); errors.Is(err, ErrNotFound) {
-		t.Error(err)
-	}
 }
