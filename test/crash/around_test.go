@@ -12,7 +12,7 @@ func (p *rigs) around(t *testing.T, m *matrix) {
 		before  bool
 	}
 	var all []what
-	for _, who := range []string{"host", "bridge", "driver"} {
+	for _, who := range p.everyone() {
 		for _, command := range []string{"start", "stop"} {
 			all = append(all, what{who, command, true}, what{who, command, false})
 		}
@@ -26,6 +26,14 @@ func (p *rigs) around(t *testing.T, m *matrix) {
 			p.take(t).aroundCommand(t, w.who, w.command, w.before)
 		})
 	}
+}
+
+// everyone is who may be killed at any time.
+func (k kind) everyone() []string {
+	if k.mesh {
+		return append([]string{"host", "consul"}, meshPlugins...)
+	}
+	return []string{"host", "bridge", "driver"}
 }
 
 func (r *rig) aroundCommand(t *testing.T, who, name string, before bool) {

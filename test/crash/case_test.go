@@ -24,6 +24,8 @@ type crash struct {
 	// has not answered.
 	rpc    string
 	worked bool
+	// or a plugin's request to Consul, likewise.
+	request *request
 }
 
 func (c crash) String() string {
@@ -32,10 +34,18 @@ func (c crash) String() string {
 	case c.point != "":
 		return who + "/" + c.point
 	case c.worked:
-		return who + "/" + c.rpc + ":worked"
+		return who + "/" + c.call() + ":worked"
 	default:
-		return who + "/" + c.rpc + ":arrived"
+		return who + "/" + c.call() + ":arrived"
 	}
+}
+
+// call names what is in the middle when the crash comes.
+func (c crash) call() string {
+	if c.request != nil {
+		return c.request.name
+	}
+	return c.rpc
 }
 
 // described is the case in words.
@@ -49,9 +59,9 @@ func (c crash) described() string {
 		what, point, _ := strings.Cut(c.point, ":")
 		return fmt.Sprintf("%s: %s: %s", who, what, point)
 	case c.worked:
-		return fmt.Sprintf("%s: %s has worked and not answered", who, c.rpc)
+		return fmt.Sprintf("%s: %s has worked and not answered", who, c.call())
 	default:
-		return fmt.Sprintf("%s: %s has arrived and not worked", who, c.rpc)
+		return fmt.Sprintf("%s: %s has arrived and not worked", who, c.call())
 	}
 }
 
@@ -65,6 +75,10 @@ func (r *rig) arm(t *testing.T, c crash) (crashed <-chan struct{}) {
 	}
 	happened := make(chan struct{})
 	pids := r.pids(t)
+	if c.request != nil {
+		r.mesh.arm(c, func() { r.kill(pids, c.who); close(happened) })
+		return happened
+	}
 	strike := func() {
 		r.claimed(c.rpc)
 		r.kill(pids, c.who)
@@ -93,9 +107,12 @@ func (r *rig) claimed(rpc string) {
 	}
 }
 
-// restart starts again what nobody else starts: the host, and a driver that runs
-// in the test.
+// restart starts again what nobody else starts: Consul, the host, and a driver that
+// runs in the test.
 func (r *rig) restart(who []string) {
+	if slices.Contains(who, "consul") {
+		r.mesh.consul.Restart(0, false)
+	}
 	if slices.Contains(who, "host") {
 		r.h.AwaitEnd()
 		r.h.Launch()

@@ -28,6 +28,7 @@ func TestMatrix(t *testing.T) {
 			}
 		})
 	}
+	t.Run(inMesh.name, func(t *testing.T) { t.Parallel(); meshed(t, m) })
 }
 
 // each runs the cases of a family, or a sample of them.
@@ -42,8 +43,16 @@ func (p *rigs) each(t *testing.T, m *matrix, cases []crash, run func(r *rig, t *
 func (p *rigs) sample(cases []crash) []crash {
 	rng := rand.New(rand.NewPCG(*seed, uint64(len(cases))))
 	return slices.DeleteFunc(slices.Clone(cases), func(c crash) bool {
-		return !*full && (p.name != "local" || c.point == "") && rng.IntN(24) != 0
+		return !*full && (p.name != "local" || c.point == "") && rng.IntN(p.oneIn()) != 0
 	})
+}
+
+// oneIn says how many of the cases are too many for make test.
+func (k kind) oneIn() int {
+	if k.mesh {
+		return 6
+	}
+	return 24
 }
 
 // few is for families of which make test runs one in n cases.
@@ -91,6 +100,9 @@ func of(step string, points ...string) (out []string) {
 
 // starts are all instants of a start.
 func starts(k kind) []crash {
+	if k.mesh {
+		return meshStarts()
+	}
 	do := []string{"intended", "called", "noted"}
 	points, rpcs := append(of("workload", "begun"), of("claim", do...)...), []string(nil)
 	if k.attach {
@@ -103,6 +115,9 @@ func starts(k kind) []crash {
 
 // stops are all instants of a stop.
 func stops(k kind) []crash {
+	if k.mesh {
+		return meshStops()
+	}
 	undo := []string{"undo", "undone", "forgotten"}
 	points := slices.Concat(of("workload", "stopping", "ended"), of("publish", undo...), of("stage", undo...), of("staging", "saved", "saved#2"))
 	rpcs := []string{"NodeUnpublishVolume", "NodeUnstageVolume"}

@@ -27,6 +27,8 @@ type kind struct {
 	// forgets: when it is killed it knows neither what is attached nor what is staged
 	// any more (csi-driver-host-path writes its state on a create and a delete only).
 	forgets bool
+	// mesh: the workload has a service in Consul, with a token and a sidecar.
+	mesh bool
 }
 
 var kinds = []kind{
@@ -54,6 +56,7 @@ type rig struct {
 	t      *testing.T // the case that has it
 	h      *testhost.Host
 	driver *faultydriver.Driver
+	mesh   *mesh // nil: there is no Consul
 	// bootFile is the kernel's boot id for a host that can be rebooted.
 	bootFile string
 	// What there is while the workload runs and when it is stopped, without a crash.
@@ -125,7 +128,12 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	if k.command != nil {
 		blocks += driverBlock(behind, k.command(t))
 	}
-	r.h = testhost.New(all, blocks)
+	var plugins []string
+	if k.mesh {
+		r.mesh = newMesh(t, all)
+		blocks, plugins = blocks+r.mesh.blocks, meshPlugins
+	}
+	r.h = testhost.New(all, blocks, plugins...)
 	r.h.Use(t)
 	r.h.Pannier = pannier
 	r.h.Env = []string{"PANNIER_CRASHPOINT=" + r.h.Path("crash")}
@@ -137,7 +145,8 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	r.h.Namespace = namespace
 	r.h.Start()
 	r.writeVolume("data", small, "")
-	r.h.Write(workloadSpec, fmt.Sprintf("workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n}\n", "w", "data", "data", r.h.Path("mnt")))
+	r.h.Write(workloadSpec, fmt.Sprintf("workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n%s}\n",
+		"w", "data", "data", r.h.Path("mnt"), r.services()))
 	r.h.Run("volume", "create", r.h.Path(volumeSpec))
 	r.observe(t)
 	return r
@@ -190,14 +199,18 @@ capability {
 %s`, id, front, capacity, more))
 }
 
-// pids of what may be killed: "host", "bridge", "driver".
+// pids of what may be killed: "host", "bridge", "driver", and the other plugins by name.
 func (r *rig) pids(t *testing.T) map[string]int {
 	t.Helper()
 	s, err := r.h.Status()
 	if err != nil {
 		t.Fatal(err)
 	}
-	pids := map[string]int{"host": r.h.PID(), "bridge": int(s.GetPlugins()[0].GetPid())}
+	pids := map[string]int{"host": r.h.PID()}
+	for _, p := range s.GetPlugins() {
+		pids[p.GetName()] = int(p.GetPid())
+	}
+	pids["bridge"] = pids["csi-bridge"]
 	for _, d := range s.GetDrivers() {
 		if d.GetId() == behind {
 			pids["driver"] = int(d.GetPid())
@@ -211,6 +224,9 @@ func (r *rig) kill(pids map[string]int, who []string) {
 	for _, name := range who {
 		if pid := pids[name]; pid != 0 {
 			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if name == "consul" {
+			r.mesh.consul.Kill(0)
 		}
 		if name == "driver" && r.command == nil {
 			r.driver.Kill()

@@ -76,6 +76,9 @@ func (r *rig) look() state {
 	}
 	r.settle()
 	s["the driver's own list"] = r.listed()
+	if r.mesh != nil {
+		r.lookAtMesh(s)
+	}
 	return s
 }
 
@@ -103,7 +106,7 @@ func (r *rig) decode(into any, args ...string) {
 
 // changing are keys whose values say when, in which order, or how the driver is
 // at the moment.
-var changing = regexp.MustCompile(`^(index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token)$`)
+var changing = regexp.MustCompile(`^(index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
@@ -150,7 +153,8 @@ func without(v any) any {
 	return v
 }
 
-// mounts are those below the host's directory.
+// mounts are those below the host's directory, but for the tmpfs of secrets, which the
+// agent takes away at its own end.
 func (r *rig) mounts() (out []string) {
 	table := "/proc/self/mountinfo"
 	if r.h.Namespace != 0 {
@@ -166,6 +170,9 @@ func (r *rig) mounts() (out []string) {
 		r.t.Fatal(err)
 	}
 	for _, m := range found {
+		if m.Mountpoint == r.h.SecretsDir() {
+			continue
+		}
 		var fs unix.Statfs_t
 		if err := unix.Statfs(r.seen(m.Mountpoint), &fs); err != nil {
 			r.t.Fatal(err)
