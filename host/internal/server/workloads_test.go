@@ -133,10 +133,15 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 		}
 	}
 	stream.Close()
-	got, err := h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "db"}))
-	if must(t, err); got.Msg.Workload.State != "stopping" || !strings.Contains(got.Msg.Workload.Message, "the driver is away") {
-		t.Errorf("while it waits: %v", got.Msg.Workload)
-	}
+	eventually(t, "it says what it waits for", func() bool {
+		got, err := h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "db"}))
+		must(t, err)
+		w := got.Msg.Workload
+		if w.State != "stopping" {
+			t.Fatalf("while it waits: %v", w)
+		}
+		return strings.Contains(w.Message, "the driver is away")
+	})
 	h.fake.setFailure("unpublish", nil)
 	if w, _ := h.stop(t, "db"); w.State != "stopped" {
 		t.Errorf("%v", w)

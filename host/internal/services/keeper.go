@@ -86,7 +86,8 @@ func (k *keeper) letGo(ctx context.Context, id string) error {
 
 // change waits until a sync that goes by the list from before has ended. The
 // plugin learns of that end before it hears of the caller's own call: both go over
-// one connection.
+// one connection. While a plugin is replaced there are two; should the old process
+// still act on its list then, the sync that follows puts it right.
 func (k *keeper) change(ctx context.Context, fn func()) error {
 	k.mu.Lock()
 	fn()
