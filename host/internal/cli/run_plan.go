@@ -111,23 +111,23 @@ func newExpander(w *hostv1.Workload, service string) *expander {
 	if w.GetSecretsDir() != "" {
 		vars[interpolate.SecretsDir] = w.GetSecretsDir()
 	}
-	var tokens, bootstraps []string
+	values := map[string][]string{}
 	for _, s := range w.GetServices() {
 		if service != "" && s.GetName() != service {
 			continue
 		}
-		if s.GetTokenFile() != "" {
-			tokens = append(tokens, s.GetTokenFile())
-		}
-		if s.GetBootstrapFile() != "" {
-			bootstraps = append(bootstraps, s.GetBootstrapFile())
+		for name, value := range map[string]string{
+			interpolate.TokenFile: s.GetTokenFile(), interpolate.Bootstrap: s.GetBootstrapFile(), interpolate.ProxyID: s.GetProxyId(),
+		} {
+			if value != "" {
+				values[name] = append(values[name], value)
+			}
 		}
 	}
-	if len(tokens) == 1 {
-		vars[interpolate.TokenFile] = tokens[0]
-	}
-	if len(bootstraps) == 1 {
-		vars[interpolate.Bootstrap] = bootstraps[0]
+	for name, all := range values {
+		if len(all) == 1 {
+			vars[name] = all[0]
+		}
 	}
 	return &expander{vars: vars}
 }
@@ -170,7 +170,7 @@ func expected(spec *hostv1.WorkloadSpec) *hostv1.Workload {
 			w.SecretsDir, status.TokenFile = some, some
 		}
 		if hasProxy(s) {
-			status.BootstrapFile = some
+			status.BootstrapFile, status.ProxyId = some, some
 		}
 		w.Services = append(w.Services, status)
 	}

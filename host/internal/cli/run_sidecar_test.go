@@ -65,6 +65,7 @@ func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.Star
 			status.TokenFile, err = write("si_token", secret)
 		}
 		if err == nil && hasProxy(service) {
+			status.ProxyId = "proxy-of-" + service.GetName()
 			status.BootstrapFile, err = write("envoy_bootstrap.json", "{}")
 		}
 		if err != nil {
@@ -113,7 +114,7 @@ func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) 
     }
   }
   sidecar {
-    command = ["/bin/sh", %q, "${bootstrap}", "${token_file}", "${port.http}", "${node.name}"]
+    command = ["/bin/sh", %q, "${bootstrap}", "${token_file}", "${port.http}", "${node.name}", "${proxy_id}"]
     env {
       ADMIN = "${port.admin-api}"
     }
@@ -170,7 +171,7 @@ echo "$@" $PORT > program.args; env > program.env; cat "$CONSUL_HTTP_TOKEN_FILE"
 	token, bootstrap := secrets+"/web/si_token", secrets+"/web/envoy_bootstrap.json"
 	for name, want := range map[string]string{
 		"program.args": fmt.Sprintf("20000 %s %s %s w ${x} 20001", token, bootstrap, secrets),
-		"sidecar.args": fmt.Sprintf("%s %s 20000 n1 20001", bootstrap, token),
+		"sidecar.args": fmt.Sprintf("%s %s 20000 n1 proxy-of-web 20001", bootstrap, token),
 		"token":        secret,
 	} {
 		if got := contents(filepath.Join(dir, name)); got != want {
@@ -323,7 +324,7 @@ func TestVariablesOfProgramsAreChecked(t *testing.T) {
 	}
 	err := (&run{spec: spec}).readPrograms("w.hcl")
 	for _, want := range []string{
-		"w.hcl: exec: args[0]: unknown variable ${port.htp}; known are ${bootstrap}, ${node.name}, ${port.http}, ${secrets_dir}, ${workload.id}",
+		"w.hcl: exec: args[0]: unknown variable ${port.htp}; known are ${bootstrap}, ${node.name}, ${port.http}, ${proxy_id}, ${secrets_dir}, ${workload.id}",
 		`w.hcl: sidecar "a": env: A: unknown variable ${token}`,
 		`w.hcl: sidecar "a": user: there is no user "no-such-user"`,
 	} {

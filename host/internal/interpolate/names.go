@@ -7,10 +7,11 @@ const (
 	WorkloadID        = "workload.id"
 	WorkloadNamespace = "workload.namespace"
 	// Bootstrap, TokenFile and SecretsDir are paths on the host; the files are those of
-	// the service that a program stands for.
+	// the service that a program stands for. ProxyID is the id of its proxy in Consul.
 	Bootstrap  = "bootstrap"
 	TokenFile  = "token_file"
 	SecretsDir = "secrets_dir"
+	ProxyID    = "proxy_id"
 )
 
 // Port is the variable of one of the workload's ports.
@@ -25,7 +26,7 @@ func InServices(labels []string) []string {
 // InPrograms are those that stand in the arguments and the environment of the
 // workload's program and its sidecars.
 func InPrograms(labels []string) []string {
-	return withPorts([]string{NodeName, WorkloadID, WorkloadNamespace, Bootstrap, TokenFile, SecretsDir}, labels)
+	return withPorts([]string{NodeName, WorkloadID, WorkloadNamespace, Bootstrap, TokenFile, SecretsDir, ProxyID}, labels)
 }
 
 func withPorts(names, labels []string) []string {
