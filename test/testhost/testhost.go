@@ -58,6 +58,10 @@ func New(t testing.TB, more string, plugins ...string) *Host {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// As /var/lib is: the user of a workload gets through to what is its own.
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it lists nothing
+		t.Fatal(err)
+	}
 	h := &Host{t: t, Dir: dir, Pannier: testbin.Build(t, "host/cmd/pannier"), PluginDir: filepath.Join(dir, "plugins")}
 	t.Cleanup(h.cleanUp)
 	if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
