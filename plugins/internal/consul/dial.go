@@ -56,8 +56,7 @@ func (d *dialer) dialTLS(ctx context.Context, network, address string) (net.Conn
 	return conn, nil
 }
 
-// bounded also ends with the pool: http.Transport goes on dialling after the request
-// that wanted the connection has ended.
+// bounded ends after dialTimeout, and with the pool, whoever waits for the connection.
 func (d *dialer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	stop := context.AfterFunc(d.pool, cancel)

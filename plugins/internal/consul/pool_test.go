@@ -2,6 +2,8 @@ package consul
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,11 +13,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -238,17 +242,18 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// TestConnections asks much at once and sees few connections, that are used again.
+// TestConnections asks much at once, twice, and sees few connections, that are used
+// again.
 func TestConnections(t *testing.T) {
-	var opened atomic.Int32
-	var release sync.WaitGroup
-	release.Add(maxConns)
-	var arrived atomic.Int32
+	var opened, arrived atomic.Int32
+	full := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if arrived.Add(1) <= maxConns { // hold as many as may be, all at once
-			release.Done()
-			release.Wait()
+		n := int(arrived.Add(1)) - 1
+		burst, n := n/(5*maxConns), n%(5*maxConns)
+		if n == maxConns-1 { // as many as may be are here, all at once
+			close(full[burst])
 		}
+		<-full[burst]
 		answer(w, r)
 	}))
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
@@ -259,18 +264,97 @@ func TestConnections(t *testing.T) {
 	s.Start()
 	t.Cleanup(s.Close)
 	p := newPool(t)
-	var all sync.WaitGroup
-	for range 5 * maxConns {
-		all.Go(func() {
-			if err := ask(t.Context(), p, service.Consul{Address: s.Listener.Addr().String()}); err != nil {
-				t.Error(err)
-			}
-		})
+	for range full {
+		var all sync.WaitGroup
+		for range 5 * maxConns {
+			all.Go(func() {
+				if err := ask(t.Context(), p, service.Consul{Address: s.Listener.Addr().String()}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
 	}
-	all.Wait()
 	if n := opened.Load(); n != maxConns {
 		t.Errorf("%d connections, want %d", n, maxConns)
 	}
+}
+
+// TestFailedHandshake sees that the connection of one is closed.
+func TestFailedHandshake(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	ended := make(chan error, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err == nil {
+			_, _ = io.WriteString(conn, "no TLS, and no HTTP")
+			_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+			_, err = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+		ended <- err
+	}()
+	wantCode(t, ask(t.Context(), newPool(t), service.Consul{Address: "https://" + l.Addr().String()}), codes.Unavailable)
+	if err := <-ended; err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection was not closed: %v", err)
+	}
+}
+
+// TestDialling closes a pool while a call waits for a connection that is being made.
+func TestDialling(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	address, dialling := deaf(t)
+	p := NewPool()
+	ended := make(chan error, 1)
+	go func() { ended <- ask(context.Background(), p, service.Consul{Address: address}) }()
+	for deadline := time.Now().Add(10 * time.Second); !dialling(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no connection is being made")
+		}
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(dialTimeout / 2):
+		t.Fatal("the call goes on")
+	}
+	goleak.VerifyNone(t, before)
+}
+
+// deaf is an address that answers no one who wants a connection, since the queue of
+// those that wait for one is full; dialling says whether someone tries.
+func deaf(t *testing.T) (address string, dialling func() bool) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	err = errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0))
+	name, err2 := unix.Getsockname(fd)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	port := name.(*unix.SockaddrInet4).Port
+	address = fmt.Sprintf("127.0.0.1:%d", port)
+	for range 10 {
+		conn, err := net.DialTimeout("tcp", address, 100*time.Millisecond)
+		if err != nil {
+			return address, func() bool {
+				connections, err := os.ReadFile("/proc/net/tcp")
+				return err == nil && strings.Contains(string(connections), fmt.Sprintf(":%04X 02 ", port)) // SYN_SENT to it
+			}
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+	t.Fatal("the queue does not fill")
+	return "", nil
 }
 
 // TestClose closes a pool with a call in flight, and with a connection that is being

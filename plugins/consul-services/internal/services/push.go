@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"slices"
 
 	"github.com/hashicorp/consul/api"
 
@@ -31,7 +32,9 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 		for _, c := range local.checks[id] {
 			checks = append(checks, c)
 		}
-		stale := seen.staleChecks(id, w.parts()[id])
+		stale := slices.DeleteFunc(seen.staleChecks(id, w.parts()[id]), func(check string) bool {
+			return local.checks[id][check] != nil // the agent would bring it back
+		})
 		work.do(func(ctx context.Context) error {
 			if err := p.agent.tell(ctx, p.node, &entry, checks); err != nil {
 				return err

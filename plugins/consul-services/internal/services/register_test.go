@@ -107,6 +107,17 @@ func TestRegister(t *testing.T) {
 			t.Errorf("checks: %v, want the alias alone", checks)
 		}
 	})
+	t.Run("an exposed check", func(t *testing.T) {
+		exposed := instance("exposed", sidecar(), func(s *service.Service) {
+			s.Checks = []service.Check{{Type: service.CheckHTTP, Path: "/", Interval: "1h", Expose: true}}
+		})
+		r.register(t, exposed)
+		r.settled(t, exposed)
+		r.quiet(t, exposed)
+		if got := r.inCatalog(t, exposed.ID+sidecarSuffix); !got.Proxy.Expose.Checks {
+			t.Errorf("got %+v", got.Proxy)
+		}
+	})
 	t.Run("changes", func(t *testing.T) { registersChanges(t, r) })
 	t.Run("refuses", func(t *testing.T) { refuses(t, r) })
 	t.Run("deregisters", func(t *testing.T) { deregisters(t, r) })

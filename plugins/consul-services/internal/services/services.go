@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -153,6 +154,6 @@ func write(ctx context.Context) *api.WriteOptions { return new(api.WriteOptions)
 
 // notFound says whether Consul answered that there is no such thing.
 func notFound(err error) bool {
-	code, ok := err.(api.StatusError) //nolint:errorlint // as consul/api returns it, never wrapped
-	return ok && code.Code == http.StatusNotFound
+	var answer api.StatusError
+	return errors.As(err, &answer) && answer.Code == http.StatusNotFound
 }

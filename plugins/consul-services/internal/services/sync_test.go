@@ -138,6 +138,13 @@ func TestDriftInCatalog(t *testing.T) {
 			r.catalogHas(t, web.ID+sidecarSuffix, func(s *api.AgentService) { s.Proxy.LocalServicePort = 1 })
 		}},
 		{"checks", func() { node(api.CatalogDeregistration{CheckID: "service:" + web.ID + ":2"}) }},
+		{"checks", func() {
+			if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Check: &api.AgentCheck{
+				Node: "server-0", CheckID: "service:" + web.ID + ":9", Name: "x", Status: "passing", ServiceID: web.ID,
+			}}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}},
 		{"missing", func() { node(api.CatalogDeregistration{ServiceID: web.ID}) }},
 		{"missing", func() { node(api.CatalogDeregistration{ServiceID: web.ID + sidecarSuffix}) }},
 	} {
@@ -217,12 +224,15 @@ func TestRenamed(t *testing.T) {
 	r.quiet(t, web)
 	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "old", Address: "127.0.0.1", Check: &api.AgentCheck{
 		Node: "old", CheckID: serfHealth, Name: "x", Status: "critical",
-	}}, nil); err != nil {
+	}, Service: r.inCatalog(t, web.ID)}, nil); err != nil {
 		t.Fatal(err)
 	}
-	r.nodes[r.consul] = "old"
+	r.nodes[r.consul] = "old" // which has all that is wanted, and is not there
 	_, done = r.sync(t, web)
 	wantDone(t, done)
+	if got := r.nodes[r.consul]; got != "server-0" {
+		t.Errorf("the node is %q", got)
+	}
 	r.quiet(t, web)
 }
 

@@ -38,21 +38,22 @@ func TestTagOverride(t *testing.T) {
 		r.quiet(t, i)
 		r.wantTags(t, i, others...)
 
+		// The same registration, of which the agent tells the catalog nothing.
+		r.register(t, i)
+		r.wantTags(t, i, "a", "b")
+
 		// Other drift is repaired, at the agent and in the catalog, and the tags stay.
 		r.repairs(t, func() {
 			r.agentHasPort(t, i, 1)
 			eventually(t, "the catalog has the drift", func() bool { return r.inCatalog(t, i.ID).Port == 1 })
-			r.othersTag(t, i)
+			r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags = []string{"unseen"} })
 		}, "registered web: port", i)
-		r.wantTags(t, i, others...)
+		r.wantTags(t, i, "unseen")
 		r.repairs(t, func() {
-			r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags, s.Port = others, 2 })
+			r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags, s.Port = []string{"unseen", "too"}, 2 })
 		}, "registered web: port", i)
-		r.wantTags(t, i, others...)
+		r.wantTags(t, i, "unseen", "too")
 
-		// The same registration, of which the agent tells the catalog nothing, and a new one.
-		r.register(t, i)
-		r.wantTags(t, i, "a", "b")
 		r.othersTag(t, i)
 		i.Service.Tags = []string{"new"}
 		r.register(t, i)

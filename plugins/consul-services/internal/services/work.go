@@ -30,9 +30,6 @@ func newWork(ctx context.Context) *work {
 
 func (w *work) do(request func(context.Context) error) {
 	w.group.Go(func() error {
-		if w.ctx.Err() != nil {
-			return w.ctx.Err() // of the error that has ended it
-		}
 		err := request(w.ctx)
 		switch status.Code(err) {
 		case codes.OK, codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded, codes.Canceled:
