@@ -37,6 +37,10 @@ build: ## Build the programs into bin/ and the plugins into bin/plugins/
 demo: build ## Show a volume's life on one host, a crash included (root)
 	go run ./test/demo -bin bin
 
+.PHONY: demo-mesh
+demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
+	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
+
 .PHONY: test
 test: hostpath consul ## Run all tests (root, for those of mounts)
 	$(GO_TEST) ./...

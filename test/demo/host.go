@@ -21,6 +21,7 @@ import (
 // host is the agent of the demo and the directory that all of it lives in.
 type host struct {
 	bin, dir   string
+	env        []string // added to that of every command
 	agent      *exec.Cmd
 	background []*exec.Cmd
 }
@@ -85,6 +86,7 @@ func (h *host) writeFile(name, content string) error {
 func (h *host) pannier(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(h.bin, "pannier"), args...)
 	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.path("pannier.sock"), "NO_COLOR=1")
+	cmd.Env = append(cmd.Env, h.env...)
 	return cmd
 }
 
@@ -270,6 +272,9 @@ func (h *host) nothingLeft(children map[string]int) error {
 // noBigFiles looks for volumes that were not deleted.
 func (h *host) noBigFiles() error {
 	return filepath.WalkDir(h.path("volumes"), func(path string, d os.DirEntry, err error) error {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil // there were no volumes
+		}
 		if err != nil || d.IsDir() {
 			return err
 		}

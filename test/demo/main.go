@@ -1,6 +1,7 @@
 // Command demo shows Pannier at work on this machine: it starts an agent in a
 // temporary directory, gives volumes to workloads, kills the agent in the middle
-// of one, and leaves nothing behind. Every command that it prints can be typed by
+// of one, and leaves nothing behind. With -mesh it starts a Consul too, and tells how
+// workloads come into its mesh and go. Every command that it prints can be typed by
 // hand. It needs root and Linux.
 package main
 
@@ -21,12 +22,18 @@ func main() { os.Exit(demo()) }
 
 func demo() (code int) {
 	bin := flag.String("bin", "bin", "the folder that `make build` has filled")
+	mesh := flag.Bool("mesh", false, "tell the story of the mesh")
+	program := flag.String("consul", "consul", "Consul's `program`, for the mesh")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	if err := run(ctx, *bin); err != nil {
+	tell := story
+	if *mesh {
+		tell = func(ctx context.Context, h *host) error { return meshStory(ctx, h, *program) }
+	}
+	if err := run(ctx, *bin, tell); err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo: failed:", err)
 		return 1
 	}
@@ -34,9 +41,9 @@ func demo() (code int) {
 	return 0
 }
 
-func run(ctx context.Context, bin string) (err error) {
+func run(ctx context.Context, bin string, tell func(context.Context, *host) error) (err error) {
 	if os.Geteuid() != 0 {
-		return errors.New("it mounts volumes and so needs root: sudo make demo")
+		return errors.New("it mounts file systems and so needs root")
 	}
 	bin, err = filepath.Abs(bin)
 	if err != nil {
@@ -48,7 +55,7 @@ func run(ctx context.Context, bin string) (err error) {
 	}
 	h := &host{bin: bin, dir: dir}
 	defer func() { err = errors.Join(err, h.cleanUp()) }()
-	if err := story(ctx, h); err != nil {
+	if err := tell(ctx, h); err != nil {
 		return errors.Join(err, h.logTail())
 	}
 	return nil

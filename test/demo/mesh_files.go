@@ -1,0 +1,196 @@
+package main
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+)
+
+// greeting is what db answers.
+const greeting = "db greets you"
+
+const consulConfig = `
+server           = true
+bootstrap_expect = 1
+node_name        = "demo"
+data_dir         = "consul"
+bind_addr        = "127.0.0.1"
+client_addr      = "127.0.0.1"
+log_level        = "warn"
+
+disable_update_check = true
+
+ports {
+  http     = -1
+  grpc     = -1
+  dns      = -1
+  serf_wan = -1
+  https    = %d
+  grpc_tls = %d
+  server   = %d
+  serf_lan = %d
+}
+connect {
+  enabled = true
+}
+acl {
+  enabled        = true
+  default_policy = "deny"
+  tokens {
+    initial_management = %[5]q
+    agent              = %[5]q
+  }
+}
+tls {
+  defaults {
+    ca_file   = "consul-agent-ca.pem"
+    cert_file = "dc1-server-consul-0.pem"
+    key_file  = "dc1-server-consul-0-key.pem"
+
+    verify_outgoing = true
+  }
+  internal_rpc {
+    verify_incoming        = true
+    verify_server_hostname = true
+  }
+}
+performance {
+  raft_multiplier = 1
+}
+`
+
+const nodePolicy = `
+service_prefix "" {
+  policy = "write"
+}
+node_prefix "" {
+  policy = "read"
+}
+agent_prefix "" {
+  policy = "read"
+}
+`
+
+const meshAgentConfig = `
+name       = "demo"
+data_dir   = "data"
+plugin_dir = %q
+socket     = "pannier.sock"
+ports {
+  http = 0
+}
+leave_plugins_on_stop = false
+
+consul {
+  address    = "https://127.0.0.1:%d"
+  token_file = "node.token"
+  ca_file    = "consul-agent-ca.pem"
+}
+plugin "sids" {
+  config {
+    token_file = %q
+  }
+}
+`
+
+// The services of the demo have no checks of their ports: what Consul's proxy resolves
+// would have to wait for the first ones.
+const dbSpec = `workload "db" {
+  user = "nobody"
+
+  network {
+    port "http" {}
+    port "mesh" {}
+  }
+  service "db" {
+    port = "http"
+    connect {
+      sidecar_service {
+        port = "mesh"
+
+        disable_default_tcp_check = true
+      }
+    }
+  }
+
+  exec {
+    command = "answer"
+    args    = ["-listen", "127.0.0.1:${port.http}", "-text", "` + greeting + `"]
+    user    = "nobody"
+  }
+  sidecar {
+    command = ["consul", "connect", "proxy", "-proxy-id", "${proxy_id}", "-token-file", "${token_file}"]
+  }
+}
+`
+
+const webSpec = `workload "web" {
+  user = "nobody"
+
+  network {
+    port "mesh" {}
+  }
+  service "web" {
+    connect {
+      sidecar_service {
+        port = "mesh"
+
+        disable_default_tcp_check = true
+        proxy {
+          upstreams {
+            destination_name = "db"
+            local_bind_port  = %d
+          }
+        }
+      }
+    }
+  }
+
+  exec {
+    command = "sleep"
+    args    = ["infinity"]
+    user    = "nobody"
+  }
+  sidecar {
+    command = ["consul", "connect", "proxy", "-proxy-id", "${proxy_id}", "-token-file", "${token_file}"]
+  }
+}
+`
+
+// ports of the demo's Consul on loopback, and the one where web finds db.
+type ports struct {
+	https, grpcTLS, server, serfLAN, upstream int
+}
+
+// freePorts picks ports that nobody has, all held until the last is found.
+func freePorts() (p ports, err error) {
+	for _, port := range []*int{&p.https, &p.grpcTLS, &p.server, &p.serfLAN, &p.upstream} {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			return p, fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close()
+		*port = l.Addr().(*net.TCPAddr).Port
+	}
+	return p, nil
+}
+
+// writeMeshFiles writes what the commands of the mesh read.
+func (h *host) writeMeshFiles(plugins string, p ports) error {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	management := fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
+	return errors.Join(
+		// Consul's proxies, which are nobody's, run what is in bin.
+		os.Chmod(h.dir, 0o711),
+		os.Mkdir(h.path("bin"), 0o755),
+		h.writeFile("management.token", management),
+		h.writeFile("consul.hcl", fmt.Sprintf(consulConfig, p.https, p.grpcTLS, p.server, p.serfLAN, management)),
+		h.writeFile("node-policy.hcl", nodePolicy),
+		h.writeFile("agent.hcl", fmt.Sprintf(meshAgentConfig, plugins, p.https, h.path("sids.token"))),
+		h.writeFile("db.hcl", dbSpec),
+		h.writeFile("web.hcl", fmt.Sprintf(webSpec, p.upstream)),
+	)
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// siTokens lists the descriptions of the tokens in Consul that Pannier has made.
+const siTokens = "consul acl token list | sed -n 's/^Description: *_pannier_si/_pannier_si/p'"
+
+// meshTeller tells with a shell and with a Consul.
+type meshTeller struct {
+	*teller
+	program string // Consul's
+	ports   ports
+	consul  *exec.Cmd
+}
+
+// prepare makes the folder what the commands need, and shows the variables.
+func (s *meshTeller) prepare() {
+	s.do(func() (err error) {
+		if _, err := exec.LookPath("curl"); err != nil {
+			return fmt.Errorf("the demo of the mesh asks with curl: %w", err)
+		}
+		if s.ports, err = freePorts(); err != nil {
+			return err
+		}
+		if err := s.h.writeMeshFiles(filepath.Join(s.h.bin, "plugins"), s.ports); err != nil {
+			return err
+		}
+		s.h.env = []string{
+			"PATH=" + s.h.path("bin") + ":" + s.h.bin + ":" + os.Getenv("PATH"),
+			"PANNIER_ADDR=unix://" + s.h.path("pannier.sock"),
+			fmt.Sprintf("CONSUL_HTTP_ADDR=https://127.0.0.1:%d", s.ports.https),
+			"CONSUL_CACERT=" + s.h.path("consul-agent-ca.pem"),
+			"CONSUL_HTTP_TOKEN_FILE=" + s.h.path("management.token"),
+		}
+		fmt.Println("$ cd " + s.h.dir)
+		fmt.Printf("$ export PATH=%s:%s:$PATH\n$ export %s\n", s.h.path("bin"), s.h.bin, strings.Join(s.h.env[1:], " "))
+		return nil
+	})
+	root, err := os.Getwd()
+	s.do(func() error { return err })
+	s.sh("install -m 0755 " + s.program + " bin/consul")
+	s.sh("go build -C " + root + " -o " + s.h.path("bin") + "/ ./test/demo/answer ./test/demo/xds")
+}
+
+// try runs a line as a shell does that is in the demo's folder.
+func (s *meshTeller) try(line string) (out string, err error) {
+	cmd := exec.CommandContext(s.ctx, "sh", "-c", line)
+	cmd.Dir = s.h.dir
+	cmd.Env = append(append(os.Environ(), "NO_COLOR=1"), s.h.env...)
+	raw, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s: %w", line, err)
+	}
+	return string(raw), err
+}
+
+// shows runs a line and shows what it prints; check says whether that is as it has
+// to be.
+func (s *meshTeller) shows(line string, check func(out string, err error) error) {
+	s.do(func() error {
+		fmt.Println("$ " + line)
+		out, err := s.try(line)
+		fmt.Print(indent(out))
+		return check(out, err)
+	})
+}
+
+// sh runs a line that has to work.
+func (s *meshTeller) sh(line string) { s.shows(line, func(_ string, err error) error { return err }) }
+
+// nothing runs a line that has to print nothing.
+func (s *meshTeller) nothing(line string) {
+	s.shows(line, func(out string, err error) error {
+		if err == nil && out != "" {
+			err = fmt.Errorf("%s: it had to print nothing", line)
+		}
+		return err
+	})
+}
+
+// refused runs a line that has to fail and to say why.
+func (s *meshTeller) refused(line, why string) {
+	s.shows(line, func(out string, err error) error { return isRefusal(line, why, out, err) })
+}
+
+func isRefusal(line, why, out string, err error) error {
+	switch {
+	case err == nil:
+		return fmt.Errorf("%s: it worked, but had to be refused", line)
+	case !strings.Contains(out, why):
+		return fmt.Errorf("%s: %q is not why it was refused: %w", line, why, err)
+	}
+	return nil
+}
+
+// until repeats a line until it works and prints text, and shows what it printed then.
+func (s *meshTeller) until(line, text string) {
+	s.repeat(line, func(out string, err error) error {
+		if err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("%s: %q is not in its output: %s", line, text, out)
+		}
+		return err
+	})
+}
+
+// untilRefused repeats a curl until its connection is closed without an answer.
+func (s *meshTeller) untilRefused(line string) {
+	// 52: nothing came; 56: the connection was reset. Any other is another failure.
+	s.repeat(line, func(out string, err error) error { return isRefusal(line, "curl: (5", out, err) })
+}
+
+func (s *meshTeller) repeat(line string, check func(out string, err error) error) {
+	s.do(func() error {
+		fmt.Println("$ " + line)
+		var out string
+		err := s.h.wait(s.ctx, line+" shows what it has to", func() (err error) {
+			out, err = s.try(line)
+			return check(out, err)
+		})
+		fmt.Print(indent(out))
+		return err
+	})
+}
+
+// startConsul starts Consul and waits until it knows its own node.
+func (s *meshTeller) startConsul() {
+	s.do(func() error {
+		fmt.Println("$ consul agent -config-file consul.hcl &")
+		log, err := os.OpenFile(s.h.path("consul.log"), os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		cmd := exec.CommandContext(s.ctx, s.h.path("bin/consul"), "agent", "-config-file", "consul.hcl")
+		cmd.Dir, cmd.Stdout, cmd.Stderr = s.h.dir, log, log
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		s.consul = cmd
+		s.h.background = append(s.h.background, cmd)
+		return nil
+	})
+	s.until("consul catalog nodes", "demo")
+}
+
+func (s *meshTeller) stopConsul() {
+	s.do(func() error {
+		fmt.Printf("$ kill -TERM %d\n", s.consul.Process.Pid)
+		if err := s.consul.Process.Signal(unix.SIGTERM); err != nil {
+			return err
+		}
+		err := s.consul.Wait()
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
+			err = nil // it ends with 1 when it is asked to
+		}
+		return err
+	})
+}
+
+// look notes the processes of the plugins.
+func (s *meshTeller) look() {
+	s.do(func() (err error) {
+		s.children, err = s.h.children(s.ctx)
+		return err
+	})
+}
