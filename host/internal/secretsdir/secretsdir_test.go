@@ -268,6 +268,7 @@ func TestAFullTmpfs(t *testing.T) {
 	}
 	must(t, d.Remove(web))
 	must(t, d.Write(web, "si_token", []byte("new"), alice))
+	must(t, d.Remove(web))
 	must(t, d.Close())
 	if m, err := mounts.At(d.path); m == nil || err != nil {
 		t.Error("a tmpfs of the operator's was unmounted")

@@ -60,6 +60,16 @@ func TestATokenIsRenewed(t *testing.T) {
 	h.clean(t) // logged out, all of them
 }
 
+// A renewal that is due before the next look does not wait for it.
+func TestARenewalDoesNotWaitForALook(t *testing.T) {
+	h := newHost(t)
+	h.consul.life = 300 * time.Millisecond
+	first := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
+	h.eventually(t, "w", "renewed", func(w Workload) bool { return w.Services[0].Accessor != first.Accessor })
+	h.stop(t, "w")
+	h.clean(t)
+}
+
 // What fails is told once, the workload runs on, and all is well when Consul is.
 func TestARenewalThatFails(t *testing.T) {
 	for _, call := range []string{"intend", "derive", "read", "bootstrap"} {
