@@ -2,9 +2,9 @@ package bench
 
 import (
 	"flag"
-	"os"
 	"testing"
 
+	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/testbin"
 	"github.com/pannier/pannier/test/testns"
 )
@@ -16,10 +16,10 @@ func TestMain(m *testing.M) { testns.Main(m) }
 // BenchmarkPannier measures everything once, whatever b.N is.
 func BenchmarkPannier(b *testing.B) {
 	testbin.RequireRoot(b, "all numbers")
-	r := &report{machine: machine(b)}
+	r := &table.Report{Machine: machine(b)}
 	for _, section := range []struct {
 		name    string
-		measure func(b *testing.B, r *report)
+		measure func(b *testing.B, r *table.Report)
 	}{
 		{"Start and stop of a workload with one volume, beside the driver alone", measureLatency},
 		{"Claims in the ledger, one durable voter", measureLedger},
@@ -27,12 +27,12 @@ func BenchmarkPannier(b *testing.B) {
 		{"Memory, with 10,000 volumes", measureMemory},
 		{"Restart with 100,000 claims", measureRestart},
 	} {
-		r.section(section.name)
+		r.Section(section.name)
 		section.measure(b, r)
 	}
 	if *out == "" {
 		b.Log("\n" + r.String())
-	} else if err := os.WriteFile(*out, []byte(r.String()), 0o644); err != nil {
+	} else if err := r.Write(*out); err != nil {
 		b.Fatal(err)
 	}
 }

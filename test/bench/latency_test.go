@@ -12,6 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/pannier/pannier/test/bench/table"
 )
 
 const (
@@ -21,7 +23,7 @@ const (
 
 // measureLatency starts and stops workloads through the API, and makes the same
 // CSI calls on the same driver's socket, in turns.
-func measureLatency(b *testing.B, r *report) {
+func measureLatency(b *testing.B, r *table.Report) {
 	ctx := b.Context()
 	h := newHost(b)
 	h.Start()
@@ -29,7 +31,7 @@ func measureLatency(b *testing.B, r *report) {
 	pannier.create(ctx, "pannier")
 	direct := newDirect(b, h.Path("data/csi/local/csi.sock"), pannier.create(ctx, "direct"))
 
-	var start, stop, stage, unstage samples
+	var start, stop, stage, unstage table.Samples
 	for n := range warmUp + rounds {
 		if n == warmUp {
 			start, stop, stage, unstage = nil, nil, nil, nil
@@ -39,23 +41,23 @@ func measureLatency(b *testing.B, r *report) {
 		stage = append(stage, took(b)(direct.stagePublish(ctx)))
 		unstage = append(unstage, took(b)(direct.unpublishUnstage(ctx)))
 	}
-	r.add(
-		row{what: "claim → published, p50", value: start.p50(), unit: "ms"},
-		row{what: "claim → published, p99", value: start.p99(), unit: "ms"},
-		row{what: "stage and publish alone, p50", value: stage.p50(), unit: "ms"},
-		row{what: "stage and publish alone, p99", value: stage.p99(), unit: "ms"},
-		row{what: "added by Pannier to a start, p50", value: start.p50() - stage.p50(), unit: "ms", target: 2},
-		row{what: "release, p50", value: stop.p50(), unit: "ms"},
-		row{what: "release, p99", value: stop.p99(), unit: "ms"},
-		row{what: "unpublish and unstage alone, p50", value: unstage.p50(), unit: "ms"},
-		row{what: "unpublish and unstage alone, p99", value: unstage.p99(), unit: "ms"},
-		row{what: "added by Pannier to a release, p50", value: stop.p50() - unstage.p50(), unit: "ms", target: 2},
+	r.Add(
+		table.Row{What: "claim → published, p50", Value: start.P50(), Unit: "ms"},
+		table.Row{What: "claim → published, p99", Value: start.P99(), Unit: "ms"},
+		table.Row{What: "stage and publish alone, p50", Value: stage.P50(), Unit: "ms"},
+		table.Row{What: "stage and publish alone, p99", Value: stage.P99(), Unit: "ms"},
+		table.Row{What: "added by Pannier to a start, p50", Value: start.P50() - stage.P50(), Unit: "ms", AtMost: 2},
+		table.Row{What: "release, p50", Value: stop.P50(), Unit: "ms"},
+		table.Row{What: "release, p99", Value: stop.P99(), Unit: "ms"},
+		table.Row{What: "unpublish and unstage alone, p50", Value: unstage.P50(), Unit: "ms"},
+		table.Row{What: "unpublish and unstage alone, p99", Value: unstage.P99(), Unit: "ms"},
+		table.Row{What: "added by Pannier to a release, p50", Value: stop.P50() - unstage.P50(), Unit: "ms", AtMost: 2},
 	)
 	measureSyncs(b, r, pannier, h.PID())
 }
 
 // measureSyncs counts the agent's system calls that wait for the disk.
-func measureSyncs(b *testing.B, r *report, pannier caller, pid int) {
+func measureSyncs(b *testing.B, r *table.Report, pannier caller, pid int) {
 	const together = 16
 	for n := range together {
 		pannier.create(b.Context(), fmt.Sprint("sync-", n))
@@ -81,11 +83,11 @@ func measureSyncs(b *testing.B, r *report, pannier caller, pid int) {
 		}
 	}
 	perOne := func(do func()) float64 { return float64(countSyncs(b, pid, do)) / together }
-	r.add(
-		row{what: "fsyncs of the agent for a start, one by one", value: perOne(one(pannier.start)), target: 2},
-		row{what: "fsyncs of the agent for a release, one by one", value: perOne(one(pannier.stop))},
-		row{what: "fsyncs of the agent for a start, 16 at once", value: perOne(func() { all(pannier.start) }), target: 2},
-		row{what: "fsyncs of the agent for a release, 16 at once", value: perOne(func() { all(pannier.stop) })},
+	r.Add(
+		table.Row{What: "fsyncs of the agent for a start, one by one", Value: perOne(one(pannier.start)), AtMost: 2},
+		table.Row{What: "fsyncs of the agent for a release, one by one", Value: perOne(one(pannier.stop))},
+		table.Row{What: "fsyncs of the agent for a start, 16 at once", Value: perOne(func() { all(pannier.start) }), AtMost: 2},
+		table.Row{What: "fsyncs of the agent for a release, 16 at once", Value: perOne(func() { all(pannier.stop) })},
 	)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/bench/table"
 )
 
 const (
@@ -21,28 +22,28 @@ const (
 
 // measureLedger calls cluster.Node in this process: a node's claims without the
 // node's own work. Each claim is a workload's start, one entry of raft's log.
-func measureLedger(b *testing.B, r *report) {
+func measureLedger(b *testing.B, r *table.Report) {
 	few, many := clustertest.Start(b).Node, clustertest.Start(b).Node
 	fill(b, few, fewVolumes, "")
 	fill(b, many, manyVolumes, "")
 
 	const turns = 2000
-	var small, large samples
+	var small, large table.Samples
 	for n := range turns {
 		small = append(small, claimAndFree(b, few, n%fewVolumes))
 		large = append(large, claimAndFree(b, many, n*(manyVolumes/turns)))
 	}
-	r.add(
-		row{what: "a claim with 100 volumes in the ledger, p50", value: small.p50(), unit: "ms"},
-		row{what: "a claim with 100,000 volumes in the ledger, p50", value: large.p50(), unit: "ms"},
-		row{what: "the second over the first", value: large.p50() / small.p50(), target: 1.2},
+	r.Add(
+		table.Row{What: "a claim with 100 volumes in the ledger, p50", Value: small.P50(), Unit: "ms"},
+		table.Row{What: "a claim with 100,000 volumes in the ledger, p50", Value: large.P50(), Unit: "ms"},
+		table.Row{What: "the second over the first", Value: large.P50() / small.P50(), AtMost: 1.2},
 	)
 
 	next := 0
 	for _, load := range []struct{ clients, claims int }{{1, 4000}, {16, 16_000}, {256, 60_000}} {
 		rate := claimRate(b, many, next, load.claims, load.clients)
 		next += load.claims
-		r.add(row{what: fmt.Sprintf("claims per second, clients: %d", load.clients), value: rate, unit: "/s"})
+		r.Add(table.Row{What: fmt.Sprintf("claims per second, clients: %d", load.clients), Value: rate, Unit: "/s"})
 	}
 }
 

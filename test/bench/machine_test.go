@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/bench/table"
 )
 
 // machine names what the numbers were measured on.
@@ -36,12 +38,12 @@ func machine(b *testing.B) string {
 	syncs := syncTimes(b, dir)
 	return fmt.Sprintf("Machine: %s, %d cores, %d GiB of memory; Linux %s; %s; disk: %s, a write of 4 KiB and its fdatasync take %.2f ms (p50), %.2f ms (p99); load before the run: %.1f.",
 		cpu, runtime.NumCPU(), (memory.Totalram*uint64(memory.Unit)+1<<29)>>30, unix.ByteSliceToString(uname.Release[:]),
-		runtime.Version(), fsType(b, dir), syncs.p50(), syncs.p99(), load)
+		runtime.Version(), fsType(b, dir), syncs.P50(), syncs.P99(), load)
 }
 
 // syncTimes writes as raft's log does: one block after the other into a file that
 // has its length already.
-func syncTimes(b *testing.B, dir string) (times samples) {
+func syncTimes(b *testing.B, dir string) (times table.Samples) {
 	b.Helper()
 	const n = 500
 	block := make([]byte, 4096)

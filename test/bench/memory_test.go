@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/testhost"
 )
 
@@ -18,7 +19,7 @@ const rest = 35 * time.Second
 
 // measureMemory registers volumes, which asks the driver through csi-bridge for each,
 // lists them, and starts and stops workloads with some.
-func measureMemory(b *testing.B, r *report) {
+func measureMemory(b *testing.B, r *table.Report) {
 	const volumes, used = 10_000, 200
 	ctx := b.Context()
 	h := newHost(b)
@@ -41,16 +42,16 @@ func measureMemory(b *testing.B, r *report) {
 		b.Fatalf("%d volumes are listed: %v", len(list.Msg.GetVolumes()), err)
 	}
 	bridge := processOf(b, h, "csi-bridge")
-	r.add(row{what: "the host at its peak, while it lists all of them", value: memory(b, h.PID(), "VmHWM"), unit: "MiB"})
+	r.Add(table.Row{What: "the host at its peak, while it lists all of them", Value: memory(b, h.PID(), "VmHWM"), Unit: "MiB"})
 	time.Sleep(rest)
 	for _, p := range []struct {
 		name   string
 		pid    int
 		target float64
 	}{{"the host", h.PID(), 64}, {"csi-bridge", bridge, 24}} {
-		r.add(
-			row{what: "resident memory of " + p.name + ", half a minute later", value: memory(b, p.pid, "VmRSS"), unit: "MiB", target: p.target},
-			row{what: "of that not mapped from files", value: memory(b, p.pid, "RssAnon"), unit: "MiB"},
+		r.Add(
+			table.Row{What: "resident memory of " + p.name + ", half a minute later", Value: memory(b, p.pid, "VmRSS"), Unit: "MiB", AtMost: p.target},
+			table.Row{What: "of that not mapped from files", Value: memory(b, p.pid, "RssAnon"), Unit: "MiB"},
 		)
 	}
 }

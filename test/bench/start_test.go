@@ -8,15 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/testhost"
 )
 
 // measureStart starts an agent that has nothing yet, and one whose plugin and driver
 // outlived the one before it.
-func measureStart(b *testing.B, r *report) {
+func measureStart(b *testing.B, r *table.Report) {
 	const turns = 9
 	h := newHost(b)
-	var first, again samples
+	var first, again table.Samples
 	for range turns {
 		a := startAgent(b, h)
 		first = append(first, a.ready)
@@ -32,9 +33,9 @@ func measureStart(b *testing.B, r *report) {
 			b.Fatal(err)
 		}
 	}
-	r.add(
-		row{what: "exec → ready, for the first time, p50", value: first.p50(), unit: "ms", target: 500},
-		row{what: "exec → ready after kill -9, plugin and driver alive, p50", value: again.p50(), unit: "ms", target: 500},
+	r.Add(
+		table.Row{What: "exec → ready, for the first time, p50", Value: first.P50(), Unit: "ms", AtMost: 500},
+		table.Row{What: "exec → ready after kill -9, plugin and driver alive, p50", Value: again.P50(), Unit: "ms", AtMost: 500},
 	)
 }
 
@@ -58,7 +59,7 @@ func driversHealthy(h *testhost.Host) func() error {
 
 // measureRestart starts an agent on a ledger with 100,000 volumes, each claimed by a
 // workload on another node.
-func measureRestart(b *testing.B, r *report) {
+func measureRestart(b *testing.B, r *table.Report) {
 	const turns = 3
 	h := newHost(b)
 	if err := os.MkdirAll(h.Path("data"), 0o700); err != nil {
@@ -72,7 +73,7 @@ func measureRestart(b *testing.B, r *report) {
 	if err := ledger.Close(); err != nil {
 		b.Fatal(err)
 	}
-	var stopped, killed samples
+	var stopped, killed table.Samples
 	for range turns {
 		a := startAgent(b, h)
 		stopped = append(stopped, a.ready)
@@ -83,8 +84,8 @@ func measureRestart(b *testing.B, r *report) {
 		h.Eventually("the driver is healthy", driversHealthy(h))
 		a.end(unix.SIGTERM)
 	}
-	r.add(
-		row{what: "exec → ready after a stop, p50", value: stopped.p50(), unit: "ms", target: 2000},
-		row{what: "exec → ready after kill -9, p50", value: killed.p50(), unit: "ms", target: 2000},
+	r.Add(
+		table.Row{What: "exec → ready after a stop, p50", Value: stopped.P50(), Unit: "ms", AtMost: 2000},
+		table.Row{What: "exec → ready after kill -9, p50", Value: killed.P50(), Unit: "ms", AtMost: 2000},
 	)
 }

@@ -1,0 +1,99 @@
+package meshbench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/table"
+)
+
+// measureBootstrap makes the bootstrap of one sidecar through the host, and runs
+// Consul's command for the same, in turns.
+func measureBootstrap(b *testing.B, m *mesh, r *table.Report) {
+	const commands, perCommand = 15, 20
+	proxyID := m.sidecar(b, "web")
+	made, _, err := m.consul.Client(m.consul.Management).ACL().TokenCreate(&api.ACLToken{
+		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}, Local: true,
+	}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	req := bootstrap.Request{
+		ProxyID: proxyID, TokenFile: m.consul.TokenFile(b, made.SecretID),
+		Admin: bootstrap.Bind{Address: "127.0.0.1", Port: 19000}, Ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19100},
+	}
+	var host, command table.Samples
+	for turn := range commands + 1 {
+		if turn == 1 { // the first is a warm-up
+			host, command = nil, nil
+		}
+		for range perCommand {
+			var file []byte
+			host = append(host, took(b, func(ctx context.Context) error {
+				return m.plugin.DoBootstrap(ctx, func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
+					file, err = c.Generate(ctx, m.reach, req)
+					return err
+				})
+			}))
+			wantJSON(b, file)
+		}
+		cmd := m.consul.Command(made.SecretID, "connect", "envoy", "-bootstrap", "-proxy-id", proxyID,
+			"-admin-bind", "127.0.0.1:19000", "-envoy-ready-bind-address", "127.0.0.1", "-envoy-ready-bind-port", "19100",
+			"-grpc-addr", m.reach.GRPCAddress, "-ca-file", m.reach.CAFile)
+		at := time.Now()
+		file, err := cmd.Output()
+		command = append(command, time.Since(at))
+		if err != nil {
+			var exit *exec.ExitError
+			errors.As(err, &exit)
+			b.Fatalf("consul connect envoy: %v: %s", err, exit.Stderr)
+		}
+		wantJSON(b, file)
+	}
+	r.Add(
+		table.Row{What: "a bootstrap through the host, p50", Value: host.P50(), Unit: "ms"},
+		table.Row{What: "a bootstrap through the host, p99", Value: host.P99(), Unit: "ms"},
+		table.Row{What: "`consul connect envoy -bootstrap`, p50", Value: command.P50(), Unit: "ms"},
+		table.Row{What: "the second over the first", Value: command.P50() / host.P50(), AtLeast: 50},
+	)
+}
+
+func wantJSON(b *testing.B, file []byte) {
+	b.Helper()
+	if len(file) == 0 || !json.Valid(file) {
+		b.Fatalf("a bootstrap of %d bytes is no JSON", len(file))
+	}
+}
+
+// sidecar registers a service with a sidecar through the host until the end, and returns the
+// sidecar's id.
+func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
+	b.Helper()
+	i := instance(name)
+	i.Service.Connect = &service.Connect{SidecarService: &service.SidecarService{}}
+	err := m.plugin.DoRegistration(b.Context(), func(ctx context.Context, c registration.Registration) (err error) {
+		proxyID, err = c.Register(ctx, m.reach, i)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		err := m.plugin.DoRegistration(context.Background(), func(ctx context.Context, c registration.Registration) error {
+			return c.Deregister(ctx, m.reach, i.ID)
+		})
+		if err != nil {
+			b.Error(err)
+		}
+	})
+	return proxyID
+}

@@ -1,0 +1,91 @@
+package meshbench
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pannier/pannier/host/internal/catalog"
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// nodePolicy is what registrations need, as docs/consul.md has it.
+const nodePolicy = `
+service_prefix "" { policy = "write" }
+node_prefix "" { policy = "read" }
+agent_prefix "" { policy = "read" }
+mesh = "write"
+`
+
+// mesh is a Consul with ACLs and TLS, and the plugins that speak to it, each a process.
+type mesh struct {
+	consul *consul.Cluster
+	reach  service.Consul // how the host reaches it
+	plugin *catalog.Catalog
+	// aclToken may write ACLs; it is what sids has.
+	aclToken string
+}
+
+func newMesh(b *testing.B) *mesh {
+	b.Helper()
+	c := consul.Start(b, consul.Options{ACL: true, TLS: true})
+	c.Policy(b, "node", nodePolicy)
+	c.Policy(b, "sids", `acl = "write"`)
+	m := &mesh{consul: c, aclToken: c.Token(b, "sids")}
+	m.reach = c.Service(service.DefaultConsul, c.TokenFile(b, c.Token(b, "node")))
+	m.plugin = catalog.New(plugins(b, c.TokenFile(b, m.aclToken)))
+	return m
+}
+
+// plugins runs the plugins for Consul. The rate of sids is far above what a Consul
+// gives, so that it is not what is measured.
+func plugins(b *testing.B, aclTokenFile string) *supervisor.Supervisor {
+	b.Helper()
+	dir := b.TempDir()
+	sids, err := json.Marshal(map[string]any{"token_file": aclTokenFile, "rate": 1_000_000})
+	if err != nil {
+		b.Fatal(err)
+	}
+	cfg := supervisor.Config{
+		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
+		Plugins: []supervisor.Plugin{{Name: "sids", Config: sids}},
+	}
+	if err := os.MkdirAll(cfg.PluginDir, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	for _, name := range []string{"sids", "consul-services", "envoy-bootstrap"} {
+		copyProgram(b, testbin.Build(b, "plugins/"+name), filepath.Join(cfg.PluginDir, name))
+	}
+	s := supervisor.New(cfg)
+	if err := s.Open(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	return s
+}
+
+func copyProgram(b *testing.B, from, to string) {
+	b.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer out.Close()
+	if _, err := io.Copy(out, in); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,250 @@
+package meshbench
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/tokens"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/table"
+)
+
+const (
+	node     = "a"
+	together = 64  // workloads that want a token at once
+	perTurn  = 768 // tokens
+	turns    = 9
+)
+
+// tokenBench asks for tokens through Pannier and of Consul itself.
+type tokenBench struct {
+	ledger    *clustertest.Server
+	authority *tokens.Authority
+	bare      *api.Client // with the token that sids has
+}
+
+func newTokenBench(b *testing.B, m *mesh) *tokenBench {
+	b.Helper()
+	sealer, err := secrets.Open(filepath.Join(b.TempDir(), "secrets.key"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	ledger := clustertest.Start(b)
+	return &tokenBench{
+		ledger: ledger,
+		authority: tokens.New(tokens.Config{
+			Ledger: ledger, Consuls: map[string]service.Consul{m.reach.Name: m.reach}, Identity: m.plugin.DoIdentity,
+			Sealer: sealer, Events: events.New(0), Log: hclog.NewNullLogger(),
+		}),
+		bare: m.consul.Client(m.aclToken),
+	}
+}
+
+// way is one way to a token for a workload that no other call has.
+type way func(ctx context.Context, id string) error
+
+// create asks Consul itself for the token that sids would mint.
+func (t *tokenBench) create(ctx context.Context, id string) error {
+	_, err := t.createBare(ctx, id)
+	return err
+}
+
+func (t *tokenBench) createBare(ctx context.Context, id string) (secret string, err error) {
+	made, _, err := t.bare.ACL().TokenCreate(&api.ACLToken{
+		AccessorID: id, Description: "_pannier_si [bench] [a] [default/" + id + "] [web]", Local: true,
+		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
+	}, new(api.WriteOptions).WithContext(ctx))
+	if err != nil {
+		return "", err
+	}
+	return made.SecretID, nil
+}
+
+// start lets a workload run, without a token.
+func (t *tokenBench) start(ctx context.Context, id string) error {
+	_, err := t.ledger.StartWorkload(ctx, token(id).Workload, node, nil)
+	return err
+}
+
+// intend lets a workload run, and notes its token in the same command.
+func (t *tokenBench) intend(ctx context.Context, id string) error {
+	_, err := t.ledger.StartWorkload(ctx, token(id).Workload, node, nil, token(id))
+	return err
+}
+
+// derive asks for the token of a workload that runs.
+func (t *tokenBench) derive(ctx context.Context, id string) error {
+	_, _, err := t.authority.Derive(ctx, token(id))
+	return err
+}
+
+// then is one way after the other.
+func then(first, second way) way {
+	return func(ctx context.Context, id string) error {
+		if err := first(ctx, id); err != nil {
+			return err
+		}
+		return second(ctx, id)
+	}
+}
+
+func token(id string) claim.Token {
+	return claim.Token{
+		ID: id, Workload: claim.WorkloadRef{Namespace: "default", ID: id}, Node: node, Service: "web", Consul: service.DefaultConsul,
+	}
+}
+
+// newID is a random UUID.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// measureTokens takes turns: each way gets its tokens right after the others, so that
+// what else goes on on the machine is the same for all.
+func measureTokens(b *testing.B, m *mesh, r *table.Report) {
+	t := newTokenBench(b, m)
+	t.load(b, perTurn, t.create) // connections, and what Consul learns first
+	t.load(b, perTurn, then(t.intend, t.derive))
+	t.rates(b, r)
+	t.latencies(b, r)
+}
+
+// rates are those of 64 workloads at once.
+func (t *tokenBench) rates(b *testing.B, r *table.Report) {
+	var bare, derived, started, whole []float64 // tokens per second
+	var derivedToBare, wholeToStarted []float64
+	var bareTook, derivedTook, startedTook, wholeTook table.Samples
+	for range turns {
+		rate, took := t.load(b, perTurn, t.create)
+		bare, bareTook = append(bare, rate), append(bareTook, took...)
+
+		ids := newIDs(perTurn)
+		t.loadIDs(b, ids, t.intend)
+		rate, took = t.loadIDs(b, ids, t.derive)
+		derived, derivedTook = append(derived, rate), append(derivedTook, took...)
+		derivedToBare = append(derivedToBare, rate/bare[len(bare)-1])
+
+		rate, took = t.load(b, perTurn, then(t.start, t.create))
+		started, startedTook = append(started, rate), append(startedTook, took...)
+
+		rate, took = t.load(b, perTurn, then(t.intend, t.derive))
+		whole, wholeTook = append(whole, rate), append(wholeTook, took...)
+		wholeToStarted = append(wholeToStarted, rate/started[len(started)-1])
+	}
+	r.Add(
+		table.Row{What: "tokens per second, 64 workloads at once: Consul's API alone", Value: table.Median(bare), Unit: "/s"},
+		table.Row{What: "through Pannier: derived, intents in the ledger already", Value: table.Median(derived), Unit: "/s"},
+		table.Row{What: "the second over the first, median of 9 turns", Value: table.Median(derivedToBare), AtLeast: 0.9},
+		table.Row{What: "a start in the ledger without a token, and Consul's API", Value: table.Median(started), Unit: "/s"},
+		table.Row{What: "a start in the ledger with the intent, and derived", Value: table.Median(whole), Unit: "/s"},
+		table.Row{What: "the second over the first, median of 9 turns", Value: table.Median(wholeToStarted), AtLeast: 0.9},
+		table.Row{What: "a token, 64 at once: Consul's API alone, p50", Value: bareTook.P50(), Unit: "ms"},
+		table.Row{What: "derived through Pannier, p50", Value: derivedTook.P50(), Unit: "ms"},
+		table.Row{What: "added by Pannier, 64 at once, p50", Value: derivedTook.P50() - bareTook.P50(), Unit: "ms", AtMost: 1},
+	)
+}
+
+// latencies are those of one workload at a time.
+func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
+	const n = 300
+	var bare, derived, plain, intended, self, read table.Samples
+	for range n {
+		id := newID()
+		var secret string
+		bare = append(bare, took(b, func(ctx context.Context) (err error) {
+			secret, err = t.createBare(ctx, newID())
+			return err
+		}))
+		plain = append(plain, took(b, func(ctx context.Context) error { return t.start(ctx, newID()) }))
+		intended = append(intended, took(b, func(ctx context.Context) error { return t.intend(ctx, id) }))
+		derived = append(derived, took(b, func(ctx context.Context) error { return t.derive(ctx, id) }))
+		self = append(self, took(b, func(ctx context.Context) error {
+			stale := &api.QueryOptions{Token: secret, AllowStale: true}
+			_, _, err := t.bare.ACL().TokenReadSelf(stale.WithContext(ctx))
+			return err
+		}))
+		read = append(read, took(b, func(ctx context.Context) error { return t.authority.Read(ctx, service.DefaultConsul, secret) }))
+	}
+	r.Add(
+		table.Row{What: "a token, one at a time: Consul's API alone, p50", Value: bare.P50(), Unit: "ms"},
+		table.Row{What: "derived through Pannier, p50", Value: derived.P50(), Unit: "ms"},
+		table.Row{What: "added by Pannier, p50", Value: derived.P50() - bare.P50(), Unit: "ms", AtMost: 1},
+		table.Row{What: "a start in the ledger without a token, p50", Value: plain.P50(), Unit: "ms"},
+		table.Row{What: "added to it by the intent of a token, p50", Value: intended.P50() - plain.P50(), Unit: "ms"},
+		table.Row{What: "a token read back by Consul's API alone, p50", Value: self.P50(), Unit: "ms"},
+		table.Row{What: "added by Pannier, p50", Value: read.P50() - self.P50(), Unit: "ms"},
+	)
+}
+
+// load gets n tokens, and returns how many it got in a second and how long each took.
+func (t *tokenBench) load(b *testing.B, n int, do way) (rate float64, each table.Samples) {
+	b.Helper()
+	return t.loadIDs(b, newIDs(n), do)
+}
+
+func (t *tokenBench) loadIDs(b *testing.B, ids []string, do way) (rate float64, each table.Samples) {
+	b.Helper()
+	each = make(table.Samples, len(ids))
+	at := time.Now()
+	parallel(b, len(ids), together, func(i int) error {
+		began := time.Now()
+		err := do(b.Context(), ids[i])
+		each[i] = time.Since(began)
+		return err
+	})
+	return float64(len(ids)) / time.Since(at).Seconds(), each
+}
+
+func newIDs(n int) (ids []string) {
+	for range n {
+		ids = append(ids, newID())
+	}
+	return ids
+}
+
+// took is how long a call takes that has to work.
+func took(b *testing.B, do func(ctx context.Context) error) time.Duration {
+	b.Helper()
+	at := time.Now()
+	err := do(b.Context())
+	d := time.Since(at)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return d
+}
+
+// parallel does what there is to do, each once, from a number of goroutines.
+func parallel(b *testing.B, n, goroutines int, do func(i int) error) {
+	b.Helper()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && !b.Failed(); i = int(next.Add(1)) - 1 {
+				if err := do(i); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+}
