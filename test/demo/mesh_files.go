@@ -166,12 +166,18 @@ type ports struct {
 
 // freePorts picks ports that nobody has, all held until the last is found.
 func freePorts() (p ports, err error) {
+	var held []net.Listener
+	defer func() {
+		for _, l := range held {
+			_ = l.Close()
+		}
+	}()
 	for _, port := range []*int{&p.https, &p.grpcTLS, &p.server, &p.serfLAN, &p.upstream} {
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
 		if err != nil {
 			return p, fmt.Errorf("find a free port: %w", err)
 		}
-		defer l.Close()
+		held = append(held, l)
 		*port = l.Addr().(*net.TCPAddr).Port
 	}
 	return p, nil

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,7 @@ func TestDocker(t *testing.T) {
 	}
 	t.Run("driver", func(t *testing.T) { dockerDriver(t, d) })
 	t.Run("driver without propagation", func(t *testing.T) { dockerDriverAlone(t, d) })
+	t.Run("mesh", func(t *testing.T) { dockerMesh(t, d) })
 }
 
 // documented runs the lines of a page's code block that a comment names, with
@@ -296,4 +298,74 @@ func dockerDriverAlone(t *testing.T, d *docker.Daemon) {
 		"workload", "start", workload(h, "w", "data", ""))
 	h.NothingInUse()
 	h.Run("volume", "delete", "data")
+}
+
+// dockerMesh has a container in the place of Envoy, which does with the bootstrap what
+// Envoy does first.
+func dockerMesh(t *testing.T, d *docker.Daemon) {
+	m := newMesh(t, minted, "")
+	m.Namespace = d.PID()
+	m.open()
+	program := testbin.Build(t, "test/demo/xds")
+	d.Image(t, "envoyproxy/envoy:v1.34-latest",
+		`ENTRYPOINT ["sh", "-c", "`+filepath.Base(program)+` \"$@\" && exec sleep 1000", "envoy"]`, program)
+	d.Image(t, "example/web", `CMD ["sleep", "1000"]`)
+	m.Write("web.hcl", `
+workload "web" {
+  user = "1000"
+`+sidecarService("web", "")+`
+}
+`)
+	remove(t, d, "web")
+	remove(t, d, "web-envoy")
+	documented(t, m.Host, d, "consul.md", "mesh-start")
+	streams := func(n int) {
+		t.Helper()
+		m.Eventually("the container's proxy is told its listeners", func() error {
+			log, err := d.Try("logs", "web-envoy")
+			if got := strings.Count(log, "listener public_listener"); err == nil && got != n {
+				err = fmt.Errorf("%d times: %s", got, log)
+			}
+			return err
+		})
+	}
+	streams(1)
+	secret := dockerToken(t, m, d)
+	if out, err := d.Try("exec", "web", "touch", "/secrets/web/file"); err == nil || !strings.Contains(out, "Read-only") {
+		t.Errorf("a container wrote into its secrets: %v, %s", err, out)
+	}
+	flags := m.Run("workload", "status", "-o", "docker", "web")
+	if out, err := d.Try(container(flags, "--rm", "--network", "host", "--user", "1001", "example/web", "cat", "/secrets/web/si_token")...); err == nil || strings.Contains(out, secret) {
+		t.Errorf("another user reads the token: %v", err)
+	}
+
+	// Files that the agent writes again at its start are those that containers see.
+	status := m.service("web")
+	if out, err := m.InNamespace("rm", status.GetTokenFile(), status.GetBootstrapFile()).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	m.Stop()
+	m.open()
+	m.Eventually("the container has its files again", func() error {
+		_, err := d.Try("exec", "web", "cat", "/secrets/web/si_token", "/secrets/web/envoy_bootstrap.json")
+		return err
+	})
+	dockerToken(t, m, d)
+	d.Run(t, "restart", "--time", "0", "web-envoy")
+	streams(2)
+
+	documented(t, m.Host, d, "consul.md", "mesh-stop")
+	m.nothingInMesh()
+}
+
+// dockerToken is the token that the container of web finds where it is told to look,
+// and wants it to be what Consul has given the service.
+func dockerToken(t *testing.T, m *mesh, d *docker.Daemon) (secret string) {
+	t.Helper()
+	secret = d.Run(t, "exec", "web", "sh", "-c", `cat "$CONSUL_HTTP_TOKEN_FILE"`)
+	token, _ := m.identityOf(m.service("web").GetTokenAccessor())
+	if secret != token.SecretID {
+		t.Error("the token in the container is not the service's")
+	}
+	return secret
 }
