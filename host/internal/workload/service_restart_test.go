@@ -235,20 +235,14 @@ func TestWhatNoRecordKnowsIsTakenAway(t *testing.T) {
 	if !maps.Equal(left, map[string]bool{here: true, "elsewhere": true}) || len(h.consul.tokens()) != 1 {
 		t.Errorf("the ledger has %+v, Consul %+v", h.ledger.tokens(), h.consul.tokens())
 	}
-	h.wellIdentified2(t)
-	must(t, h.consul.Revoke(ctx, other, ""))
-	h.stop(t, "w")
-	h.clean(t)
-}
-
-// wellIdentified2 checks that the workload's own token is the one that is left.
-func (h *host) wellIdentified2(t *testing.T) {
-	t.Helper()
 	w, err := h.Get(ref("w"))
 	must(t, err)
 	if all := h.consul.tokens(); all[0].Accessor != w.Services[0].Accessor {
-		t.Errorf("Consul has %+v", all)
+		t.Errorf("Consul has %+v, and the workload %s", all, w.Services[0].Accessor)
 	}
+	must(t, h.consul.Revoke(ctx, other, ""))
+	h.stop(t, "w")
+	h.clean(t)
 }
 
 // After a reboot the files are gone with the tmpfs; the rest is taken away.
