@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/pannier/pannier/test/testbin"
@@ -18,21 +20,16 @@ func TestUnits(t *testing.T) {
 	if err != nil {
 		t.Skip("needs systemd-analyze (Debian: systemd); not covered: the syntax of units")
 	}
-	read := func(path string) string {
-		t.Helper()
-		raw, err := os.ReadFile(filepath.Join(testbin.Root(), path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(raw)
+	units := documentedUnits(t, "workloads.md")
+	maps.Copy(units, documentedUnits(t, "consul.md"))
+	if len(units) != 7 {
+		t.Fatalf("%d units, want two of docs/workloads.md and five of docs/consul.md", len(units))
 	}
-	units := map[string]string{"pannier.service": read("packaging/systemd/pannier.service")}
-	for _, m := range regexp.MustCompile("(?s)```ini\n# /etc/systemd/system/([a-z-]+.service)\n(.*?)```").FindAllStringSubmatch(read("docs/workloads.md"), -1) {
-		units[m[1]] = m[2]
+	agent, err := os.ReadFile(filepath.Join(testbin.Root(), "packaging/systemd/pannier.service"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if len(units) != 3 {
-		t.Fatalf("%d units, want the agent's and two of the documentation", len(units))
-	}
+	units["pannier.service"] = string(agent)
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
@@ -52,4 +49,89 @@ func TestUnits(t *testing.T) {
 			t.Errorf("systemd-analyze verify %s: %v\n%s", name, err, out)
 		}
 	}
+}
+
+// documentedUnits are the units of a page by name.
+func documentedUnits(t *testing.T, page string) map[string]string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(testbin.Root(), "docs", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	units := map[string]string{}
+	for _, m := range regexp.MustCompile("(?s)```ini\n# /etc/systemd/system/([a-z-]+\\.[a-z]+)\n(.*?)```").FindAllStringSubmatch(string(raw), -1) {
+		units[m[1]] = m[2]
+	}
+	return units
+}
+
+// setting is the only value of a key of a unit.
+func setting(t *testing.T, unit, key string) string {
+	t.Helper()
+	found := regexp.MustCompile("(?m)^"+key+"=(.*)$").FindAllStringSubmatch(unit, -1)
+	if len(found) != 1 {
+		t.Fatalf("%d times %s= in the unit\n%s", len(found), key, unit)
+	}
+	return found[0][1]
+}
+
+// TestMeshUnits does what the documented units of a workload in the mesh say, in the
+// order that they name and as their users, in the place of systemd.
+func TestMeshUnits(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, minted, "")
+	m.open()
+	xds := m.Path("xds") // its user does not reach the folder of built programs
+	raw, err := os.ReadFile(testbin.Build(t, "test/demo/xds"))
+	if err == nil {
+		err = os.WriteFile(xds, raw, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := strings.NewReplacer(
+		"/usr/bin/pannier", m.Pannier, "/usr/bin/envoy", xds, "/var/lib/pannier", m.Path("data"),
+		"/etc/pannier/workloads/web.hcl", m.meshWorkload("web", sidecarService("web", "")),
+	)
+	units := documentedUnits(t, "consul.md")
+	unit := func(name, key string) string {
+		t.Helper()
+		return here.Replace(setting(t, units[name], key))
+	}
+	run := func(user bool, line string) string {
+		t.Helper()
+		fields := strings.Fields(line)
+		cmd := exec.Command(fields[0], fields[1:]...)
+		cmd.Env = []string{"PANNIER_ADDR=unix://" + m.Socket()}
+		if user {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: secretsUID, Gid: secretsUID}}
+		}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out)
+		}
+		return string(out)
+	}
+
+	run(false, unit("web-workload.service", "ExecStart"))
+	for _, name := range []string{"web-envoy.service", "web.service"} {
+		if user := unit(name, "User"); user != "web" {
+			t.Errorf("%s runs as %q, not as the user of the specification", name, user)
+		}
+	}
+	if out := run(true, unit("web-envoy.service", "ExecStart")); !strings.Contains(out, "listener public_listener") {
+		t.Errorf("the proxy is told %s", out)
+	}
+	if _, err := os.Stat(unit("web-envoy-restart.path", "PathChanged")); err != nil {
+		t.Errorf("what the path unit watches: %v", err)
+	}
+	environment := unit("web.service", "Environment")
+	if lines := m.Run("workload", "status", "-o", "systemd", "web"); !strings.Contains(lines, "Environment="+environment+"\n") {
+		t.Errorf("web.service has %q, the command prints\n%s", environment, lines)
+	}
+	if got := run(true, "cat "+strings.TrimPrefix(environment, "CONSUL_HTTP_TOKEN_FILE=")); got != m.secret(m.service("web")) {
+		t.Error("the program is led to something else than its token")
+	}
+	run(false, unit("web-workload.service", "ExecStopPost"))
+	m.nothingInMesh()
 }
