@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Bootstrap makes the bootstrap of p as JSON, with sorted keys and a newline at the
-// end. InvalidArgument names the key of p.Config, or the field, that is wrong.
+// Bootstrap makes the bootstrap of p as JSON, indented, with a newline at the end.
+// InvalidArgument names the key of p.Config, or the field, that is wrong.
 func Bootstrap(p Proxy) ([]byte, error) {
 	b, err := build(p)
 	if err != nil {

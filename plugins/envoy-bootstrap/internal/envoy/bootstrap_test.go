@@ -116,7 +116,7 @@ func TestUnknownType(t *testing.T) {
 		if err := json.Compact(&compact, got.Tracing.HTTP.Config); err != nil {
 			t.Fatal(err)
 		}
-		// Keys are sorted, as everywhere.
+		// Its keys are sorted.
 		want := `{"@type":"type.googleapis.com/acme.Tracer","deep":{"<list>":[1,{"a":null}],"big":9007199254740993},"value":"<&>"}`
 		if compact.String() != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, &compact, want)

@@ -21,13 +21,33 @@ const (
 	carried = "message of an unknown type: "
 )
 
-// encode is m as JSON with Envoy's own names of fields and sorted keys, indented by
-// indent. protojson alone makes its white space differ on purpose.
+// encode is m as JSON with Envoy's own names of fields in the order of its API, indented
+// by indent; without one it is in one line. The same message gives the same bytes:
+// protojson alone makes its white space differ on purpose.
 func encode(m proto.Message, indent string) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
 		return nil, err
 	}
+	if bytes.Contains(raw, []byte(carried)) {
+		if raw, err = uncarried(raw); err != nil {
+			return nil, err
+		}
+	}
+	var out bytes.Buffer
+	out.Grow(3 * len(raw)) // white space for the most part
+	if indent == "" {
+		err = json.Compact(&out, raw)
+	} else {
+		err = json.Indent(&out, raw, "", indent)
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), err
+}
+
+// uncarried puts the messages of unknown types back into JSON, whose keys are then
+// sorted: nothing is known of their order.
+func uncarried(raw []byte) ([]byte, error) {
 	tree, err := decode(raw)
 	if err != nil {
 		return nil, err
@@ -38,11 +58,8 @@ func encode(m proto.Message, indent string) ([]byte, error) {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", indent)
-	if err := enc.Encode(tree); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
+	err = enc.Encode(tree)
+	return out.Bytes(), err
 }
 
 // unmarshal reads JSON as Envoy's parser does, which knows two things that protojson
