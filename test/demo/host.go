@@ -305,12 +305,14 @@ func (h *host) cleanUp() error {
 	return os.RemoveAll(h.dir)
 }
 
-// logTail is the end of the agent's log, as part of an error.
+// logTail is the end of each log that there is, as part of an error.
 func (h *host) logTail() error {
-	raw, err := os.ReadFile(h.path("agent.log"))
-	if err != nil {
-		return fmt.Errorf("no log of the agent: %w", err)
+	var tails []error
+	for _, name := range []string{"consul.log", "agent.log"} {
+		if raw, err := os.ReadFile(h.path(name)); err == nil {
+			lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+			tails = append(tails, fmt.Errorf("%s ends with:\n%s", name, strings.Join(lines[max(0, len(lines)-25):], "\n")))
+		}
 	}
-	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
-	return fmt.Errorf("the agent's log ends with:\n%s", strings.Join(lines[max(0, len(lines)-25):], "\n"))
+	return errors.Join(tails...)
 }

@@ -43,7 +43,7 @@ func meshStory(ctx context.Context, h *host, program string) error {
 	s.sh("findmnt --noheadings --target data/secrets/default/web/web")
 
 	s.say("The bootstrap is what Envoy starts with. It leads to Consul, which sends what web's proxy has to be.")
-	s.sh("head -n 18 data/secrets/default/web/web/envoy_bootstrap.json")
+	s.sh("head -n 10 data/secrets/default/web/web/envoy_bootstrap.json")
 	s.sh("xds -c data/secrets/default/web/web/envoy_bootstrap.json")
 
 	s.say("web asks db. No intention allows it, then one does, then that denies it.")
