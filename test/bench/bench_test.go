@@ -23,6 +23,7 @@ func BenchmarkPannier(b *testing.B) {
 	}{
 		{"Start and stop of a workload with one volume, beside the driver alone", measureLatency},
 		{"Claims in the ledger, one durable voter", measureLedger},
+		{"Start and stop of a workload with a sidecar: service, token and bootstrap", measureMesh},
 		{"The agent's start", measureStart},
 		{"Memory, with 10,000 volumes", measureMemory},
 		{"Restart with 100,000 claims", measureRestart},

@@ -21,7 +21,13 @@ import (
 // what an agent logs by default.
 func newHost(b *testing.B) *testhost.Host {
 	b.Helper()
-	h := testhost.New(b, "leave_plugins_on_stop = false\n"+testhost.LocalDriver(b))
+	return newHostWith(b, testhost.LocalDriver(b))
+}
+
+// newHostWith is a host with more in its configuration, and more plugins.
+func newHostWith(b *testing.B, more string, plugins ...string) *testhost.Host {
+	b.Helper()
+	h := testhost.New(b, "leave_plugins_on_stop = false\n"+more, plugins...)
 	config, err := os.ReadFile(h.Path("agent.hcl"))
 	if err != nil {
 		b.Fatal(err)

@@ -1,0 +1,170 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/consul/api"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
+	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/consul"
+)
+
+// nodePolicy is what registrations need, as docs/consul.md has it.
+const nodePolicy = `
+service_prefix "" { policy = "write" }
+node_prefix "" { policy = "read" }
+agent_prefix "" { policy = "read" }
+mesh = "write"
+`
+
+// meshed is the workload that has a service with a sidecar.
+const meshed = "meshed"
+
+// measureMesh starts and stops it, and makes the same calls of Consul without Pannier,
+// in turns.
+func measureMesh(b *testing.B, r *table.Report) {
+	const rounds, warmUp = 150, 10
+	ctx := b.Context()
+	c := consul.Start(b, consul.Options{ACL: true, TLS: true})
+	c.Policy(b, "node", nodePolicy)
+	c.Policy(b, "sids", `acl = "write"`)
+	nodeToken, aclToken := c.Token(b, "node"), c.Token(b, "sids")
+	h := newHostWith(b, consul.Config(c.Service("", c.TokenFile(b, nodeToken)))+
+		fmt.Sprintf("plugin \"sids\" {\n  config {\n    token_file = %q\n  }\n}\n", c.TokenFile(b, aclToken)),
+		"sids", "consul-services", "envoy-bootstrap")
+	h.Start()
+	pannier := caller{b, h.Client()}
+	bare := &bareMesh{node: c.Client(nodeToken), acl: c.Client(aclToken)}
+
+	var start, stop table.Samples
+	var steps, alone map[string]table.Samples
+	for n := range warmUp + rounds {
+		if n == warmUp {
+			start, stop, steps, alone = nil, nil, nil, nil
+		}
+		took, each, err := pannier.startMeshed(ctx)
+		if err != nil {
+			b.Fatal(err)
+		}
+		start, steps = append(start, took), gather(steps, each)
+		if took, err = pannier.stop(ctx, meshed); err != nil {
+			b.Fatal(err)
+		}
+		stop = append(stop, took)
+		if each, err = bare.start(ctx); err == nil {
+			err = bare.stop(ctx)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		alone = gather(alone, each)
+	}
+	r.Add(
+		table.Row{What: "start, p50", Value: start.P50(), Unit: "ms"},
+		table.Row{What: "start, p99", Value: start.P99(), Unit: "ms"},
+		table.Row{What: "of that claim, with the token's intent, p50", Value: steps["claim"].P50(), Unit: "ms"},
+		table.Row{What: "of that register, p50", Value: steps["register"].P50(), Unit: "ms"},
+		table.Row{What: "Consul's API alone: register, p50", Value: alone["register"].P50(), Unit: "ms"},
+		table.Row{What: "of that identify, p50", Value: steps["identify"].P50(), Unit: "ms"},
+		table.Row{What: "Consul's API alone: make a token and read it back, p50", Value: alone["identify"].P50(), Unit: "ms"},
+		table.Row{What: "of that bootstrap, p50", Value: steps["bootstrap"].P50(), Unit: "ms"},
+		table.Row{What: "Consul's API alone: read the sidecar, p50", Value: alone["bootstrap"].P50(), Unit: "ms"},
+		table.Row{What: "stop, p50", Value: stop.P50(), Unit: "ms"},
+		table.Row{What: "stop, p99", Value: stop.P99(), Unit: "ms"},
+	)
+}
+
+// gather adds what each step took to its samples.
+func gather(all map[string]table.Samples, each map[string]time.Duration) map[string]table.Samples {
+	if all == nil {
+		all = map[string]table.Samples{}
+	}
+	for name, d := range each {
+		all[name] = append(all[name], d)
+	}
+	return all
+}
+
+// startMeshed starts the workload and returns how long that took from the call to the
+// answer that it runs, and each step of it.
+func (c caller) startMeshed(ctx context.Context) (took time.Duration, steps map[string]time.Duration, err error) {
+	at := time.Now()
+	stream, err := c.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+		Id: meshed, Services: []*servicev1.Service{{
+			Name: "web", Port: "8080", Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{}},
+		}},
+	}}))
+	if err != nil {
+		return 0, nil, err
+	}
+	var last *hostv1.Workload
+	for stream.Receive() {
+		if w := stream.Msg().GetWorkload(); w != nil {
+			last = w
+		}
+	}
+	took = time.Since(at)
+	if err := errors.Join(stream.Err(), stream.Close()); err != nil {
+		return 0, nil, fmt.Errorf("start %s: %w", meshed, err)
+	}
+	if last.GetState() != "running" {
+		return 0, nil, fmt.Errorf("start %s: it is %q", meshed, last.GetState())
+	}
+	steps = map[string]time.Duration{}
+	for _, s := range last.GetSteps() {
+		steps[s.GetName()] = s.GetTook().AsDuration()
+	}
+	return took, steps, nil
+}
+
+// bareMesh makes the calls of Consul's API that a start needs, as a program without
+// Pannier would.
+type bareMesh struct {
+	node, acl *api.Client
+	accessor  string
+}
+
+const bareID = "bare-web"
+
+// start returns how long it took, by the names of the steps that make the same calls.
+func (m *bareMesh) start(ctx context.Context) (map[string]time.Duration, error) {
+	began := time.Now()
+	err := m.node.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
+		ID: bareID, Name: "web", Port: 8080, Connect: &api.AgentServiceConnect{SidecarService: &api.AgentServiceRegistration{}},
+	}, api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	registered := time.Now()
+	token, _, err := m.acl.ACL().TokenCreate(&api.ACLToken{
+		Description: bareID, Local: true, ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
+	}, new(api.WriteOptions).WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	m.accessor = token.AccessorID
+	own := (&api.QueryOptions{Token: token.SecretID, AllowStale: true}).WithContext(ctx)
+	if _, _, err := m.acl.ACL().TokenReadSelf(own); err != nil {
+		return nil, err
+	}
+	identified := time.Now()
+	_, _, err = m.node.Agent().Service(bareID+"-sidecar-proxy", own)
+	return map[string]time.Duration{
+		"register": registered.Sub(began), "identify": identified.Sub(registered), "bootstrap": time.Since(identified),
+	}, err
+}
+
+func (m *bareMesh) stop(ctx context.Context) error {
+	if err := m.node.Agent().ServiceDeregisterOpts(bareID, new(api.QueryOptions).WithContext(ctx)); err != nil {
+		return err
+	}
+	_, err := m.acl.ACL().TokenDelete(m.accessor, new(api.WriteOptions).WithContext(ctx))
+	return err
+}
