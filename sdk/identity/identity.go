@@ -20,7 +20,8 @@ const Kind = "identity.v1"
 // secret in it.
 type Identity interface {
 	// Derive gives a token with one service identity. Where it is minted, req.ID becomes
-	// its accessor, so that a repeated call gives the same token.
+	// its accessor, so that a repeated call gives the same token. No token and no secret:
+	// this Consul has ACLs disabled, and none is needed.
 	Derive(ctx context.Context, c service.Consul, req DeriveRequest) (token Token, secret string, err error)
 	// Read reads a token back by its secret, from the Consul agent of this node.
 	// NotFound: this agent does not know it (yet).

@@ -24,14 +24,16 @@ const undoTimeout = 10 * time.Second
 //
 // Errors: FailedPrecondition where the ledger does not know the token or its workload
 // does not run on its node any more; PermissionDenied where t says something else than
-// the ledger; ResourceExhausted where ctx ends before it would be its turn; else the
-// plugin's.
+// the ledger; else the plugin's. No secret and no error: this Consul has ACLs disabled.
 func (a *Authority) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
 	unlock, err := a.tokens.Lock(ctx, t.ID)
 	if err != nil {
 		return derived, "", err
 	}
 	defer unlock()
+	if ctx.Err() != nil { // a lock that is free is had all the same
+		return derived, "", context.Cause(ctx)
+	}
 	noted, err := a.noted(ctx, t)
 	if err == nil {
 		derived, secret, err = a.derive(ctx, noted)
@@ -89,14 +91,17 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	if err != nil {
 		return t, "", err
 	}
-	if got.Accessor == "" || secret == "" {
-		return t, "", coded(codes.Internal, errors.New("the identity plugin gave no token, and no error: report this to its author"))
-	}
-	if got.Accessor == t.ID { // so the ledger has nothing to learn
+	switch {
+	case got.Accessor == "" && secret == "":
+		return t, "", nil // this Consul has ACLs disabled
+	case got.Accessor == "" || secret == "":
+		return t, "", coded(codes.Internal, errors.New("the identity plugin gave half a token, and no error: report this to its author"))
+	case got.Accessor == t.ID: // so the ledger has nothing to learn
 		t.Accessor = t.ID
 		return t, secret, nil
+	default:
+		return a.note(ctx, t, got, secret)
 	}
-	return a.note(ctx, t, got, secret)
 }
 
 // unanswered says that an error leaves open whether Consul makes the token, and when.

@@ -530,20 +530,30 @@ func TestList(t *testing.T) {
 	}
 }
 
+// Nothing at all is the answer of a Consul without ACLs; half a token is a mistake.
 func TestPluginThatGivesNothing(t *testing.T) {
+	var answer identity.Token
 	w := newWorld(t, func(ctx context.Context, fn func(context.Context, identity.Identity) error) error {
-		return fn(ctx, empty{})
+		return fn(ctx, only{token: answer})
 	}, minting)
 	token := w.start("w", "a", "default", "web")[0]
+	if got, secret, err := w.Derive(w.within(), token); err != nil || secret != "" || got.Accessor != "" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	answer.Accessor = token.ID
 	if _, _, err := w.Derive(w.within(), token); status.Code(err) != codes.Internal {
 		t.Errorf("got %v", err)
 	}
 }
 
-type empty struct{ identity.Identity }
+// only gives a token without a secret.
+type only struct {
+	identity.Identity
+	token identity.Token
+}
 
-func (empty) Derive(context.Context, service.Consul, identity.DeriveRequest) (identity.Token, string, error) {
-	return identity.Token{}, "", nil
+func (o only) Derive(context.Context, service.Consul, identity.DeriveRequest) (identity.Token, string, error) {
+	return o.token, "", nil
 }
 
 // TestNoSecretIsTold in the log, in events, in errors and in the ledger.

@@ -13,13 +13,15 @@ import (
 const proxyAddress = "127.0.0.1"
 
 // bootstrap makes the file that the service's proxy is started with. The token in it
-// is the one that identify has written.
+// is the one that identify has written; where Consul has ACLs disabled there is none.
 func (r *run) bootstrap(ctx context.Context, s *svc) error {
 	req := bootstrap.Request{
-		ProxyID:   r.proxyID(s),
-		TokenFile: r.SecretsDir.Path(r.place(s), tokenFile),
-		Admin:     bootstrap.Bind{Address: proxyAddress, Port: s.AdminPort},
-		Ready:     bootstrap.Bind{Address: proxyAddress, Port: s.ReadyPort},
+		ProxyID: r.proxyID(s),
+		Admin:   bootstrap.Bind{Address: proxyAddress, Port: s.AdminPort},
+		Ready:   bootstrap.Bind{Address: proxyAddress, Port: s.ReadyPort},
+	}
+	if s.TokenSum != "" {
+		req.TokenFile = r.SecretsDir.Path(r.place(s), tokenFile)
 	}
 	var file []byte
 	err := r.retry(ctx, r.limits.bootstrap, recoverable, func(ctx context.Context) (err error) {

@@ -59,7 +59,8 @@ type Tokens interface {
 	// noted with its claims instead. It may be repeated.
 	Intend(ctx context.Context, t claim.Token) error
 	// Derive asks Consul for the token that the ledger knows as t.ID and notes its
-	// accessor. It may be repeated; where the token was minted it gives the same.
+	// accessor. It may be repeated; where the token was minted it gives the same. No secret:
+	// that Consul has ACLs disabled, and the service needs none.
 	Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error)
 	// Read reads a token back from this node's Consul agent. NotFound: the agent does not
 	// know it, or not yet.

@@ -27,6 +27,9 @@ func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.Deri
 	}
 	token, err := derive(ctx, c, req)
 	if err != nil {
+		if i.needsNone(ctx, c, err) {
+			return identity.Token{}, "", nil
+		}
 		return identity.Token{}, "", err
 	}
 	return toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime), token.SecretID, nil

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/consul"
 )
 
@@ -254,5 +255,32 @@ func TestOwnToken(t *testing.T) {
 	}
 	if _, err := w.issuer.Read(ctx, w.consul, secret); status.Code(err) != codes.NotFound {
 		t.Errorf("got %v, want NotFound", err)
+	}
+}
+
+// A Consul without ACLs has no tokens, and whoever asks it for one needs none, with a
+// token of the plugin's or without.
+func TestConsulWithoutACLs(t *testing.T) {
+	cluster := consul.Start(t, consul.Options{})
+	for name, config := range map[string]string{
+		"without a token": `{}`,
+		"with a token":    `{"token_file": "` + cluster.TokenFile(t, "not-a-token") + `"}`,
+	} {
+		i := newIssuer(t, config)
+		for _, method := range []string{"", "pannier"} {
+			c := cluster.Service(service.DefaultConsul, "")
+			c.AuthMethod = method
+			req := request(t)
+			req.JWT = "a.b.c"
+			if token, secret, err := i.Derive(t.Context(), c, req); err != nil || secret != "" || token.Accessor != "" {
+				t.Errorf("%s, auth method %q: derive: %+v, %v", name, method, token, err)
+			}
+			if err := i.Revoke(t.Context(), c, req.ID, ""); err != nil {
+				t.Errorf("%s, auth method %q: revoke: %v", name, method, err)
+			}
+			if all, err := i.List(t.Context(), c, req.Subject.Cluster); err != nil || len(all) != 0 {
+				t.Errorf("%s, auth method %q: list: %v, %v", name, method, all, err)
+			}
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -61,6 +62,14 @@ func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, opti
 
 // List is identity.Identity's.
 func (i *Issuer) List(ctx context.Context, c service.Consul, cluster string) ([]identity.Token, error) {
+	tokens, err := i.list(ctx, c, cluster)
+	if i.needsNone(ctx, c, err) {
+		return nil, nil
+	}
+	return tokens, err
+}
+
+func (i *Issuer) list(ctx context.Context, c service.Consul, cluster string) ([]identity.Token, error) {
 	const what = "list the tokens"
 	client, err := i.privileged(c, what)
 	if err != nil {
@@ -88,6 +97,26 @@ func toToken(accessor, description string, created time.Time, expires *time.Time
 		out.ExpiresAt = *expires
 	}
 	return out
+}
+
+// needsNone says whether a call failed since Consul has ACLs disabled: then there are no
+// tokens, and services need none. Consul is asked where the plugin has no token that
+// could have failed.
+func (i *Issuer) needsNone(ctx context.Context, c service.Consul, err error) bool {
+	switch status.Code(err) {
+	case codes.Unauthenticated, codes.FailedPrecondition:
+	default:
+		return false
+	}
+	client, err := i.pool.Client(c, "")
+	if err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.callTimeout)
+	defer cancel()
+	_, _, err = client.ACL().TokenReadSelf(reading(ctx))
+	var answer api.StatusError
+	return errors.As(err, &answer) && answer.Code == http.StatusUnauthorized && strings.Contains(answer.Body, "ACL support disabled")
 }
 
 // answered says whether Consul answered with an HTTP status.

@@ -15,6 +15,14 @@ import (
 // with its own secret; one that was minted, or whose secret is not known, with the
 // plugin's token.
 func (i *Issuer) Revoke(ctx context.Context, c service.Consul, accessor, secret string) error {
+	err := i.revoke(ctx, c, accessor, secret)
+	if i.needsNone(ctx, c, err) {
+		return nil
+	}
+	return err
+}
+
+func (i *Issuer) revoke(ctx context.Context, c service.Consul, accessor, secret string) error {
 	if c.AuthMethod == "" || secret == "" {
 		return i.end(ctx, c, accessor)
 	}

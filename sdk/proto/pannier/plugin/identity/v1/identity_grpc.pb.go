@@ -38,7 +38,8 @@ const (
 // all others are final.
 type IdentityServiceClient interface {
 	// Derive gives a token. Where it is minted, the request's id becomes its accessor, so
-	// that a repeated call gives the same token.
+	// that a repeated call gives the same token. An answer without a token and a secret says
+	// that this Consul has ACLs disabled, and that none is needed.
 	Derive(ctx context.Context, in *DeriveRequest, opts ...grpc.CallOption) (*DeriveResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
@@ -109,7 +110,8 @@ func (c *identityServiceClient) List(ctx context.Context, in *ListRequest, opts 
 // all others are final.
 type IdentityServiceServer interface {
 	// Derive gives a token. Where it is minted, the request's id becomes its accessor, so
-	// that a repeated call gives the same token.
+	// that a repeated call gives the same token. An answer without a token and a secret says
+	// that this Consul has ACLs disabled, and that none is needed.
 	Derive(context.Context, *DeriveRequest) (*DeriveResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
