@@ -75,6 +75,8 @@ func answered(answer api.StatusError) (codes.Code, string) {
 	switch {
 	case answer.Code == http.StatusTooManyRequests:
 		return codes.ResourceExhausted, text
+	case answer.Code == http.StatusForbidden && strings.Contains(answer.Body, "ACL system must be bootstrapped"):
+		return codes.Unavailable, text // a server that was just started says so until it has read its own state
 	case answer.Code == http.StatusForbidden:
 		return codes.PermissionDenied, text
 	case answer.Code == http.StatusUnauthorized:

@@ -29,6 +29,7 @@ func TestErrorOfAnswer(t *testing.T) {
 		{400, "Bad request: x", codes.InvalidArgument},
 		{401, "x", codes.Unauthenticated},
 		{403, "Permission denied: token with AccessorID 'a' lacks permission 'acl:write'", codes.PermissionDenied},
+		{403, "ACL system must be bootstrapped before making any requests that require authorization: ACL not found", codes.Unavailable},
 		{404, "ACL not found", codes.NotFound},
 		{409, "x", codes.Internal},
 		{429, "Your IP is issuing too many concurrent connections", codes.ResourceExhausted},
