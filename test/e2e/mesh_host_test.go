@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/consul/api"
@@ -49,8 +50,10 @@ type mesh struct {
 	*testhost.Host
 	consul *consul.Cluster
 	reach  service.Consul // how the host reaches it
-	// aclToken may write ACLs, empty by login; nodeToken registers services.
-	aclToken, nodeToken string
+	// nodeToken registers services; aclToken may write ACLs, empty by login.
+	nodeToken, aclToken, aclTokenFile string
+	// tokenLife is that of tokens by login; 0: an hour.
+	tokenLife time.Duration
 
 	t testing.TB
 }
@@ -77,7 +80,8 @@ func joinMesh(t testing.TB, c *consul.Cluster, mode, more string) *mesh {
 	case minted:
 		c.Policy(t, "sids", sidsPolicy)
 		m.aclToken = c.Token(t, "sids")
-		more += fmt.Sprintf("\nplugin \"sids\" {\n  config {\n    token_file = %q\n  }\n}\n", c.TokenFile(t, m.aclToken))
+		m.aclTokenFile = c.TokenFile(t, m.aclToken)
+		more += fmt.Sprintf("\nplugin \"sids\" {\n  config {\n    token_file = %q\n  }\n}\n", m.aclTokenFile)
 	case byLogin:
 		m.reach.AuthMethod = login
 	}
@@ -98,20 +102,37 @@ func (m *mesh) open() {
 	}
 	m.consul.JWT(m.t, consul.JWTMethod{
 		Name: login, JWKSURL: "http://" + s.GetHttpAddress() + "/.well-known/jwks.json", Issuer: "pannier", Audience: "consul.io",
+		MaxTokenTTL: m.tokenLife,
 	})
 }
 
 // eachMode runs a test with each way of getting tokens, with a Consul and a host of its
 // own, which is open.
 func eachMode(t *testing.T, test func(t *testing.T, m *mesh)) {
+	eachModeAs(t, func(*mesh) {}, test)
+}
+
+// eachModeAs is eachMode with what is to be done before the host is opened.
+func eachModeAs(t *testing.T, prepare func(m *mesh), test func(t *testing.T, m *mesh)) {
 	for _, mode := range []string{minted, byLogin} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			m := newMesh(t, mode, testhost.LocalDriver(t))
+			prepare(m)
 			m.open()
 			test(t, m)
 		})
 	}
+}
+
+// talkative has the agent log all that it can.
+func (m *mesh) talkative() {
+	m.t.Helper()
+	text, err := os.ReadFile(m.Path("agent.hcl"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.Write("agent.hcl", strings.Replace(string(text), `"debug"`, `"trace"`, 1))
 }
 
 // meshWorkload writes the specification of a workload whose secrets are secretsUser's,

@@ -1,0 +1,43 @@
+package e2e
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// TestLoginIsRenewed waits until two thirds of the shortest life that Consul gives a
+// token have passed: there is another one before it ends, and both are good until then.
+func TestLoginIsRenewed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes the 40 s of a token's life; not covered: renewal by a real Consul")
+	}
+	t.Parallel()
+	m := newMesh(t, byLogin, "")
+	m.tokenLife = time.Minute
+	m.open()
+	m.Run("workload", "start", m.meshWorkload("w", sidecarService("web", "")))
+	first := m.service("w")
+	secret := m.secret(first)
+	m.Eventually("the token is another", func() error {
+		if m.service("w").GetTokenAccessor() == first.GetTokenAccessor() {
+			return errors.New("it is the same")
+		}
+		return m.usable(m.service("w"))
+	})
+	second := m.service("w")
+	if now := m.secret(second); now == secret {
+		t.Error("the file still has the token before")
+	}
+	if until := time.Until(first.GetTokenExpiresAt().AsTime()); until < 5*time.Second {
+		t.Errorf("it was renewed %s before its end", until)
+	}
+	if !second.GetTokenExpiresAt().AsTime().After(first.GetTokenExpiresAt().AsTime()) {
+		t.Errorf("the token before ends at %s, this one at %s", first.GetTokenExpiresAt().AsTime(), second.GetTokenExpiresAt().AsTime())
+	}
+	if _, _, err := m.consul.Client(secret).ACL().TokenReadSelf(nil); err != nil {
+		t.Errorf("whoever has read the token before cannot use it any more: %v", err)
+	}
+	m.Run("workload", "stop", "w")
+	m.nothingInMesh()
+}
