@@ -40,7 +40,7 @@ type Config struct {
 	// Default 5 m.
 	DrainTimeout time.Duration
 	// RollbackWindow is how long after a swap a failure of the new generation brings the
-	// old binary back. Default 1 m.
+	// old binary back, where the plugin has none of its own. Default 1 m.
 	RollbackWindow time.Duration
 	// Probe asks a process that is to take over whether it can, beside the one that
 	// serves. It has StartTimeout. May be nil.
@@ -66,6 +66,8 @@ type Plugin struct {
 	Checksum string
 	// Version constraint on what the plugin says of itself, such as "~> 1.2".
 	Version string
+	// RollbackWindow is the plugin's own; 0: Config's.
+	RollbackWindow time.Duration
 }
 
 // goodName is what a plugin's name, and so its file's, may be: it becomes part of

@@ -20,6 +20,8 @@ var (
 	ErrNoSwap = errors.New("nothing to swap to")
 	// ErrNoCopy: the copy that is asked for is not kept.
 	ErrNoCopy = errors.New("no such copy of the plugin")
+	// ErrPinned: an operator wants one copy and no other.
+	ErrPinned = errors.New("the plugin is pinned")
 )
 
 // Swap lets what should run take over now: the highest allowed version of the plugin
@@ -34,14 +36,14 @@ func (s *Supervisor) Swap(ctx context.Context, name string) (Status, error) {
 }
 
 // Rollback brings back what served before, and refuses what serves now until it
-// changes. Errors: ErrUnknown; ErrNoCopy where nothing served before.
+// changes. Errors: ErrUnknown; ErrNoCopy where nothing served before; ErrPinned.
 func (s *Supervisor) Rollback(ctx context.Context, name string) (Status, error) {
 	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		if i.rec.LastGood == "" || !s.store.has(i.rec.LastGood, i.name) {
 			return nil, fmt.Errorf("%w: nothing served before that could be gone back to", ErrNoCopy)
 		}
 		if i.rec.Pinned != "" {
-			return nil, fmt.Errorf("it is pinned to sha256:%s: unpin it first: pannier plugin unpin %s", i.rec.Pinned, i.name)
+			return nil, fmt.Errorf("%w to sha256:%s: unpin it first: pannier plugin unpin %s", ErrPinned, i.rec.Pinned, i.name)
 		}
 		delete(i.rec.Refused, i.rec.LastGood)
 		if gen != nil {
@@ -54,33 +56,45 @@ func (s *Supervisor) Rollback(ctx context.Context, name string) (Status, error) 
 }
 
 // Pin keeps a plugin at one copy, whatever comes into the plugin directory: that with
-// the sum sha, or what runs where sha is empty. Errors: ErrUnknown, ErrNoCopy.
+// the sum sha, or what runs where sha is empty. Errors: ErrUnknown; ErrNoCopy; why the
+// copy could not take over, and then nothing else is pinned than before.
 func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) {
 	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
-		if sha == "" && gen != nil {
+		if sha == "" {
+			if gen == nil {
+				return nil, fmt.Errorf("%w: none serves now, so say which one: pannier plugin pin %s SHA256", ErrNoCopy, i.name)
+			}
 			sha = gen.sha
 		}
 		if err := i.keep(sha); err != nil {
 			return nil, err
 		}
+		was := i.rec.Pinned
 		i.rec.Pinned = sha
 		delete(i.rec.Refused, sha)
-		return i.settle(ctx, gen)
+		next, err := i.settleOrSame(ctx, gen)
+		if err != nil && next == nil { // or the next host would start it
+			i.rec.Pinned = was
+			err = errors.Join(err, i.rec.save(s.dir))
+			i.set("", "", i.tellRecord)
+		}
+		return next, err
 	})
 }
 
-// Unpin lets what is in the plugin directory run again.
+// Unpin lets what is in the plugin directory run again. Errors: ErrUnknown; why that
+// could not take over. The plugin is unpinned all the same.
 func (s *Supervisor) Unpin(ctx context.Context, name string) (Status, error) {
 	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		i.rec.Pinned = ""
-		return i.settle(ctx, gen)
+		return i.settleOrSame(ctx, gen)
 	})
 }
 
 // keep makes sure that there is a copy with that sum: one that is kept, or one out of
 // the plugin directory.
 func (i *instance) keep(sha string) error {
-	if sha != "" && i.sup.store.has(sha, i.name) {
+	if i.sup.store.has(sha, i.name) {
 		return nil
 	}
 	for _, f := range i.sup.files(i.name) {
@@ -108,6 +122,15 @@ func (i *instance) settle(ctx context.Context, gen *generation) (*generation, er
 	next, err := i.replace(ctx, gen)
 	if errors.Is(err, errSame) {
 		return nil, fmt.Errorf("%w: %s runs already", ErrNoSwap, gen.describe())
+	}
+	return next, err
+}
+
+// settleOrSame is settle where it is as good that the right one runs already.
+func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generation, error) {
+	next, err := i.settle(ctx, gen)
+	if errors.Is(err, ErrNoSwap) {
+		return nil, nil
 	}
 	return next, err
 }

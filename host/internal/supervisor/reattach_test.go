@@ -25,7 +25,8 @@ type hostProcess struct {
 	out   *bufio.Reader
 }
 
-func (w *world) host() *hostProcess {
+// host starts one; args follow the plugin's name.
+func (w *world) host(args ...string) *hostProcess {
 	w.t.Helper()
 	arg, err := json.Marshal(struct {
 		supervisor.Config
@@ -36,7 +37,7 @@ func (w *world) host() *hostProcess {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	h := &hostProcess{t: w.t, cmd: exec.Command(fixture(w.t, "host"), string(arg), "fixture")}
+	h := &hostProcess{t: w.t, cmd: exec.Command(fixture(w.t, "host"), append([]string{string(arg), "fixture"}, args...)...)}
 	h.cmd.Stderr = w.log
 	out, err := h.cmd.StdoutPipe()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -47,6 +48,7 @@ type Supervisor struct {
 
 	silence, unwell time.Duration // tests have less patience
 
+	stopToo atomic.Bool // StopWithHost
 	closing chan struct{}
 	close   sync.Once
 
@@ -323,8 +325,13 @@ func (s *Supervisor) Close() error {
 	return nil
 }
 
+// StopWithHost lets Close end the plugins, whatever the configuration says.
+func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
+
 // stopsPlugins tells whether Close ends the plugins.
-func (s *Supervisor) stopsPlugins() bool { return s.cfg.StopPlugins || s.cfg.DieWithHost }
+func (s *Supervisor) stopsPlugins() bool {
+	return s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load()
+}
 
 // Lease is a borrowed generation of a plugin.
 type Lease struct {

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,12 +96,8 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	if !next.first.healthy {
 		return next, fmt.Errorf("it says that it is unhealthy: %s", next.first.message)
 	}
-	if i.sup.cfg.Probe != nil {
-		probe, cancel := context.WithTimeout(ctx, i.sup.cfg.StartTimeout)
-		defer cancel()
-		if err := i.sup.cfg.Probe(probe, i.name, next.kind, next.conn); err != nil {
-			return next, fmt.Errorf("probe: %w", err)
-		}
+	if err := i.probe(ctx, next); err != nil {
+		return next, err
 	}
 	was := i.rec
 	i.rec.serve(next.record)
@@ -113,6 +110,19 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	}
 	crashpoint.Here("swap", "recorded")
 	return next, nil
+}
+
+// probe asks the host whether a process could do the work of the plugin.
+func (i *instance) probe(ctx context.Context, gen *generation) error {
+	if i.sup.cfg.Probe == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.sup.cfg.StartTimeout)
+	defer cancel()
+	if err := i.sup.cfg.Probe(ctx, i.name, gen.kind, gen.conn); err != nil {
+		return fmt.Errorf("probe: %w", err)
+	}
+	return nil
 }
 
 // end stops a process that never served.
@@ -180,7 +190,8 @@ func (i *instance) forgetGone(ctx context.Context) {
 // onTrial says whether a generation took over so lately that what served before it
 // is gone back to when it fails.
 func (i *instance) onTrial(gen *generation) bool {
-	return !gen.record.TookOver.IsZero() && time.Since(gen.record.TookOver) <= i.sup.cfg.RollbackWindow && i.rec.Pinned != gen.sha &&
+	window := cmp.Or(i.spec.RollbackWindow, i.sup.cfg.RollbackWindow)
+	return !gen.record.TookOver.IsZero() && time.Since(gen.record.TookOver) <= window && i.rec.Pinned != gen.sha &&
 		i.rec.LastGood != gen.sha && i.canGoBack()
 }
 

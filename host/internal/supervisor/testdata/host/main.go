@@ -1,5 +1,6 @@
 // A host for tests: it opens a supervisor with the configuration in its first
-// argument (JSON) and prints the pid of the plugin in its second once that is up.
+// argument (JSON) and prints the pid of the plugin in its second once that is up. It
+// then verifies the file in its third, if there is one.
 // It ends when it is killed, or properly when its standard input ends.
 package main
 
@@ -32,6 +33,9 @@ func main() {
 		if st.Name == os.Args[2] {
 			fmt.Println(st.PID)
 		}
+	}
+	if len(os.Args) > 3 {
+		fmt.Println(s.Verify(context.Background(), os.Args[3]))
 	}
 	io.Copy(io.Discard, os.Stdin)
 	if err := s.Close(); err != nil {
