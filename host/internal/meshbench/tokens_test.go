@@ -118,45 +118,64 @@ func newID() string {
 // what else goes on on the machine is the same for all.
 func measureTokens(b *testing.B, m *mesh, r *table.Report) {
 	t := newTokenBench(b, m)
-	t.load(b, perTurn, t.create) // connections, and what Consul learns first
-	t.load(b, perTurn, then(t.intend, t.derive))
+	t.load(b, newIDs(perTurn), t.create) // makes the connections
+	t.load(b, newIDs(perTurn), then(t.intend, t.derive))
 	t.rates(b, r)
 	t.latencies(b, r)
 }
 
 // rates are those of 64 workloads at once.
 func (t *tokenBench) rates(b *testing.B, r *table.Report) {
-	var bare, derived, started, whole []float64 // tokens per second
-	var derivedToBare, wholeToStarted []float64
-	var bareTook, derivedTook, startedTook, wholeTook table.Samples
+	var bare, derived, started, whole tokenLoad
 	for range turns {
-		rate, took := t.load(b, perTurn, t.create)
-		bare, bareTook = append(bare, rate), append(bareTook, took...)
+		bare.add(t.load(b, newIDs(perTurn), t.create))
 
 		ids := newIDs(perTurn)
-		t.loadIDs(b, ids, t.intend)
-		rate, took = t.loadIDs(b, ids, t.derive)
-		derived, derivedTook = append(derived, rate), append(derivedTook, took...)
-		derivedToBare = append(derivedToBare, rate/bare[len(bare)-1])
+		t.load(b, ids, t.intend)
+		derived.add(t.load(b, ids, t.derive))
 
-		rate, took = t.load(b, perTurn, then(t.start, t.create))
-		started, startedTook = append(started, rate), append(startedTook, took...)
-
-		rate, took = t.load(b, perTurn, then(t.intend, t.derive))
-		whole, wholeTook = append(whole, rate), append(wholeTook, took...)
-		wholeToStarted = append(wholeToStarted, rate/started[len(started)-1])
+		started.add(t.load(b, newIDs(perTurn), then(t.start, t.create)))
+		whole.add(t.load(b, newIDs(perTurn), then(t.intend, t.derive)))
 	}
 	r.Add(
-		table.Row{What: "tokens per second, 64 workloads at once: Consul's API alone", Value: table.Median(bare), Unit: "/s"},
-		table.Row{What: "through Pannier: derived, intents in the ledger already", Value: table.Median(derived), Unit: "/s"},
-		table.Row{What: "the second over the first, median of the turns", Value: table.Median(derivedToBare), AtLeast: 0.9},
-		table.Row{What: "a start in the ledger without a token, and Consul's API", Value: table.Median(started), Unit: "/s"},
-		table.Row{What: "a start in the ledger with the intent, and derived", Value: table.Median(whole), Unit: "/s"},
-		table.Row{What: "the second over the first, median of the turns", Value: table.Median(wholeToStarted), AtLeast: 0.9},
-		table.Row{What: "a token, 64 at once: Consul's API alone, p50", Value: bareTook.P50(), Unit: "ms"},
-		table.Row{What: "derived through Pannier, p50", Value: derivedTook.P50(), Unit: "ms"},
-		table.Row{What: "added by Pannier, 64 at once, p50", Value: derivedTook.P50() - bareTook.P50(), Unit: "ms", AtMost: 1},
+		table.Row{What: "tokens per second, 64 workloads at once: Consul's API alone", Value: table.Median(bare.rates), Unit: "/s"},
+		table.Row{What: "derived through Pannier, the intents in the ledger already", Value: table.Median(derived.rates), Unit: "/s"},
+		table.Row{What: "the second over the first, median of the turns", Value: derived.over(&bare), AtLeast: 0.9},
+		table.Row{What: "a start in the ledger without a token, and Consul's API", Value: table.Median(started.rates), Unit: "/s"},
+		table.Row{What: "a start in the ledger with the intent, and derived", Value: table.Median(whole.rates), Unit: "/s"},
+		table.Row{What: "the second over the first, median of the turns", Value: whole.over(&started), AtLeast: 0.9},
+		table.Row{What: "a token, 64 at once: Consul's API alone, p50", Value: bare.took.P50(), Unit: "ms"},
+		table.Row{What: "derived through Pannier, p50", Value: derived.took.P50(), Unit: "ms"},
+		table.Row{What: "added by Pannier, 64 at once, p50", Value: derived.took.P50() - bare.took.P50(), Unit: "ms", AtMost: 1},
+		table.Row{What: "CPU time of all processes for a token: Consul's API alone", Value: bare.cpuPerToken(), Unit: "ms"},
+		table.Row{What: "CPU time of all processes for a token, derived through Pannier", Value: derived.cpuPerToken(), Unit: "ms"},
 	)
+}
+
+// tokenLoad is what one way to tokens came to, turn by turn.
+type tokenLoad struct {
+	rates []float64 // tokens per second
+	took  table.Samples
+	cpu   time.Duration
+}
+
+func (l *tokenLoad) add(turn tokenLoad) {
+	l.rates = append(l.rates, turn.rates...)
+	l.took = append(l.took, turn.took...)
+	l.cpu += turn.cpu
+}
+
+// over compares the turns one by one.
+func (l *tokenLoad) over(other *tokenLoad) float64 {
+	var ratios []float64
+	for n, rate := range l.rates {
+		ratios = append(ratios, rate/other.rates[n])
+	}
+	return table.Median(ratios)
+}
+
+func (l *tokenLoad) cpuPerToken() float64 {
+	return l.cpu.Seconds() * 1000 / float64(len(l.took))
 }
 
 // latencies are those of one workload at a time.
@@ -191,23 +210,19 @@ func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
 	)
 }
 
-// load gets n tokens, and returns how many it got in a second and how long each took.
-func (t *tokenBench) load(b *testing.B, n int, do way) (rate float64, each table.Samples) {
+// load gets a token for each id.
+func (t *tokenBench) load(b *testing.B, ids []string, do way) tokenLoad {
 	b.Helper()
-	return t.loadIDs(b, newIDs(n), do)
-}
-
-func (t *tokenBench) loadIDs(b *testing.B, ids []string, do way) (rate float64, each table.Samples) {
-	b.Helper()
-	each = make(table.Samples, len(ids))
-	at := time.Now()
+	took := make(table.Samples, len(ids))
+	cpu, at := cpuTime(b), time.Now()
 	parallel(b, len(ids), together, func(i int) error {
 		began := time.Now()
 		err := do(b.Context(), ids[i])
-		each[i] = time.Since(began)
+		took[i] = time.Since(began)
 		return err
 	})
-	return float64(len(ids)) / time.Since(at).Seconds(), each
+	rate := float64(len(ids)) / time.Since(at).Seconds()
+	return tokenLoad{rates: []float64{rate}, took: took, cpu: cpuTime(b) - cpu}
 }
 
 func newIDs(n int) (ids []string) {
