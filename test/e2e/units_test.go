@@ -122,6 +122,11 @@ func TestMeshUnits(t *testing.T) {
 	if out := run(true, unit("web-envoy.service", "ExecStart")); !strings.Contains(out, "listener public_listener") {
 		t.Errorf("the proxy is told %s", out)
 	}
+	// With BindsTo= or Requires= the path would be a need of the proxy: neither that nor
+	// the workload would stop with the program.
+	if got := unit("web-envoy-restart.path", "PartOf"); got != "web-envoy.service" {
+		t.Errorf("web-envoy-restart.path is a part of %q", got)
+	}
 	if _, err := os.Stat(unit("web-envoy-restart.path", "PathChanged")); err != nil {
 		t.Errorf("what the path unit watches: %v", err)
 	}
