@@ -10,7 +10,11 @@
 // together, so a stranger that got the same pid is never signalled; its output
 // goes to a file and never to a pipe of ours, since a write to a pipe whose
 // reader died kills a Go program; and it leads a process group of its own, which
-// ends as a whole.
+// ends as a whole, with what left it.
+//
+// A process gets nothing of the host but its user, its standard output and the
+// environment of its Spec. Limits hold it where the kernel can, by control groups
+// below the host's own; Usage tells what it takes in any case.
 //
 // It imports the standard library, golang.org/x/sys and hclog, and knows neither
 // plugins nor drivers. It is for Linux 5.4 and later (pidfd).

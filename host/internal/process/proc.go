@@ -7,15 +7,21 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // stat is what we need of /proc/PID/stat.
 type stat struct {
-	pid   int
-	state byte
-	group int
-	start uint64
+	pid     int
+	state   byte
+	group   int
+	start   uint64
+	cpu     time.Duration // its own and that of its children that have ended
+	threads int
 }
+
+// tick is the unit of times in /proc/PID/stat: USER_HZ, which Linux has at 100.
+const tick = 10 * time.Millisecond
 
 // dead processes have ended and only wait for their parent to look.
 func (s stat) dead() bool { return s.state == 'Z' || s.state == 'X' }
@@ -37,7 +43,7 @@ func parseStat(pid int, data []byte) (stat, error) {
 		return stat{}, fmt.Errorf("/proc/%d/stat has no name in it", pid)
 	}
 	f := strings.Fields(string(data[i+1:]))
-	const state, group, start = 0, 2, 19 // proc(5)'s fields 3, 5 and 22
+	const state, group, utime, cstime, threads, start = 0, 2, 11, 14, 17, 19 // proc(5)'s fields 3, 5, 14, 17, 20 and 22
 	if len(f) <= start {
 		return stat{}, fmt.Errorf("/proc/%d/stat is short", pid)
 	}
@@ -48,6 +54,16 @@ func parseStat(pid int, data []byte) (stat, error) {
 	}
 	if s.start, err = strconv.ParseUint(f[start], 10, 64); err != nil {
 		return stat{}, fmt.Errorf("read the start time in /proc/%d/stat: %w", pid, err)
+	}
+	if s.threads, err = strconv.Atoi(f[threads]); err != nil {
+		return stat{}, fmt.Errorf("read the threads in /proc/%d/stat: %w", pid, err)
+	}
+	for _, field := range f[utime : cstime+1] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return stat{}, fmt.Errorf("read the times in /proc/%d/stat: %w", pid, err)
+		}
+		s.cpu += time.Duration(n) * tick
 	}
 	return s, nil
 }

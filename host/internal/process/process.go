@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -31,6 +30,11 @@ type Spec struct {
 	Env   []string // all of it, as KEY=value: nothing is inherited from the host
 	Dir   string   // working directory; default "/"
 	User  string   // a user's name or number; default: the host's own
+	Group string   // a group's name or number; default: the user's own
+	// NoNewPrivs keeps it and its descendants from gaining rights that the user does
+	// not have, as by set-user-id programs (prctl(2), PR_SET_NO_NEW_PRIVS).
+	NoNewPrivs bool
+	Limits     Limits
 	// LogPath is the file (0600) that takes standard error, and standard output
 	// where Stdout is nil. It is appended to. Tail reads it and keeps it small.
 	LogPath string
@@ -58,11 +62,17 @@ type Ref struct {
 	// StartTime is the process's start in clock ticks since boot (proc(5),
 	// /proc/PID/stat, field 22).
 	StartTime uint64 `json:"start_time,omitempty"`
+	// Cgroup and PidsCgroup are the folders of the process's control groups, in cgroup
+	// v2 and in the pids hierarchy of v1. Empty: it has none.
+	Cgroup     string `json:"cgroup,omitempty"`
+	PidsCgroup string `json:"pids_cgroup,omitempty"`
 }
 
 // Intent is the Ref to persist before Start.
 func (s Spec) Intent() Ref {
-	return Ref{Token: s.Token, LogPath: s.LogPath, BootID: bootID()}
+	ref := Ref{Token: s.Token, LogPath: s.LogPath, BootID: bootID()}
+	ref.Cgroup, ref.PidsCgroup = s.cgroups()
+	return ref
 }
 
 // Process is a running process, or one that has ended. Stop or Release must be
@@ -93,51 +103,68 @@ func start(spec Spec) (*Process, error) {
 	if spec.Token == "" || spec.LogPath == "" || !filepath.IsAbs(spec.Path) {
 		return nil, errors.New("a token, a log path and an absolute path are required")
 	}
+	cred, err := credential(spec.User, spec.Group)
+	if err != nil {
+		return nil, err
+	}
+	inheritNothing()
 	log, err := openLog(spec.LogPath)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close() // the process has its own copy, and with it the lock
-
-	var cred *syscall.Credential
-	if spec.User != "" {
-		if cred, err = credential(spec.User); err != nil {
-			return nil, err
-		}
-	}
 	p := &Process{done: make(chan struct{}), released: make(chan struct{})}
 	if p.child, err = p.fork(spec, log, cred); err == nil {
-		err = p.watch(spec.Intent(), p.child.Pid)
-		if err != nil { // nobody could find it again
+		err = errors.Join(p.watch(spec.Intent(), p.child.Pid), spec.Limits.apply(p.child.Pid))
+		if err != nil { // nobody could find it again, or hold it
 			_ = unix.Kill(-p.child.Pid, unix.SIGKILL)
 			_, _ = p.child.Wait()
 		}
 	}
 	if err != nil {
 		p.Release()
+		removeCgroups(spec.Intent())
 		return nil, err
 	}
 	return p, nil
 }
 
-// fork starts the program. Where the program's file was only just written, a
-// child of ours that is between fork and exec at this moment may still have it
-// open for writing (ETXTBSY, execve(2)): that passes.
+// inheritNothing sees to it that no descriptor of the host's comes into the process.
+// Go opens them so; those that the host itself was started with are not.
+func inheritNothing() {
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return
+	}
+	for _, f := range open {
+		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd) // one that was closed meanwhile is no matter
+		}
+	}
+}
+
+// fork starts the program, in control groups of its own where those can be had. Where
+// the program's file was only just written, a child of ours that is between fork and
+// exec at this moment may still have it open for writing (ETXTBSY, execve(2)): that
+// passes.
 func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.Process, error) {
+	groups := makeCgroups(spec)
+	defer func() { groups.close() }()
 	for try := 0; ; try++ {
 		cmd := command(spec, log, cred)
-		start := cmd.Start
-		if spec.DieWithHost {
-			start = func() error { return p.startBound(cmd) }
-		}
-		err := start()
-		if err == nil {
+		groups.into(cmd.SysProcAttr)
+		err := p.startApart(cmd, spec, groups)
+		switch {
+		case err == nil:
 			return cmd.Process, nil
-		}
-		if !errors.Is(err, unix.ETXTBSY) || try == 100 {
+		case errors.Is(err, unix.ETXTBSY) && try < 100:
+			time.Sleep(5 * time.Millisecond)
+		case groups != nil: // it may be the groups that cannot be entered
+			groups.close()
+			groups = nil
+		default:
 			return nil, err
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -160,26 +187,55 @@ func command(spec Spec, log *os.File, cred *syscall.Credential) *exec.Cmd {
 	return cmd
 }
 
-// startBound starts cmd so that it is killed when the host ends. The kernel
-// sends that signal when the *thread* ends that forked, so a thread is kept for
-// as long as the process lives.
-func (p *Process) startBound(cmd *exec.Cmd) error {
-	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+// startApart starts cmd on a thread of its own, from which the process inherits what
+// threads have: NoNewPrivs, and the control group of cgroup v1. The thread ends after
+// that. With DieWithHost it is kept for as long as the process lives: the kernel kills
+// that when the *thread* ends that forked.
+func (p *Process) startApart(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
+	if spec.DieWithHost {
+		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+	}
 	started := make(chan error, 1)
 	p.ended.Go(func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err != nil {
-			return
-		}
-		select {
-		case <-p.done:
-		case <-p.released:
-		}
+		onOwnThread(func() {
+			err := p.startHere(cmd, spec, groups)
+			started <- err
+			if err != nil || !spec.DieWithHost {
+				return
+			}
+			select {
+			case <-p.done:
+			case <-p.released:
+			}
+		})
 	})
 	return <-started
+}
+
+// startHere changes the calling thread for the process, and starts it.
+func (p *Process) startHere(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
+	if spec.NoNewPrivs {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("set no_new_privs: %w", err)
+		}
+	}
+	leave := groups.enter()
+	defer leave()
+	return cmd.Start()
+}
+
+// onOwnThread runs f on a thread that ends after it. The goroutine must end then too.
+func onOwnThread(f func()) {
+	runtime.LockOSThread() // never unlocked: so the runtime ends the thread
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	// The main thread cannot end. While we hold it, another goroutine is on another.
+	var other sync.WaitGroup
+	other.Go(func() { onOwnThread(f) })
+	other.Wait()
+	runtime.UnlockOSThread()
 }
 
 // watch makes p stand for the running process pid.
@@ -219,7 +275,7 @@ func (p *Process) wait() {
 	p.exit = "ended (how is unknown: an earlier host started it)"
 	if p.child != nil {
 		if st, err := p.child.Wait(); err == nil {
-			p.exit = st.String()
+			p.exit = st.String() + outOfMemory(p.ref)
 		}
 	}
 	close(p.done)
@@ -325,41 +381,4 @@ func (p *Process) closeReleased() {
 			_ = p.pidfd.Close()
 		}
 	})
-}
-
-// credential looks a user up, with its groups.
-func credential(name string) (*syscall.Credential, error) {
-	u, err := user.Lookup(name)
-	if err != nil {
-		if u, err = user.LookupId(name); err != nil {
-			return nil, fmt.Errorf("look up user %q: %w", name, err)
-		}
-	}
-	ids, err := u.GroupIds()
-	if err != nil {
-		return nil, fmt.Errorf("look up the groups of user %q: %w", name, err)
-	}
-	cred := &syscall.Credential{}
-	if cred.Uid, err = number(u.Uid); err != nil {
-		return nil, err
-	}
-	if cred.Gid, err = number(u.Gid); err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		gid, err := number(id)
-		if err != nil {
-			return nil, err
-		}
-		cred.Groups = append(cred.Groups, gid)
-	}
-	return cred, nil
-}
-
-func number(id string) (uint32, error) {
-	n, err := strconv.ParseUint(id, 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("read user or group id %q: %w", id, err)
-	}
-	return uint32(n), nil
 }

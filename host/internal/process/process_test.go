@@ -258,7 +258,7 @@ func TestUser(t *testing.T) {
 func TestParseStat(t *testing.T) {
 	line := "7 (a ) b (c) S 1 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 2"
 	got, err := parseStat(7, []byte(line))
-	if want := (stat{pid: 7, state: 'S', group: 5, start: 987654}); err != nil || got != want {
+	if want := (stat{pid: 7, state: 'S', group: 5, start: 987654, cpu: 260 * time.Millisecond, threads: 1}); err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 	for _, bad := range []string{"", "7 (a", "7 (a) S 1 2", "7 (a) S 1 x 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1"} {

@@ -56,11 +56,14 @@ func stopGroup(ctx context.Context, ref Ref) error {
 		}
 	})
 	if gone {
+		removeCgroups(ref)
 		return nil
 	}
+	killCgroups(ref)
 	killCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterKill)
 	defer cancel()
 	if g.wait(killCtx, func(m stat) { signal(m, unix.SIGKILL) }) {
+		removeCgroups(ref)
 		return nil
 	}
 	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill, slices.Sorted(maps.Keys(g.known)))
@@ -108,15 +111,16 @@ func (g *group) look() {
 }
 
 // members are the processes that belong to ref: those of its group while its
-// leader lives, and those that carry its token wherever they are. Once the leader
-// is gone the number of its group may be another's, so then only the token
-// counts.
+// leader lives, those that carry its token wherever they are, and those in its
+// control groups. Once the leader is gone the number of its group may be another's,
+// so then only the others count.
 func members(ref Ref) []stat {
+	inside := inCgroups(ref)
 	leader, err := readStat(ref.PID)
 	leads := ref.PID != 0 && err == nil && leader.start == ref.StartTime
 	var found []stat
 	for _, s := range allProcesses() {
-		if leads && (s.group == ref.PID || s.pid == ref.PID) || ref.Token != "" && hasToken(s.pid, ref.Token) {
+		if leads && (s.group == ref.PID || s.pid == ref.PID) || slices.Contains(inside, s.pid) || ref.Token != "" && hasToken(s.pid, ref.Token) {
 			found = append(found, s)
 		}
 	}
