@@ -1,0 +1,19 @@
+package sdk
+
+import "google.golang.org/grpc"
+
+// NewServer makes the gRPC server that Main serves, without a process round it: for
+// tests of a plugin, see sdk/plugintest. It needs no host that attends it, and what
+// the plugin prints goes where it went. stop ends it as a host's Stop does, and returns
+// at once: Serve returns when the calls in flight have ended.
+func NewServer(info Info, p Plugin) (srv *grpc.Server, stop func()) {
+	life := newLifetime(Logger())
+	life.attend(0)
+	calls := &interceptor{log: Logger(), life: life}
+	calls.stdio.Do(func() {}) // the process's output is the test's
+	srv = grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
+	adapter := &server{info: info, plugin: p, life: life}
+	_ = adapter.register(srv) // cannot fail
+	life.serving(srv)
+	return srv, func() { life.stop("the test is over") }
+}

@@ -1,0 +1,117 @@
+package plugintest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Storage serves impl until the test ends and returns the host's side of it.
+func Storage(t testing.TB, impl storage.Storage) storage.Client {
+	t.Helper()
+	return storage.NewClient(Serve(t, storage.Plugin(impl)).Conn)
+}
+
+// Identity serves impl until the test ends and returns the host's side of it.
+func Identity(t testing.TB, impl identity.Identity) identity.Identity {
+	t.Helper()
+	return identity.NewClient(Serve(t, identity.Plugin(impl)).Conn)
+}
+
+// Registration serves impl until the test ends and returns the host's side of it.
+func Registration(t testing.TB, impl registration.Registration) registration.Registration {
+	t.Helper()
+	return registration.NewClient(Serve(t, registration.Plugin(impl)).Conn)
+}
+
+// Bootstrap serves impl until the test ends and returns the host's side of it.
+func Bootstrap(t testing.TB, impl bootstrap.Bootstrap) bootstrap.Bootstrap {
+	t.Helper()
+	return bootstrap.NewClient(Serve(t, bootstrap.Plugin(impl)).Conn)
+}
+
+// Plugin is a plugin that is served in this process.
+type Plugin struct {
+	// Conn is the host's connection to it, for the kind's NewClient.
+	Conn *grpc.ClientConn
+	api  pluginv1.PluginServiceClient
+}
+
+// Serve serves a plugin of any kind until the test ends: then streams are ended, calls
+// in flight finish, and an implementation that can be closed is closed.
+func Serve(t testing.TB, p sdk.Plugin) *Plugin {
+	t.Helper()
+	listener := bufconn.Listen(1 << 20)
+	srv, stop := sdk.NewServer(sdk.Info{Name: t.Name(), Version: "0.0.0"}, p)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(listener) }()
+	conn, err := grpc.NewClient("passthrough:///plugin",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatalf("connect to the plugin: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close() // ends the calls that the test has left open
+		stop()
+		if err := <-served; err != nil {
+			t.Errorf("serve the plugin: %v", err)
+		}
+		if c, ok := p.Impl.(io.Closer); ok {
+			if err := c.Close(); err != nil {
+				t.Errorf("close the plugin: %v", err)
+			}
+		}
+	})
+	return &Plugin{Conn: conn, api: pluginv1.NewPluginServiceClient(conn)}
+}
+
+// Validate asks the plugin whether a configuration is right. config is the body of the
+// plugin's config block as JSON. The error is the gRPC status error that a host gets.
+func (p *Plugin) Validate(ctx context.Context, config string) error {
+	_, err := p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(config)})
+	return err
+}
+
+// Configure gives the plugin a configuration as a host does: it validates it before.
+func (p *Plugin) Configure(ctx context.Context, config string) error {
+	if err := p.Validate(ctx, config); err != nil {
+		return err
+	}
+	_, err := p.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: []byte(config)})
+	return err
+}
+
+// Health attends the plugin for as long as it takes to hear how it is. The error is why
+// it is unwell, or why it cannot be asked.
+func (p *Plugin) Health(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := p.api.Attend(ctx, &pluginv1.AttendRequest{})
+	if err != nil {
+		return fmt.Errorf("attend the plugin: %w", err)
+	}
+	res, err := stream.Recv()
+	switch {
+	case err != nil:
+		return fmt.Errorf("attend the plugin: %w", err)
+	case !res.GetHealthy():
+		return errors.New(res.GetMessage())
+	default:
+		return nil
+	}
+}
