@@ -217,6 +217,40 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
+// An agent that has tried for longer than the command would is not asked again: a start
+// that waits for a Consul that is away ends.
+func TestPatienceWithAPatientAgent(t *testing.T) {
+	f := startFake(t)
+	client, err := api.New("unix://" + f.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	a := &app{err: io.Discard, patience: 50 * time.Millisecond}
+	p := a.progress()
+	defer p.close()
+	calls := 0
+	err = a.patiently(t.Context(), p, true, func() error {
+		if calls++; calls > 3 {
+			return errors.New("it has no end")
+		}
+		time.Sleep(2 * a.patience) // the agent's own attempts
+		stream, err := client.Workloads.StartWorkload(t.Context(), connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+			Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
+		}}))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		for stream.Receive() {
+		}
+		return stream.Err()
+	})
+	if connect.CodeOf(err) != connect.CodeUnavailable || calls != 1 {
+		t.Errorf("%d calls: %v", calls, err)
+	}
+}
+
 // An agent that dies may reset the connection: that passes too.
 func TestPatienceWithAResetConnection(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")

@@ -218,19 +218,21 @@ func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespa
 }
 
 // patiently repeats a call while the agent is away, for a.patience since it was
-// first away; a call that had gone on for longer than that begins anew. An agent
-// whose socket was never there is not waited for, unless it is known to have been.
+// first away; a call that had gone on for longer than that begins anew, but where the
+// agent has answered: then it has been patient itself. An agent whose socket was never
+// there is not waited for, unless it is known to have been.
 func (a *app) patiently(ctx context.Context, p *progress, known bool, call func() error) error {
 	var deadline time.Time
 	noted := false
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		began := time.Now()
 		err := call()
-		if err == nil || ctx.Err() != nil || !away(err, known) {
+		long := time.Since(began) > a.patience
+		if err == nil || ctx.Err() != nil || !away(err, known) || long && answered(err) {
 			return err
 		}
 		known = true
-		if deadline.IsZero() || time.Since(began) > a.patience {
+		if deadline.IsZero() || long {
 			deadline = time.Now().Add(a.patience)
 		}
 		if !noted {
@@ -260,6 +262,12 @@ func away(err error, known bool) bool {
 		return !errors.Is(err, fs.ErrPermission) && (known || !errors.Is(err, fs.ErrNotExist))
 	}
 	return connect.CodeOf(err) == connect.CodeUnavailable || lost(err)
+}
+
+// answered says that an error is the agent's own answer.
+func answered(err error) bool {
+	unreachable := (*api.UnreachableError)(nil)
+	return !errors.As(err, &unreachable) && !lost(err)
 }
 
 func (a *app) showWorkloads(workloads []*hostv1.Workload) error {
