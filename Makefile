@@ -76,9 +76,11 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 	@tools/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: ## Measure what Pannier costs, and keep the table in bench/results.txt (root)
+bench: consul ## Measure what Pannier costs, and keep the table in bench/results.txt (root)
 	@mkdir -p bench
-	@CGO_ENABLED=0 go test -run '^$$' -bench '^BenchmarkPannier$$' -benchtime 1x -timeout 10m ./test/bench -args -out $(CURDIR)/bench/results.txt
+	@rm -f bench/results.txt
+	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh)$$' -benchtime 1x -timeout 15m \
+		./test/bench ./host/internal/meshbench -args -out $(CURDIR)/bench/results.txt
 	@cat bench/results.txt
 
 .PHONY: lint
