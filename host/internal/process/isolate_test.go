@@ -205,6 +205,7 @@ func TestNoControlGroupIsLeft(t *testing.T) {
 	noCgroups(t, spec.Intent())
 	spec = shell(t, loop)
 	spec.Limits = Limits{Processes: 50}
+	spec.DieWithHost = true // so that the thread that forked stays
 	p := mustStart(t, spec)
 	threads, _ := filepath.Glob("/proc/self/task/*/cgroup")
 	for _, thread := range threads {
