@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -41,13 +42,16 @@ const recentEvents = 1000
 func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
 	log := newLogger(cfg, logs)
 	a := &agent{cfg: cfg, version: version, log: log, started: time.Now(), driversUp: make(chan struct{})}
+	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
+	ctx, a.stop = context.WithCancel(ctx)
+	defer a.stop()
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
 	if err := a.open(ctx); err != nil {
 		return err
 	}
 	log.Info("the agent is up", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress(), "took", time.Since(a.started).Round(time.Millisecond))
 	<-ctx.Done()
-	log.Info("the agent stops", "leave_plugins", cfg.LeavePluginsOnStop)
+	log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
 	return nil
 }
 
@@ -58,6 +62,9 @@ type agent struct {
 	log     hclog.Logger
 	started time.Time
 	closers closers
+
+	stop        context.CancelFunc // ends Run
+	stopPlugins atomic.Bool        // plugins and drivers end with it
 
 	events      *events.Bus
 	journal     *journal.Journal
@@ -102,6 +109,16 @@ func (a *agent) open(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// stopAgent ends Run, and tells what ends with it.
+func (a *agent) stopAgent(plugins bool) server.Ending {
+	if plugins {
+		a.stopPlugins.Store(true)
+		a.plugins.StopWithHost()
+	}
+	a.stop()
+	return server.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
 }
 
 // close closes what is open, the last first. An agent for trying out takes its
@@ -170,11 +187,11 @@ func (a *agent) openCluster(ctx context.Context) (err error) {
 func (a *agent) openPlugins(ctx context.Context) error {
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
-		OnEvent: a.pluginEvent, DieWithHost: a.cfg.Dev, StopPlugins: !a.cfg.LeavePluginsOnStop,
+		OnEvent: a.pluginEvent, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe,
 	}
 	for _, p := range a.cfg.Plugins {
-		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Version: p.Version, Config: p.Config})
+		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow})
 	}
 	a.plugins = supervisor.New(cfg)
 	if err := a.plugins.Open(ctx); err != nil {
@@ -202,7 +219,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: a.identityTimeouts(),
 	})
-	a.closers.add(func() error { return a.drivers.Close(!a.cfg.LeavePluginsOnStop) }) //nolint:contextcheck // it is called after ctx has ended
+	a.closers.add(func() error { return a.drivers.Close(a.stopPlugins.Load()) }) //nolint:contextcheck // it is called after ctx has ended
 	if err := a.drivers.Open(ctx, a.declared()); err != nil {
 		return err
 	}
@@ -241,8 +258,8 @@ func (a *agent) openServer(ctx context.Context) error {
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir,
-		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Plugins: a.plugins.Status,
-		Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
+		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
+		Plugins: a.plugins, Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
 		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
 		Events: a.events, Sealer: a.sealer,
 	})

@@ -69,6 +69,8 @@ type Plugin struct {
 	Checksum string
 	// Version constrains what the plugin says of itself, such as "~> 1.2"; empty: any.
 	Version string
+	// RollbackWindow is how long after a swap a failure brings the binary before it back.
+	RollbackWindow time.Duration
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
 }
@@ -123,7 +125,8 @@ const (
 	defaultMinDynamicPort = 20000
 	defaultMaxDynamicPort = 32000
 
-	defaultHealthTimeout = 30 * time.Second
+	defaultHealthTimeout  = 30 * time.Second
+	defaultRollbackWindow = time.Minute
 	// defaultConsulAddress is where a Consul agent listens when nobody tells it otherwise.
 	defaultConsulAddress   = "127.0.0.1:8500"
 	defaultIdentityTimeout = 5 * time.Minute

@@ -81,6 +81,7 @@ gc { interval = "1m" }
 plugin "csi-bridge" {
   args = ["a"]
   user = "one"
+  rollback_window = "5m"
   config {
     a = 1
     nested "l" { b = [true, "${node.name}"] }
@@ -111,8 +112,8 @@ csi_driver "two" {
 		t.Errorf("%+v", a)
 	}
 	plugins := []Plugin{
-		{Name: "csi-bridge", Args: []string{"a"}, User: "two", Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`)},
-		{Name: "other", Config: []byte(`{"x":{"y":"n1"}}`)},
+		{Name: "csi-bridge", Args: []string{"a"}, User: "two", RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`)},
+		{Name: "other", RollbackWindow: time.Minute, Config: []byte(`{"x":{"y":"n1"}}`)},
 	}
 	if !reflect.DeepEqual(a.Plugins, plugins) {
 		t.Errorf("plugins: %s", a.Plugins)
@@ -222,6 +223,7 @@ func TestBadAgents(t *testing.T) {
 		"mount_dir":            {"csi_driver \"d\" {\n  mount_dir = \"csi\"\n}", `2: csi_driver "d": mount_dir: "csi" is not an absolute path`},
 		"plugin name":          {`plugin "../x" {}`, `1: plugin "../x": name "../x" may have letters, digits and - _ . only`},
 		"plugin version":       {"plugin \"p\" {\n  version = \"about 1\"\n}", `2: plugin "p": version: "about 1" is no constraint such as "~> 1.2"`},
+		"rollback window":      {"plugin \"p\" {\n  rollback_window = \"0s\"\n}", `2: plugin "p": rollback_window: a duration above 0 such as "30s" or "5m" is required, not "0s"`},
 		"checksum":             {"plugin \"p\" {\n  checksum = \"md5:1\"\n}", `2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`},
 		"plugin config":        {"plugin \"p\" {\n  config {\n    a = b\n  }\n}", `3: plugin "p": config.a: unknown variable "b"`},
 		"no label":             {"plugin {}", `1: missing name for plugin: All plugin blocks must have 1 labels (name)`},

@@ -68,7 +68,7 @@ func (l *loader) pluginBlocks(s *section) {
 	seen := map[string]bool{}
 	for _, block := range s.content.Blocks.OfType("plugin") {
 		name := block.Labels[0]
-		in := s.inner(block, fields{attrs: []string{"args", "user", "checksum", "version"}, blocks: []string{"config"}})
+		in := s.inner(block, fields{attrs: []string{"args", "user", "checksum", "version", "rollback_window"}, blocks: []string{"config"}})
 		if !l.label(in, block, seen) {
 			continue
 		}
@@ -77,7 +77,7 @@ func (l *loader) pluginBlocks(s *section) {
 		}
 		p := l.plugins[name]
 		if p == nil {
-			p = &Plugin{Name: name}
+			p = &Plugin{Name: name, RollbackWindow: defaultRollbackWindow}
 			l.plugins[name] = p
 		}
 		in.strings("args", &p.Args)
@@ -90,6 +90,7 @@ func (l *loader) pluginBlocks(s *section) {
 				in.fail("version", "%q is no constraint such as %q", p.Version, "~> 1.2")
 			}
 		}
+		in.duration("rollback_window", &p.RollbackWindow)
 		if config := in.one("config"); config != nil {
 			p.Config = in.freeForm("config", config)
 		}

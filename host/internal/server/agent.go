@@ -11,6 +11,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/workload"
 )
 
 // agentService serves pannier.host.v1.AgentService.
@@ -41,6 +42,16 @@ func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.Stat
 	claims, releasing := n.total()
 	resp.Volumes, resp.Claims, resp.Releasing = int64(n.volumes), int64(claims), int64(releasing)
 	return connect.NewResponse(resp), nil
+}
+
+// Stop begins the agent's end. The server's own waits until this has been answered.
+func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
+	count := s.workloadCounts()
+	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Stopping)]
+	ending := s.cfg.Stop(req.Msg.GetPlugins())
+	return connect.NewResponse(&hostv1.StopResponse{
+		Pid: int64(os.Getpid()), PluginsStop: ending.Plugins, Workloads: int64(there), WorkloadsStop: ending.Workloads,
+	}), nil
 }
 
 // Events streams what happens on the host.

@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -44,6 +45,19 @@ type Drivers interface {
 	List() []drivers.Driver
 	Register(ctx context.Context, spec drivers.Spec) (drivers.Driver, error)
 	Deregister(ctx context.Context, id string, force bool) error
+}
+
+// Plugins are the plugin processes of this host (supervisor.Supervisor).
+type Plugins interface {
+	Status() []supervisor.Status
+	Swap(ctx context.Context, name string) (supervisor.Status, error)
+	Rollback(ctx context.Context, name string) (supervisor.Status, error)
+	Pin(ctx context.Context, name, sha string) (supervisor.Status, error)
+	Unpin(ctx context.Context, name string) (supervisor.Status, error)
+	// Verify tries a file beside everything.
+	Verify(ctx context.Context, path string) (supervisor.Verified, error)
+	// Log is the path of the file that a plugin's processes print to.
+	Log(name string) (string, error)
 }
 
 // Workloads are those of this node (workload.Manager).

@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/services"
+	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -29,12 +30,12 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, drivers.ErrClosed, drivers.ErrUnhealthy, errStopping,
+		workload.ErrClosed, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
 	}},
 	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound,
-		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims,
+		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
 	}},
 	{connect.CodeInvalidArgument, []error{
 		claim.ErrInvalid, cluster.ErrTooLarge, drivers.ErrInvalid, workload.ErrInvalid,
@@ -43,6 +44,7 @@ var mapping = []struct {
 	{connect.CodeFailedPrecondition, []error{
 		claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
 		drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
+		supervisor.ErrNoSwap, supervisor.ErrNoCopy, supervisor.ErrPinned,
 	}},
 }
 

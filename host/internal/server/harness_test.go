@@ -257,6 +257,13 @@ func allCaps() storage.ControllerCapabilities {
 	return storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true, Expand: true, OnlineExpand: true, CreateDeleteSnapshot: true, ListSnapshots: true}
 }
 
+// onePlugin is a host's plugin that only says of itself that it runs.
+type onePlugin struct{ Plugins }
+
+func (onePlugin) Status() []supervisor.Status {
+	return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
+}
+
 // noTokens are those of a node that has never asked for one.
 type noTokens struct{ workload.Tokens }
 
@@ -314,10 +321,8 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Socket: filepath.Join(dir, "run", "p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log, Metrics: prometheus.NewRegistry(),
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
-		Plugins: func() []supervisor.Status {
-			return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
-		},
-		Ledger: h.ledger, Controllers: ctl, Drivers: registry, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
+		Plugins: onePlugin{},
+		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
 		Services: h.consul, Tokens: h.consul,
 	}
 	for _, c := range change {

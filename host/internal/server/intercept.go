@@ -21,6 +21,7 @@ var queries = map[string]bool{
 	hostv1connect.DriverServiceListDriversProcedure:     true,
 	hostv1connect.DriverServiceGetDriverProcedure:       true,
 	hostv1connect.PluginServiceListPluginsProcedure:     true,
+	hostv1connect.PluginServicePluginLogProcedure:       true,
 	hostv1connect.TokenServiceListTokensProcedure:       true,
 	hostv1connect.VolumeServiceGetVolumeProcedure:       true,
 	hostv1connect.VolumeServiceListVolumesProcedure:     true,
@@ -116,6 +117,10 @@ func object(msg any) string {
 		return qualified(m.GetNamespace(), m.GetId())
 	case interface{ GetId() string }:
 		return m.GetId()
+	case interface{ GetName() string }:
+		return m.GetName()
+	case interface{ GetPath() string }:
+		return m.GetPath()
 	default:
 		return ""
 	}

@@ -113,7 +113,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(driverDesc, bit(d.Healthy), d.ID)
 		counter(driverRestartsDesc, d.Restarts, d.ID)
 	}
-	for _, p := range c.cfg.Plugins() {
+	for _, p := range c.cfg.Plugins.Status() {
 		gauge(pluginDesc, bit(p.State == supervisor.Running), p.Name)
 		counter(pluginRestartsDesc, p.Restarts, p.Name)
 	}

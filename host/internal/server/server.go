@@ -16,7 +16,6 @@ import (
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/secrets"
-	"github.com/pannier/pannier/host/internal/supervisor"
 )
 
 // Config is what a Server works with.
@@ -43,9 +42,11 @@ type Config struct {
 	Health func() (reasons []string)
 	// Leftovers are mounts and directories that no record explains.
 	Leftovers func() []string
-	// Plugins tells of the plugin processes.
-	Plugins func() []supervisor.Status
+	// Stop begins the agent's end and returns; plugins ends the plugins and the drivers
+	// that the agent runs too, whatever the configuration says. It tells what else ends.
+	Stop func(plugins bool) Ending
 
+	Plugins     Plugins
 	Ledger      Ledger
 	Controllers Controllers
 	Drivers     Drivers
@@ -59,6 +60,12 @@ type Config struct {
 	Events *events.Bus
 	// Sealer seals volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
+}
+
+// Ending is what ends with the agent.
+type Ending struct {
+	Plugins   bool // and the drivers that it runs
+	Workloads bool // they are stopped before
 }
 
 const (

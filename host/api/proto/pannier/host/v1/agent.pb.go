@@ -9,6 +9,7 @@ package hostv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -349,6 +350,125 @@ func (x *EventsResponse) GetEvent() *Event {
 	return nil
 }
 
+type StopRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugins ends the plugins and the drivers that the agent runs too, whatever
+	// leave_plugins_on_stop says.
+	Plugins       bool `protobuf:"varint,1,opt,name=plugins,proto3" json:"plugins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopRequest) Reset() {
+	*x = StopRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopRequest) ProtoMessage() {}
+
+func (x *StopRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
+func (*StopRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *StopRequest) GetPlugins() bool {
+	if x != nil {
+		return x.Plugins
+	}
+	return false
+}
+
+type StopResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// pid of the agent.
+	Pid int64 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// plugins_stop: the plugins and the drivers that the agent runs end with it.
+	PluginsStop bool `protobuf:"varint,2,opt,name=plugins_stop,json=pluginsStop,proto3" json:"plugins_stop,omitempty"`
+	// workloads that are there, in any state but stopped and failed.
+	Workloads int64 `protobuf:"varint,3,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	// workloads_stop: they are stopped before the agent is (-dev). Otherwise they go on, and
+	// the next agent finds them.
+	WorkloadsStop bool `protobuf:"varint,4,opt,name=workloads_stop,json=workloadsStop,proto3" json:"workloads_stop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopResponse) Reset() {
+	*x = StopResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopResponse) ProtoMessage() {}
+
+func (x *StopResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
+func (*StopResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StopResponse) GetPid() int64 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *StopResponse) GetPluginsStop() bool {
+	if x != nil {
+		return x.PluginsStop
+	}
+	return false
+}
+
+func (x *StopResponse) GetWorkloads() int64 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
+func (x *StopResponse) GetWorkloadsStop() bool {
+	if x != nil {
+		return x.WorkloadsStop
+	}
+	return false
+}
+
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// seq orders the events of one agent process.
@@ -368,7 +488,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +500,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +513,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -479,7 +599,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +611,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +624,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Driver) GetId() string {
@@ -676,7 +796,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +808,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +821,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -755,7 +875,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +887,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +900,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -800,7 +920,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +932,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +945,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -850,7 +970,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +982,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +995,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 type ListDriversRequest struct {
@@ -886,7 +1006,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +1018,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1031,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 type ListDriversResponse struct {
@@ -923,7 +1043,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1055,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1068,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -967,7 +1087,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1099,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1112,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -1011,7 +1131,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +1143,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +1156,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -1054,7 +1174,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1186,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1199,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 type ListPluginsResponse struct {
@@ -1091,7 +1211,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1223,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1236,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -1133,21 +1253,31 @@ type Plugin struct {
 	Version string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	Sha256  string                 `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	// state is starting, running, unhealthy, backing-off or failed.
-	State         string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	Pid           int64                  `protobuf:"varint,6,opt,name=pid,proto3" json:"pid,omitempty"`
-	Generation    uint64                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	Restarts      int32                  `protobuf:"varint,9,opt,name=restarts,proto3" json:"restarts,omitempty"`
-	Leases        int64                  `protobuf:"varint,10,opt,name=leases,proto3" json:"leases,omitempty"`
-	LastError     string                 `protobuf:"bytes,11,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	NextTryAt     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
+	State      string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
+	Pid        int64                  `protobuf:"varint,6,opt,name=pid,proto3" json:"pid,omitempty"`
+	Generation uint64                 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
+	StartedAt  *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Restarts   int32                  `protobuf:"varint,9,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	Leases     int64                  `protobuf:"varint,10,opt,name=leases,proto3" json:"leases,omitempty"`
+	LastError  string                 `protobuf:"bytes,11,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	NextTryAt  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
+	// draining is how many older processes still finish their calls.
+	Draining int32 `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
+	// pinned is the sha256 of the copy that an operator wants and no other; empty: none.
+	Pinned string `protobuf:"bytes,14,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// last_good is the sha256 of the copy that served before; empty: none.
+	LastGood string `protobuf:"bytes,15,opt,name=last_good,json=lastGood,proto3" json:"last_good,omitempty"`
+	// refused says by sha256 why a copy is not tried again until it changes.
+	Refused map[string]string `protobuf:"bytes,16,rep,name=refused,proto3" json:"refused,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// swaps are the last 20, the newest last.
+	Swaps         []*PluginSwap `protobuf:"bytes,17,rep,name=swaps,proto3" json:"swaps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1289,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1302,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Plugin) GetName() string {
@@ -1259,11 +1389,818 @@ func (x *Plugin) GetNextTryAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Plugin) GetDraining() int32 {
+	if x != nil {
+		return x.Draining
+	}
+	return 0
+}
+
+func (x *Plugin) GetPinned() string {
+	if x != nil {
+		return x.Pinned
+	}
+	return ""
+}
+
+func (x *Plugin) GetLastGood() string {
+	if x != nil {
+		return x.LastGood
+	}
+	return ""
+}
+
+func (x *Plugin) GetRefused() map[string]string {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+func (x *Plugin) GetSwaps() []*PluginSwap {
+	if x != nil {
+		return x.Swaps
+	}
+	return nil
+}
+
+// PluginSwap is one change of the process that callers use, or an attempt at it.
+type PluginSwap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	From  *PluginGeneration      `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	To    *PluginGeneration      `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	// took is the time from the look at the binary until callers had the new process.
+	Took *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	// carried is how many calls and streams went on with the old process.
+	Carried int64 `protobuf:"varint,5,opt,name=carried,proto3" json:"carried,omitempty"`
+	// rollback: it went back to what had served before.
+	Rollback bool `protobuf:"varint,6,opt,name=rollback,proto3" json:"rollback,omitempty"`
+	// error says why callers kept the old process; empty: they moved.
+	Error         string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginSwap) Reset() {
+	*x = PluginSwap{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginSwap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginSwap) ProtoMessage() {}
+
+func (x *PluginSwap) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
+func (*PluginSwap) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *PluginSwap) GetFrom() *PluginGeneration {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *PluginSwap) GetTo() *PluginGeneration {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *PluginSwap) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *PluginSwap) GetCarried() int64 {
+	if x != nil {
+		return x.Carried
+	}
+	return 0
+}
+
+func (x *PluginSwap) GetRollback() bool {
+	if x != nil {
+		return x.Rollback
+	}
+	return false
+}
+
+func (x *PluginSwap) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// PluginGeneration is one process of a plugin.
+type PluginGeneration struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// generation is 0, and version empty, where the process never came up.
+	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginGeneration) Reset() {
+	*x = PluginGeneration{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginGeneration) ProtoMessage() {}
+
+func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
+func (*PluginGeneration) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PluginGeneration) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PluginGeneration) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *PluginGeneration) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+type SwapPluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwapPluginRequest) Reset() {
+	*x = SwapPluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwapPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwapPluginRequest) ProtoMessage() {}
+
+func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
+func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SwapPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type SwapPluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugin after the swap.
+	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwapPluginResponse) Reset() {
+	*x = SwapPluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwapPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwapPluginResponse) ProtoMessage() {}
+
+func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
+func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SwapPluginResponse) GetPlugin() *Plugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+type RollbackPluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackPluginRequest) Reset() {
+	*x = RollbackPluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackPluginRequest) ProtoMessage() {}
+
+func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
+func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RollbackPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RollbackPluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugin after the rollback.
+	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackPluginResponse) Reset() {
+	*x = RollbackPluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackPluginResponse) ProtoMessage() {}
+
+func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
+func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RollbackPluginResponse) GetPlugin() *Plugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+type PinPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// sha256 of the copy in 64 hex digits; empty: what serves now.
+	Sha256        string `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinPluginRequest) Reset() {
+	*x = PinPluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinPluginRequest) ProtoMessage() {}
+
+func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
+func (*PinPluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PinPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PinPluginRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+type PinPluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugin with that copy.
+	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinPluginResponse) Reset() {
+	*x = PinPluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinPluginResponse) ProtoMessage() {}
+
+func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
+func (*PinPluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PinPluginResponse) GetPlugin() *Plugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+type UnpinPluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpinPluginRequest) Reset() {
+	*x = UnpinPluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpinPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpinPluginRequest) ProtoMessage() {}
+
+func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
+func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *UnpinPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type UnpinPluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugin with what is in the plugin directory.
+	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpinPluginResponse) Reset() {
+	*x = UnpinPluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpinPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpinPluginResponse) ProtoMessage() {}
+
+func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
+func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *UnpinPluginResponse) GetPlugin() *Plugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+type VerifyPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// path of the file on the agent's machine; absolute.
+	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyPluginRequest) Reset() {
+	*x = VerifyPluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyPluginRequest) ProtoMessage() {}
+
+func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
+func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *VerifyPluginRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+type VerifyPluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name that the file stands for: its own without a version.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// known: this host has a plugin of that name, and the file was tried with its
+	// configuration and beside its process.
+	Known   bool   `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
+	Kind    string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Sha256  string `protobuf:"bytes,5,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// healthy is what the process said of itself; message is why it is not.
+	Healthy       bool   `protobuf:"varint,6,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyPluginResponse) Reset() {
+	*x = VerifyPluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyPluginResponse) ProtoMessage() {}
+
+func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
+func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *VerifyPluginResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VerifyPluginResponse) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *VerifyPluginResponse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *VerifyPluginResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *VerifyPluginResponse) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *VerifyPluginResponse) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *VerifyPluginResponse) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type PluginLogRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// recent lines to send first; 0: none, 10000 at most.
+	Recent int32 `protobuf:"varint,2,opt,name=recent,proto3" json:"recent,omitempty"`
+	// follow goes on after them.
+	Follow        bool `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginLogRequest) Reset() {
+	*x = PluginLogRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginLogRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginLogRequest) ProtoMessage() {}
+
+func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
+func (*PluginLogRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *PluginLogRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PluginLogRequest) GetRecent() int32 {
+	if x != nil {
+		return x.Recent
+	}
+	return 0
+}
+
+func (x *PluginLogRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type PluginLogResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// line as it was printed, without its end; what is longer than 64 KiB comes in parts.
+	Line          string `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginLogResponse) Reset() {
+	*x = PluginLogResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginLogResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginLogResponse) ProtoMessage() {}
+
+func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
+func (*PluginLogResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PluginLogResponse) GetLine() string {
+	if x != nil {
+		return x.Line
+	}
+	return ""
+}
+
 var File_pannier_host_v1_agent_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
+	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
 	"\rStatusRequest\"\xc8\x05\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -1297,7 +2234,14 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06recent\x18\x01 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\">\n" +
 	"\x0eEventsResponse\x12,\n" +
-	"\x05event\x18\x01 \x01(\v2\x16.pannier.host.v1.EventR\x05event\"\xa2\x02\n" +
+	"\x05event\x18\x01 \x01(\v2\x16.pannier.host.v1.EventR\x05event\"'\n" +
+	"\vStopRequest\x12\x18\n" +
+	"\aplugins\x18\x01 \x01(\bR\aplugins\"\x88\x01\n" +
+	"\fStopResponse\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12!\n" +
+	"\fplugins_stop\x18\x02 \x01(\bR\vpluginsStop\x12\x1c\n" +
+	"\tworkloads\x18\x03 \x01(\x03R\tworkloads\x12%\n" +
+	"\x0eworkloads_stop\x18\x04 \x01(\bR\rworkloadsStop\"\xa2\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -1360,7 +2304,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xf4\x02\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xf4\x04\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -1378,17 +2322,81 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	" \x01(\x03R\x06leases\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\v \x01(\tR\tlastError\x12:\n" +
-	"\vnext_try_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tnextTryAt2\xa6\x01\n" +
+	"\vnext_try_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tnextTryAt\x12\x1a\n" +
+	"\bdraining\x18\r \x01(\x05R\bdraining\x12\x16\n" +
+	"\x06pinned\x18\x0e \x01(\tR\x06pinned\x12\x1b\n" +
+	"\tlast_good\x18\x0f \x01(\tR\blastGood\x12>\n" +
+	"\arefused\x18\x10 \x03(\v2$.pannier.host.v1.Plugin.RefusedEntryR\arefused\x121\n" +
+	"\x05swaps\x18\x11 \x03(\v2\x1b.pannier.host.v1.PluginSwapR\x05swaps\x1a:\n" +
+	"\fRefusedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x02\n" +
+	"\n" +
+	"PluginSwap\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x125\n" +
+	"\x04from\x18\x02 \x01(\v2!.pannier.host.v1.PluginGenerationR\x04from\x121\n" +
+	"\x02to\x18\x03 \x01(\v2!.pannier.host.v1.PluginGenerationR\x02to\x12-\n" +
+	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
+	"\acarried\x18\x05 \x01(\x03R\acarried\x12\x1a\n" +
+	"\brollback\x18\x06 \x01(\bR\brollback\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"d\n" +
+	"\x10PluginGeneration\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\"'\n" +
+	"\x11SwapPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"E\n" +
+	"\x12SwapPluginResponse\x12/\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"+\n" +
+	"\x15RollbackPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"I\n" +
+	"\x16RollbackPluginResponse\x12/\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\">\n" +
+	"\x10PinPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06sha256\x18\x02 \x01(\tR\x06sha256\"D\n" +
+	"\x11PinPluginResponse\x12/\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"(\n" +
+	"\x12UnpinPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"F\n" +
+	"\x13UnpinPluginResponse\x12/\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\")\n" +
+	"\x13VerifyPluginRequest\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"\xba\x01\n" +
+	"\x14VerifyPluginResponse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05known\x18\x02 \x01(\bR\x05known\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12\x16\n" +
+	"\x06sha256\x18\x05 \x01(\tR\x06sha256\x12\x18\n" +
+	"\ahealthy\x18\x06 \x01(\bR\ahealthy\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\"V\n" +
+	"\x10PluginLogRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06recent\x18\x02 \x01(\x05R\x06recent\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\"'\n" +
+	"\x11PluginLogResponse\x12\x12\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line2\xeb\x01\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
-	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x012\x89\x03\n" +
+	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
+	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse2\x89\x03\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12X\n" +
 	"\vListDrivers\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12R\n" +
-	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2i\n" +
+	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\x84\x05\n" +
 	"\rPluginService\x12X\n" +
-	"\vListPlugins\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponseBBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
+	"\vListPlugins\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponse\x12U\n" +
+	"\n" +
+	"SwapPlugin\x12\".pannier.host.v1.SwapPluginRequest\x1a#.pannier.host.v1.SwapPluginResponse\x12a\n" +
+	"\x0eRollbackPlugin\x12&.pannier.host.v1.RollbackPluginRequest\x1a'.pannier.host.v1.RollbackPluginResponse\x12R\n" +
+	"\tPinPlugin\x12!.pannier.host.v1.PinPluginRequest\x1a\".pannier.host.v1.PinPluginResponse\x12X\n" +
+	"\vUnpinPlugin\x12#.pannier.host.v1.UnpinPluginRequest\x1a$.pannier.host.v1.UnpinPluginResponse\x12[\n" +
+	"\fVerifyPlugin\x12$.pannier.host.v1.VerifyPluginRequest\x1a%.pannier.host.v1.VerifyPluginResponse\x12T\n" +
+	"\tPluginLog\x12!.pannier.host.v1.PluginLogRequest\x1a\".pannier.host.v1.PluginLogResponse0\x01BBZ@github.com/pannier/pannier/host/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
 	file_pannier_host_v1_agent_proto_rawDescOnce sync.Once
@@ -1402,65 +2410,107 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
 	(*EventsRequest)(nil),            // 2: pannier.host.v1.EventsRequest
 	(*EventsResponse)(nil),           // 3: pannier.host.v1.EventsResponse
-	(*Event)(nil),                    // 4: pannier.host.v1.Event
-	(*Driver)(nil),                   // 5: pannier.host.v1.Driver
-	(*RegisterDriverRequest)(nil),    // 6: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 7: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 8: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 9: pannier.host.v1.DeregisterDriverResponse
-	(*ListDriversRequest)(nil),       // 10: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 11: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 12: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 13: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 14: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 15: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 16: pannier.host.v1.Plugin
-	nil,                              // 17: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 18: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 19: pannier.host.v1.Driver.TopologyEntry
-	(*timestamppb.Timestamp)(nil),    // 20: google.protobuf.Timestamp
+	(*StopRequest)(nil),              // 4: pannier.host.v1.StopRequest
+	(*StopResponse)(nil),             // 5: pannier.host.v1.StopResponse
+	(*Event)(nil),                    // 6: pannier.host.v1.Event
+	(*Driver)(nil),                   // 7: pannier.host.v1.Driver
+	(*RegisterDriverRequest)(nil),    // 8: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 9: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 10: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 11: pannier.host.v1.DeregisterDriverResponse
+	(*ListDriversRequest)(nil),       // 12: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 13: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 14: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 15: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 16: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 17: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 18: pannier.host.v1.Plugin
+	(*PluginSwap)(nil),               // 19: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 20: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 21: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 22: pannier.host.v1.SwapPluginResponse
+	(*RollbackPluginRequest)(nil),    // 23: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 24: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 25: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 26: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 27: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 28: pannier.host.v1.UnpinPluginResponse
+	(*VerifyPluginRequest)(nil),      // 29: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 30: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 31: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 32: pannier.host.v1.PluginLogResponse
+	nil,                              // 33: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 34: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 35: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 36: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),      // 38: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	20, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	16, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
-	5,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	17, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	4,  // 4: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	20, // 5: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	18, // 6: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	19, // 7: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	20, // 8: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	5,  // 9: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	5,  // 10: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	5,  // 11: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	16, // 12: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	20, // 13: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	20, // 14: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	0,  // 15: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 16: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	6,  // 17: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	8,  // 18: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	10, // 19: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	12, // 20: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	14, // 21: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	1,  // 22: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 23: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	7,  // 24: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	9,  // 25: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	11, // 26: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	13, // 27: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	15, // 28: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	22, // [22:29] is the sub-list for method output_type
-	15, // [15:22] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	37, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	18, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
+	33, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	6,  // 4: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	37, // 5: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	34, // 6: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	35, // 7: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	37, // 8: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	7,  // 9: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	7,  // 10: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	7,  // 11: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	18, // 12: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	37, // 13: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	37, // 14: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	36, // 15: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	19, // 16: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	37, // 17: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	20, // 18: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	20, // 19: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	38, // 20: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	18, // 21: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	18, // 22: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	18, // 23: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	18, // 24: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 25: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 26: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 27: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	8,  // 28: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	10, // 29: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	12, // 30: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	14, // 31: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	16, // 32: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	21, // 33: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	23, // 34: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	25, // 35: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	27, // 36: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	29, // 37: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	31, // 38: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 39: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 40: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 41: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	9,  // 42: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	11, // 43: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	13, // 44: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	15, // 45: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	17, // 46: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	22, // 47: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	24, // 48: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	26, // 49: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	28, // 50: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	30, // 51: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	32, // 52: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	39, // [39:53] is the sub-list for method output_type
+	25, // [25:39] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -1474,7 +2524,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

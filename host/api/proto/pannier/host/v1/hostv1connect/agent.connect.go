@@ -41,6 +41,8 @@ const (
 	AgentServiceStatusProcedure = "/pannier.host.v1.AgentService/Status"
 	// AgentServiceEventsProcedure is the fully-qualified name of the AgentService's Events RPC.
 	AgentServiceEventsProcedure = "/pannier.host.v1.AgentService/Events"
+	// AgentServiceStopProcedure is the fully-qualified name of the AgentService's Stop RPC.
+	AgentServiceStopProcedure = "/pannier.host.v1.AgentService/Stop"
 	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
 	// RegisterDriver RPC.
 	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
@@ -55,6 +57,22 @@ const (
 	// PluginServiceListPluginsProcedure is the fully-qualified name of the PluginService's ListPlugins
 	// RPC.
 	PluginServiceListPluginsProcedure = "/pannier.host.v1.PluginService/ListPlugins"
+	// PluginServiceSwapPluginProcedure is the fully-qualified name of the PluginService's SwapPlugin
+	// RPC.
+	PluginServiceSwapPluginProcedure = "/pannier.host.v1.PluginService/SwapPlugin"
+	// PluginServiceRollbackPluginProcedure is the fully-qualified name of the PluginService's
+	// RollbackPlugin RPC.
+	PluginServiceRollbackPluginProcedure = "/pannier.host.v1.PluginService/RollbackPlugin"
+	// PluginServicePinPluginProcedure is the fully-qualified name of the PluginService's PinPlugin RPC.
+	PluginServicePinPluginProcedure = "/pannier.host.v1.PluginService/PinPlugin"
+	// PluginServiceUnpinPluginProcedure is the fully-qualified name of the PluginService's UnpinPlugin
+	// RPC.
+	PluginServiceUnpinPluginProcedure = "/pannier.host.v1.PluginService/UnpinPlugin"
+	// PluginServiceVerifyPluginProcedure is the fully-qualified name of the PluginService's
+	// VerifyPlugin RPC.
+	PluginServiceVerifyPluginProcedure = "/pannier.host.v1.PluginService/VerifyPlugin"
+	// PluginServicePluginLogProcedure is the fully-qualified name of the PluginService's PluginLog RPC.
+	PluginServicePluginLogProcedure = "/pannier.host.v1.PluginService/PluginLog"
 )
 
 // AgentServiceClient is a client for the pannier.host.v1.AgentService service.
@@ -64,6 +82,9 @@ type AgentServiceClient interface {
 	// Events streams what happens on the host, from now on, and optionally the
 	// most recent ones first.
 	Events(context.Context, *connect.Request[v1.EventsRequest]) (*connect.ServerStreamForClient[v1.EventsResponse], error)
+	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has
+	// stopped; StopResponse.pid then runs on until it has.
+	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -89,6 +110,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Events")),
 			connect.WithClientOptions(opts...),
 		),
+		stop: connect.NewClient[v1.StopRequest, v1.StopResponse](
+			httpClient,
+			baseURL+AgentServiceStopProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Stop")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -96,6 +123,7 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 type agentServiceClient struct {
 	status *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	events *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	stop   *connect.Client[v1.StopRequest, v1.StopResponse]
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
@@ -108,6 +136,11 @@ func (c *agentServiceClient) Events(ctx context.Context, req *connect.Request[v1
 	return c.events.CallServerStream(ctx, req)
 }
 
+// Stop calls pannier.host.v1.AgentService.Stop.
+func (c *agentServiceClient) Stop(ctx context.Context, req *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
+	return c.stop.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status is the whole host in one answer.
@@ -115,6 +148,9 @@ type AgentServiceHandler interface {
 	// Events streams what happens on the host, from now on, and optionally the
 	// most recent ones first.
 	Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error
+	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has
+	// stopped; StopResponse.pid then runs on until it has.
+	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -136,12 +172,20 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Events")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceStopHandler := connect.NewUnaryHandler(
+		AgentServiceStopProcedure,
+		svc.Stop,
+		connect.WithSchema(agentServiceMethods.ByName("Stop")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
 			agentServiceStatusHandler.ServeHTTP(w, r)
 		case AgentServiceEventsProcedure:
 			agentServiceEventsHandler.ServeHTTP(w, r)
+		case AgentServiceStopProcedure:
+			agentServiceStopHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -157,6 +201,10 @@ func (UnimplementedAgentServiceHandler) Status(context.Context, *connect.Request
 
 func (UnimplementedAgentServiceHandler) Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Events is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Stop is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.
@@ -319,7 +367,26 @@ func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *connect.Req
 
 // PluginServiceClient is a client for the pannier.host.v1.PluginService service.
 type PluginServiceClient interface {
+	// ListPlugins lists the plugins of this host.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	// SwapPlugin lets what the plugin directory has take over now, also what was refused
+	// before. FailedPrecondition where that serves already, or where it could not take
+	// over: callers are then served by the process that they had.
+	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
+	// RollbackPlugin brings back the copy that served before, and refuses what serves now
+	// until it changes. FailedPrecondition where there is none, or where one is pinned.
+	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
+	// PinPlugin keeps a plugin at one copy, whatever comes into the plugin directory.
+	// FailedPrecondition where that copy is neither kept nor in the plugin directory.
+	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
+	// UnpinPlugin lets what is in the plugin directory serve again.
+	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
+	// VerifyPlugin starts a process of a file beside what serves, as a swap would, and ends
+	// it. Only root and the agent's own user may ask for that. FailedPrecondition with the
+	// reason where a swap to the file would fail.
+	VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error)
+	// PluginLog streams what a plugin's processes printed, line by line.
+	PluginLog(context.Context, *connect.Request[v1.PluginLogRequest]) (*connect.ServerStreamForClient[v1.PluginLogResponse], error)
 }
 
 // NewPluginServiceClient constructs a client for the pannier.host.v1.PluginService service. By
@@ -339,12 +406,54 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(pluginServiceMethods.ByName("ListPlugins")),
 			connect.WithClientOptions(opts...),
 		),
+		swapPlugin: connect.NewClient[v1.SwapPluginRequest, v1.SwapPluginResponse](
+			httpClient,
+			baseURL+PluginServiceSwapPluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("SwapPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		rollbackPlugin: connect.NewClient[v1.RollbackPluginRequest, v1.RollbackPluginResponse](
+			httpClient,
+			baseURL+PluginServiceRollbackPluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("RollbackPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		pinPlugin: connect.NewClient[v1.PinPluginRequest, v1.PinPluginResponse](
+			httpClient,
+			baseURL+PluginServicePinPluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("PinPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		unpinPlugin: connect.NewClient[v1.UnpinPluginRequest, v1.UnpinPluginResponse](
+			httpClient,
+			baseURL+PluginServiceUnpinPluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("UnpinPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		verifyPlugin: connect.NewClient[v1.VerifyPluginRequest, v1.VerifyPluginResponse](
+			httpClient,
+			baseURL+PluginServiceVerifyPluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("VerifyPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		pluginLog: connect.NewClient[v1.PluginLogRequest, v1.PluginLogResponse](
+			httpClient,
+			baseURL+PluginServicePluginLogProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("PluginLog")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // pluginServiceClient implements PluginServiceClient.
 type pluginServiceClient struct {
-	listPlugins *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
+	listPlugins    *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
+	swapPlugin     *connect.Client[v1.SwapPluginRequest, v1.SwapPluginResponse]
+	rollbackPlugin *connect.Client[v1.RollbackPluginRequest, v1.RollbackPluginResponse]
+	pinPlugin      *connect.Client[v1.PinPluginRequest, v1.PinPluginResponse]
+	unpinPlugin    *connect.Client[v1.UnpinPluginRequest, v1.UnpinPluginResponse]
+	verifyPlugin   *connect.Client[v1.VerifyPluginRequest, v1.VerifyPluginResponse]
+	pluginLog      *connect.Client[v1.PluginLogRequest, v1.PluginLogResponse]
 }
 
 // ListPlugins calls pannier.host.v1.PluginService.ListPlugins.
@@ -352,9 +461,58 @@ func (c *pluginServiceClient) ListPlugins(ctx context.Context, req *connect.Requ
 	return c.listPlugins.CallUnary(ctx, req)
 }
 
+// SwapPlugin calls pannier.host.v1.PluginService.SwapPlugin.
+func (c *pluginServiceClient) SwapPlugin(ctx context.Context, req *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error) {
+	return c.swapPlugin.CallUnary(ctx, req)
+}
+
+// RollbackPlugin calls pannier.host.v1.PluginService.RollbackPlugin.
+func (c *pluginServiceClient) RollbackPlugin(ctx context.Context, req *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error) {
+	return c.rollbackPlugin.CallUnary(ctx, req)
+}
+
+// PinPlugin calls pannier.host.v1.PluginService.PinPlugin.
+func (c *pluginServiceClient) PinPlugin(ctx context.Context, req *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error) {
+	return c.pinPlugin.CallUnary(ctx, req)
+}
+
+// UnpinPlugin calls pannier.host.v1.PluginService.UnpinPlugin.
+func (c *pluginServiceClient) UnpinPlugin(ctx context.Context, req *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error) {
+	return c.unpinPlugin.CallUnary(ctx, req)
+}
+
+// VerifyPlugin calls pannier.host.v1.PluginService.VerifyPlugin.
+func (c *pluginServiceClient) VerifyPlugin(ctx context.Context, req *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error) {
+	return c.verifyPlugin.CallUnary(ctx, req)
+}
+
+// PluginLog calls pannier.host.v1.PluginService.PluginLog.
+func (c *pluginServiceClient) PluginLog(ctx context.Context, req *connect.Request[v1.PluginLogRequest]) (*connect.ServerStreamForClient[v1.PluginLogResponse], error) {
+	return c.pluginLog.CallServerStream(ctx, req)
+}
+
 // PluginServiceHandler is an implementation of the pannier.host.v1.PluginService service.
 type PluginServiceHandler interface {
+	// ListPlugins lists the plugins of this host.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	// SwapPlugin lets what the plugin directory has take over now, also what was refused
+	// before. FailedPrecondition where that serves already, or where it could not take
+	// over: callers are then served by the process that they had.
+	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
+	// RollbackPlugin brings back the copy that served before, and refuses what serves now
+	// until it changes. FailedPrecondition where there is none, or where one is pinned.
+	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
+	// PinPlugin keeps a plugin at one copy, whatever comes into the plugin directory.
+	// FailedPrecondition where that copy is neither kept nor in the plugin directory.
+	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
+	// UnpinPlugin lets what is in the plugin directory serve again.
+	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
+	// VerifyPlugin starts a process of a file beside what serves, as a swap would, and ends
+	// it. Only root and the agent's own user may ask for that. FailedPrecondition with the
+	// reason where a swap to the file would fail.
+	VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error)
+	// PluginLog streams what a plugin's processes printed, line by line.
+	PluginLog(context.Context, *connect.Request[v1.PluginLogRequest], *connect.ServerStream[v1.PluginLogResponse]) error
 }
 
 // NewPluginServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -370,10 +528,58 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(pluginServiceMethods.ByName("ListPlugins")),
 		connect.WithHandlerOptions(opts...),
 	)
+	pluginServiceSwapPluginHandler := connect.NewUnaryHandler(
+		PluginServiceSwapPluginProcedure,
+		svc.SwapPlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("SwapPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServiceRollbackPluginHandler := connect.NewUnaryHandler(
+		PluginServiceRollbackPluginProcedure,
+		svc.RollbackPlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("RollbackPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServicePinPluginHandler := connect.NewUnaryHandler(
+		PluginServicePinPluginProcedure,
+		svc.PinPlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("PinPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServiceUnpinPluginHandler := connect.NewUnaryHandler(
+		PluginServiceUnpinPluginProcedure,
+		svc.UnpinPlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("UnpinPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServiceVerifyPluginHandler := connect.NewUnaryHandler(
+		PluginServiceVerifyPluginProcedure,
+		svc.VerifyPlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("VerifyPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServicePluginLogHandler := connect.NewServerStreamHandler(
+		PluginServicePluginLogProcedure,
+		svc.PluginLog,
+		connect.WithSchema(pluginServiceMethods.ByName("PluginLog")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.PluginService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case PluginServiceListPluginsProcedure:
 			pluginServiceListPluginsHandler.ServeHTTP(w, r)
+		case PluginServiceSwapPluginProcedure:
+			pluginServiceSwapPluginHandler.ServeHTTP(w, r)
+		case PluginServiceRollbackPluginProcedure:
+			pluginServiceRollbackPluginHandler.ServeHTTP(w, r)
+		case PluginServicePinPluginProcedure:
+			pluginServicePinPluginHandler.ServeHTTP(w, r)
+		case PluginServiceUnpinPluginProcedure:
+			pluginServiceUnpinPluginHandler.ServeHTTP(w, r)
+		case PluginServiceVerifyPluginProcedure:
+			pluginServiceVerifyPluginHandler.ServeHTTP(w, r)
+		case PluginServicePluginLogProcedure:
+			pluginServicePluginLogHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -385,4 +591,28 @@ type UnimplementedPluginServiceHandler struct{}
 
 func (UnimplementedPluginServiceHandler) ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.ListPlugins is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.SwapPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RollbackPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.PinPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.UnpinPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.VerifyPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) PluginLog(context.Context, *connect.Request[v1.PluginLogRequest], *connect.ServerStream[v1.PluginLogResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.PluginLog is not implemented"))
 }
