@@ -163,34 +163,3 @@ func TestDocumentedConsulConfigurationParses(t *testing.T) {
 		}
 	}
 }
-
-func TestDocumentedConsulUnits(t *testing.T) {
-	analyze, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("needs systemd-analyze (Debian: systemd); not covered: the syntax of the units of docs/consul.md")
-	}
-	dir := t.TempDir()
-	write := func(name, text string) {
-		t.Helper()
-		// The programs need not be here.
-		text = regexp.MustCompile(`/usr/bin/[a-z-]+`).ReplaceAllString(text, "/bin/true")
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("pannier.service", "[Service]\nExecStart=/bin/true\n")
-	units := regexp.MustCompile("(?s)```ini\n# /etc/systemd/system/([a-z-]+.[a-z]+)\n(.*?)```").FindAllStringSubmatch(consulPage(t), -1)
-	if len(units) != 5 {
-		t.Fatalf("%d units, want five", len(units))
-	}
-	for _, m := range units {
-		write(m[1], m[2])
-	}
-	for _, m := range units {
-		cmd := exec.Command(analyze, "verify", "--man=no", filepath.Join(dir, m[1]))
-		cmd.Env = append(os.Environ(), "SYSTEMD_UNIT_PATH="+dir+":")
-		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), dir) {
-			t.Errorf("systemd-analyze verify %s: %v\n%s", m[1], err, out)
-		}
-	}
-}
