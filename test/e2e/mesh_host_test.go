@@ -271,7 +271,10 @@ func openStream(t testing.TB, path string) (*xds.Stream, error) {
 		return nil, err
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	return s, s.Ready()
+	if err := s.Ready(); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // hasMode checks a path's permissions and owner.

@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -177,8 +179,36 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd
     }
   }
 `, name, proxy, program, m.reach.Address, ca))
-	cmd, lines := background(t, m.Host, spec, "echo up; exec sleep infinity")
-	await(t, lines, "up")
+	cmd := m.Command("workload", "run", spec, "--", "sh", "-c", "echo up; exec sleep infinity")
+	path := m.Path(name + ".log") // of the proxy too
+	log, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := func() string {
+		text, _ := os.ReadFile(path)
+		return string(text)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("workload %q and its proxy said:\n%s", name, said())
+		}
+	})
+	m.Eventually(fmt.Sprintf("workload %q runs", name), func() error {
+		if !strings.Contains(said(), "up\n") {
+			return errors.New(said())
+		}
+		return nil
+	})
 	return cmd
 }
 
@@ -238,12 +268,18 @@ func refusedWithoutCertificate(t *testing.T, port int32) {
 	}
 }
 
+// freePort is one that no connection is given as its own side's (the kernel picks those
+// from 32768 on), nor a workload.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 10000 + rand.IntN(10000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			_ = l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	t.Fatal("no port is free")
+	return 0
 }
