@@ -1,6 +1,10 @@
 package sdk
 
-import "google.golang.org/grpc"
+import (
+	"google.golang.org/grpc"
+
+	"github.com/pannier/pannier/sdk/wire"
+)
 
 // NewServer makes the gRPC server that Main serves, without a process round it: for
 // tests of a plugin, see sdk/plugintest. It needs no host that attends it, and what
@@ -13,7 +17,7 @@ func NewServer(info Info, p Plugin) (srv *grpc.Server, stop func()) {
 	calls.stdio.Do(func() {}) // the process's output is the test's
 	srv = grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	adapter := &server{info: info, plugin: p, life: life}
-	_ = adapter.register(srv) // cannot fail
+	_ = adapter.register(wire.Version, srv) // cannot fail
 	life.serving(srv)
 	return srv, func() { life.stop("the test is over") }
 }

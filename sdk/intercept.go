@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
 // interceptor is around every call of every service.
@@ -24,13 +26,33 @@ type interceptor struct {
 
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	i.stdio.Do(keepOutput)
+	end, ok := i.life.begin()
+	if !ok {
+		return nil, errStopping
+	}
+	defer end()
 	defer i.rescue(info.FullMethod, &err)
 	resp, err = handler(ctx, req)
 	return resp, toStatus(err)
 }
 
-func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+// errStopping refuses new calls, and ends streams.
+var errStopping = status.Error(codes.Unavailable, "the plugin is stopping")
+
+func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	i.stdio.Do(keepOutput)
+	if info.FullMethod == pluginv1.EventService_Events_FullMethodName {
+		defer i.rescue(info.FullMethod, &err) // it ends after all the others, by itself
+		return toStatus(handler(srv, ss))
+	}
+	ofGoPlugin := strings.HasPrefix(info.FullMethod, "/plugin.")
+	if !ofGoPlugin {
+		end, ok := i.life.begin()
+		if !ok {
+			return errStopping
+		}
+		defer end()
+	}
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
 	done := make(chan struct{})
@@ -46,13 +68,10 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	case <-i.life.stopping:
 	}
 	cancel()
-	if strings.HasPrefix(info.FullMethod, "/plugin.") {
-		// go-plugin's own streams wait for their client alone, and would hold up
-		// the end of the process.
-		return status.Error(codes.Unavailable, "the plugin is stopping")
+	if !ofGoPlugin { // those wait for their client alone, and would hold up the end
+		<-done // the process must not end under the call
 	}
-	<-done // the process must not end under the call
-	return status.Error(codes.Unavailable, "the plugin is stopping")
+	return errStopping
 }
 
 // rescue turns a panic of one call into that call's error: the other calls of

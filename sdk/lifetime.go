@@ -21,16 +21,21 @@ const (
 type lifetime struct {
 	log      hclog.Logger
 	stopping chan struct{} // closed when the end begins
+	idle     chan struct{} // closed when it has begun and no call is left
+	// finish, where set, is called when no call is left, and flush after it: what they
+	// do may take the server.
+	finish, flush func()
 
 	mu       sync.Mutex
 	server   *grpc.Server
 	attended int // hosts that hold Attend open: two for a moment when one replaces another
 	orphan   *time.Timer
 	stopped  bool
+	calls    int // in flight
 }
 
 func newLifetime(log hclog.Logger) *lifetime {
-	l := &lifetime{log: log, stopping: make(chan struct{})}
+	l := &lifetime{log: log, stopping: make(chan struct{}), idle: make(chan struct{})}
 	l.orphan = time.AfterFunc(firstAttend, func() { l.orphaned(firstAttend) })
 	return l
 }
@@ -71,8 +76,31 @@ func (l *lifetime) orphaned(after time.Duration) {
 	}
 }
 
+// begin admits a call, or says that the end has begun.
+func (l *lifetime) begin() (end func(), ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return nil, false
+	}
+	l.calls++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.calls--
+		l.checkIdle()
+	}, true
+}
+
+func (l *lifetime) checkIdle() {
+	if l.stopped && l.calls == 0 {
+		close(l.idle)
+	}
+}
+
 // stop begins the end and returns at once: new calls are refused, those in flight
-// have finishCalls, then the server ends and with it Main.
+// have finishCalls, then the implementation is closed and the host gets the last
+// events. Then the server ends, and with it Main.
 func (l *lifetime) stop(why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,13 +111,25 @@ func (l *lifetime) stop(why string) {
 	l.orphan.Stop()
 	l.log.Info("stopping", "reason", why)
 	close(l.stopping)
-	srv := l.server
-	if srv == nil {
-		return // serving stops it
+	l.checkIdle()
+	if l.server != nil { // else serving stops it
+		go l.end(l.server)
 	}
-	go func() {
-		force := time.AfterFunc(finishCalls, srv.Stop)
-		defer force.Stop()
-		srv.GracefulStop()
-	}()
+}
+
+func (l *lifetime) end(srv *grpc.Server) {
+	force := time.AfterFunc(finishCalls, srv.Stop)
+	defer force.Stop()
+	late := time.NewTimer(finishCalls)
+	defer late.Stop()
+	select {
+	case <-l.idle:
+	case <-late.C: // a call does not heed its context
+	}
+	for _, do := range []func(){l.finish, l.flush} {
+		if do != nil {
+			do()
+		}
+	}
+	srv.GracefulStop()
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	goplugin "github.com/hashicorp/go-plugin"
@@ -32,6 +33,8 @@ func serve(info Info, p Plugin) (exitCode int) {
 	log := Logger()
 	life := newLifetime(log)
 	adapter := &server{info: info, plugin: p, life: life}
+	closeImpl := sync.OnceValue(func() error { return closeImpl(p.Impl) })
+	life.finish = func() { _ = closeImpl() } // its error is seen below
 
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
@@ -51,13 +54,18 @@ func serve(info Info, p Plugin) (exitCode int) {
 	if !adapter.registered {
 		return 1 // go-plugin has logged why it could not serve
 	}
-	if c, ok := p.Impl.(io.Closer); ok {
-		if err := c.Close(); err != nil {
-			log.Error("close the plugin", "error", err)
-			return 1
-		}
+	if err := closeImpl(); err != nil {
+		log.Error("close the plugin", "error", err)
+		return 1
 	}
 	return 0
+}
+
+func closeImpl(impl any) error {
+	if c, ok := impl.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
 }
 
 // loadTLS reads the bundle that the host made for this process. The host removes
@@ -93,8 +101,14 @@ func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 	return srv
 }
 
-// register adds the services of this process to its server.
-func (s *server) register(srv *grpc.Server) error {
+// register adds the services of this process to its server: those of the wire's
+// version that was agreed on, and the kind's.
+func (s *server) register(version int, srv *grpc.Server) error {
+	if version >= wire.Version2 {
+		events := newEventService(emitted)
+		pluginv1.RegisterEventServiceServer(srv, events)
+		s.life.flush = events.finish
+	}
 	pluginv1.RegisterPluginServiceServer(srv, &service{info: s.info, plugin: s.plugin, life: s.life})
 	s.plugin.Register(srv)
 	s.registered = true

@@ -7,10 +7,18 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Version of the wire: the services that every plugin serves, whatever its kind
-// (pannier.plugin.v1), and how a connection to them is made. A kind's protocol and
-// a plugin's own release have versions of their own.
-const Version = 1
+// Versions of the wire: the services that every plugin serves, whatever its kind
+// (pannier.plugin.v1), and how a connection to them is made. A host and a plugin take
+// the newest that both know. A kind's protocol and a plugin's own release have versions
+// of their own.
+const (
+	// Version1 has PluginService.
+	Version1 = 1
+	// Version2 has EventService besides.
+	Version2 = 2
+	// Version is the newest.
+	Version = Version2
+)
 
 // PluginName is the one plugin of a process in go-plugin's sense.
 const PluginName = "pannier"
@@ -33,20 +41,25 @@ const (
 )
 
 // Plugins is what both sides give to go-plugin: one plugin, whose register adds
-// all of a process's services. A host passes nil.
-func Plugins(register func(*grpc.Server) error) map[int]goplugin.PluginSet {
-	return map[int]goplugin.PluginSet{Version: {PluginName: &services{register: register}}}
+// all of a process's services of a version. A host passes nil.
+func Plugins(register func(version int, srv *grpc.Server) error) map[int]goplugin.PluginSet {
+	sets := map[int]goplugin.PluginSet{}
+	for version := Version1; version <= Version; version++ {
+		sets[version] = goplugin.PluginSet{PluginName: &services{version: version, register: register}}
+	}
+	return sets
 }
 
 // services is gRPC only: go-plugin's older protocol, net/rpc, is refused.
 type services struct {
 	goplugin.NetRPCUnsupportedPlugin
-	register func(*grpc.Server) error
+	version  int
+	register func(version int, srv *grpc.Server) error
 }
 
 // GRPCServer is go-plugin's GRPCPlugin for a plugin.
 func (s *services) GRPCServer(_ *goplugin.GRPCBroker, srv *grpc.Server) error {
-	return s.register(srv)
+	return s.register(s.version, srv)
 }
 
 // GRPCClient is go-plugin's GRPCPlugin for a host, which takes the connection.

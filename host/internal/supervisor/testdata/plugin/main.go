@@ -54,7 +54,7 @@ func main() {
 	case "wrong-wire":
 		goplugin.Serve(&goplugin.ServeConfig{
 			HandshakeConfig:  wire.Handshake,
-			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(*grpc.Server) error { return nil })[wire.Version]},
+			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(int, *grpc.Server) error { return nil })[wire.Version]},
 			GRPCServer:       goplugin.DefaultGRPCServer,
 		})
 	case "wrong-socket":

@@ -1,0 +1,77 @@
+// A plugin that emits events: as many a second as its argument says, from its start
+// until it is closed, and as many at once as the node's id of an attachment says. The
+// last one, when it is closed, is of type "last" and says how many there were before.
+package main
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+func main() {
+	e := &emitter{stop: make(chan struct{})}
+	rate := 0
+	if len(os.Args) > 1 {
+		rate, _ = strconv.Atoi(os.Args[1])
+	}
+	e.ticking.Go(func() { e.tick(rate) })
+	sdk.Main(sdk.Info{Name: "emitter", Version: "1.0.0"}, storage.Plugin(e))
+}
+
+type emitter struct {
+	storage.Storage
+	stop    chan struct{}
+	ticking sync.WaitGroup
+	mu      sync.Mutex
+	emitted int
+}
+
+func (e *emitter) tick(rate int) {
+	if rate == 0 {
+		return
+	}
+	tick := time.NewTicker(time.Second / time.Duration(rate))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			e.emit(1)
+		case <-e.stop:
+			return
+		}
+	}
+}
+
+func (e *emitter) emit(n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for range n {
+		e.emitted++
+		sdk.Emit(sdk.Event{
+			Type: "tick", Subject: strconv.Itoa(os.Getpid()), Message: "it ticks",
+			Details: map[string]string{"n": strconv.Itoa(e.emitted)},
+		})
+	}
+}
+
+func (e *emitter) Attach(_ context.Context, _ storage.Driver, req storage.AttachRequest) (map[string]string, error) {
+	n, err := strconv.Atoi(req.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	e.emit(n)
+	return map[string]string{"pid": strconv.Itoa(os.Getpid())}, nil
+}
+
+func (e *emitter) Close() error {
+	close(e.stop)
+	e.ticking.Wait()
+	sdk.Emit(sdk.Event{Type: "last", Subject: strconv.Itoa(os.Getpid()), Details: map[string]string{"n": strconv.Itoa(e.emitted)}})
+	return nil
+}
