@@ -38,7 +38,8 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			return
 		case <-watcher.Events:
 			settled.Reset(settleTime)
-		case <-watcher.Errors: // more has happened than could be told
+		case err := <-watcher.Errors: // more has happened than could be told
+			s.log.Warn("the plugin directory is looked at again", "error", err)
 			settled.Reset(settleTime)
 		case <-settled.C:
 			s.watchAll(watcher)
@@ -71,8 +72,9 @@ func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool) {
 	dirs := []string{s.cfg.PluginDir}
 	for _, files := range s.allFiles() {
 		for _, f := range files {
-			if real, err := filepath.EvalSymlinks(f.path); err == nil && !slices.Contains(dirs, filepath.Dir(real)) {
-				dirs = append(dirs, filepath.Dir(real))
+			target, err := filepath.EvalSymlinks(f.path)
+			if dir := filepath.Dir(target); err == nil && !slices.Contains(dirs, dir) {
+				dirs = append(dirs, dir)
 			}
 		}
 	}

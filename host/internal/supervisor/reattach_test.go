@@ -238,7 +238,9 @@ func TestReplacedInsteadOfReattached(t *testing.T) {
 			change(w)
 			w.cfg.StopPlugins = true
 			s := w.open()
-			await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running && st.PID != pid && st.Draining == 0 })
+			await(t, s, "fixture", func(st supervisor.Status) bool {
+				return st.State == supervisor.Running && st.PID != pid && st.Draining == 0
+			})
 			answer := mustCall(t, s, "fixture", "")
 			if answer["pid"] == strconv.Itoa(pid) || alive(pid) {
 				t.Errorf("pid %d is still there; the plugin is %s now", pid, answer["pid"])

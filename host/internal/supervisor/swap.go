@@ -67,7 +67,7 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 	swap.Carried = i.takeOver(gen, next)
 	swap.Took = time.Since(began)
 	crashpoint.Here("swap", "moved")
-	i.drainLater(gen)
+	i.drainLater(gen) //nolint:contextcheck // it goes on after the swap, and when the host closes
 	i.rec.swapped(swap)
 	what := EventSwapped
 	if swap.Rollback {

@@ -191,9 +191,8 @@ func TestRollback(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			s := w.open()
-			good := status(t, s, "fixture").SHA256
 			mustCall(t, s, "fixture", "")
-			good = status(t, s, "fixture").SHA256
+			good := status(t, s, "fixture").SHA256
 			w.put("fixture", "good", "1.3.0")
 			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
 			_, _ = call(t, s, "fixture", fail)
@@ -302,4 +301,3 @@ func (w *world) must(err error) {
 		w.t.Fatal(err)
 	}
 }
-
