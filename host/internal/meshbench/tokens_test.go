@@ -189,8 +189,18 @@ func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
 			secret, err = t.createBare(ctx, newID())
 			return err
 		}))
-		plain = append(plain, took(b, func(ctx context.Context) error { return t.start(ctx, newID()) }))
-		intended = append(intended, took(b, func(ctx context.Context) error { return t.intend(ctx, id) }))
+		start := func() {
+			plain = append(plain, took(b, func(ctx context.Context) error { return t.start(ctx, newID()) }))
+		}
+		intend := func() {
+			intended = append(intended, took(b, func(ctx context.Context) error { return t.intend(ctx, id) }))
+		}
+		first, second := start, intend
+		if n%2 == 0 { // the second of two is the faster one
+			first, second = intend, start
+		}
+		first()
+		second()
 		derived = append(derived, took(b, func(ctx context.Context) error { return t.derive(ctx, id) }))
 		self = append(self, took(b, func(ctx context.Context) error {
 			stale := &api.QueryOptions{Token: secret, AllowStale: true}
