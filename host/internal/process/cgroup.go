@@ -163,12 +163,31 @@ func outOfMemory(ref Ref) string {
 		if err != nil {
 			continue
 		}
-		for line := range strings.Lines(string(data)) {
-			if n, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok && n != "0" {
-				most, _ := os.ReadFile(filepath.Join(dir, "memory.max"))
-				return fmt.Sprintf(" (by the kernel: its control group has no more than %s bytes of memory)", strings.TrimSpace(string(most)))
-			}
+		if counted(data, "oom_kill") > 0 {
+			most, _ := os.ReadFile(filepath.Join(dir, "memory.max"))
+			return fmt.Sprintf(" (by the kernel: its control group has no more than %s bytes of memory)", strings.TrimSpace(string(most)))
 		}
 	}
 	return ""
+}
+
+// refusedForks is how often processes of a Ref could not fork since they were too many.
+func refusedForks(ref Ref) (n int) {
+	for _, dir := range ref.cgroups() {
+		if data, err := os.ReadFile(filepath.Join(dir, "pids.events")); err == nil {
+			n += counted(data, "max")
+		}
+	}
+	return n
+}
+
+// counted is one number of an events file: lines of "NAME NUMBER".
+func counted(events []byte, name string) int {
+	for line := range strings.Lines(string(events)) {
+		if text, ok := strings.CutPrefix(line, name+" "); ok {
+			n, _ := strconv.Atoi(strings.TrimSpace(text))
+			return n
+		}
+	}
+	return 0
 }

@@ -15,7 +15,8 @@ type Limits struct {
 	// Memory in bytes. The kernel ends the process at a quarter more: who looks at
 	// Usage can be first, and tell why.
 	Memory int64
-	// OpenFiles of each single process; never more than the host itself may have.
+	// OpenFiles of each single process; never more than the host itself may have. For a
+	// process of another user the host needs CAP_SYS_RESOURCE, or there is no such limit.
 	OpenFiles int
 	// Processes counts threads too.
 	Processes int
@@ -40,7 +41,7 @@ func (l Limits) apply(pid int) error {
 		most := min(uint64(l.OpenFiles), now.Max)
 		err = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: most}, nil)
 	}
-	if err != nil && !errors.Is(err, unix.ESRCH) {
+	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("limit the open files of process %d: %w", pid, err)
 	}
 	return nil

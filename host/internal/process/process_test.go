@@ -50,14 +50,18 @@ func shell(t *testing.T, script string) Spec {
 		Env:     []string{"PATH=/usr/bin:/bin"},
 		LogPath: filepath.Join(t.TempDir(), "log"),
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel() // at once with SIGKILL
-		if err := Clean(ctx, spec.Intent()); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { clean(t, spec.Intent()) })
 	return spec
+}
+
+// clean ends what is left of a process, at once.
+func clean(t *testing.T, ref Ref) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := Clean(ctx, ref); err != nil {
+		t.Error(err)
+	}
 }
 
 func mustStart(t *testing.T, spec Spec) *Process {
@@ -66,7 +70,10 @@ func mustStart(t *testing.T, spec Spec) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.Release)
+	t.Cleanup(func() {
+		p.Release()
+		clean(t, p.Ref())
+	})
 	return p
 }
 

@@ -17,6 +17,8 @@ type Usage struct {
 	CPU time.Duration
 	// Processes and their threads.
 	Processes int
+	// Refused is how often the kernel let them have no more, since the process began.
+	Refused int
 }
 
 // Usage looks at the process, the rest of its group, and what is in its control groups.
@@ -28,6 +30,7 @@ func (p *Process) Usage() Usage {
 		u.CPU += s.cpu
 		u.Processes += s.threads
 	}
+	u.Refused = refusedForks(p.ref)
 	return u
 }
 
