@@ -24,7 +24,7 @@ type agentFlags struct {
 func (a *app) agentCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
-		Use: "agent", Short: "Run the agent of this host in the foreground",
+		Use: "agent", Short: "Run the agent of this host in the foreground, or stop it",
 		Long: `Run the agent of this host in the foreground, until SIGINT or SIGTERM.
 
 A flag wins over PANNIER_* in the environment (PANNIER_DATA_DIR and so on), and
@@ -41,6 +41,7 @@ that over the files of -config.`,
 	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort, "the `PORT` for health, metrics and public keys; 0: any free one")
 	flags.StringVar(&f.logLevel, "log-level", "info", "the least `LEVEL` to log: trace, debug, info, warn or error")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
+	cmd.AddCommand(a.agentStop())
 	return cmd
 }
 

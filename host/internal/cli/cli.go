@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,19 +129,17 @@ func (a *app) api() (*api.Client, error) {
 	if a.client != nil {
 		return a.client, nil
 	}
-	address := a.address
-	if address == "" {
-		address = os.Getenv("PANNIER_ADDR")
-	}
-	if address == "" {
-		address = api.DefaultAddress
-	}
-	client, err := api.New(address)
+	client, err := api.New(a.agentAddress())
 	if err != nil {
 		return nil, &usageError{err: err}
 	}
 	a.client = client
 	return client, nil
+}
+
+// agentAddress is that of the flag or the environment.
+func (a *app) agentAddress() string {
+	return cmp.Or(a.address, os.Getenv("PANNIER_ADDR"), api.DefaultAddress)
 }
 
 // namespaceOr gives the namespace of the flag or the environment, or another.

@@ -271,14 +271,6 @@ func (f *fake) GetDriver(_ context.Context, r *connect.Request[hostv1.GetDriverR
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: driver("local")}), nil
 }
 
-func plugin() *hostv1.Plugin {
-	return &hostv1.Plugin{Name: "csi-bridge", Kind: "storage", Version: "1.0.0", Sha256: "0123456789abcdef0123", State: "running", Pid: 41, StartedAt: ago(5 * time.Minute)}
-}
-
-func (f *fake) ListPlugins(context.Context, *connect.Request[hostv1.ListPluginsRequest]) (*connect.Response[hostv1.ListPluginsResponse], error) {
-	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin()}}), nil
-}
-
 func (f *fake) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
 	return connect.NewResponse(&hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",

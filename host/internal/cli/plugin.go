@@ -3,60 +3,235 @@ package cli
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/host/api"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
 func (a *app) pluginCommand() *cobra.Command {
-	return a.noun("plugin", "Plugin processes of this host", &cobra.Command{
-		Use: "status", Short: "List the plugins",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+	return a.noun("plugin", "Plugin processes of this host",
+		a.pluginList(), a.pluginStatus(), a.pluginHistory(), a.pluginLogs(),
+		a.pluginSwap(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginVerify())
+}
+
+func (a *app) pluginSwap() *cobra.Command {
+	return a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
+		`Let the binary in the plugin directory take over now: its highest version that the
+configuration allows, also one that was refused before. The agent does so by itself when
+a binary comes; this is for a second try. Where it cannot take over, callers keep the
+process that they have.`,
+		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
+			resp, err := client.Plugins.SwapPlugin(ctx, connect.NewRequest(&hostv1.SwapPluginRequest{Name: name}))
+			return answer(resp, err)
+		})
+}
+
+func (a *app) pluginRollback() *cobra.Command {
+	return a.pluginOrder("rollback NAME", "Bring back the binary that served before",
+		`Bring back the binary that served before. The one that serves now is refused until it
+changes, or until pannier plugin swap.`,
+		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
+			resp, err := client.Plugins.RollbackPlugin(ctx, connect.NewRequest(&hostv1.RollbackPluginRequest{Name: name}))
+			return answer(resp, err)
+		})
+}
+
+func (a *app) pluginPin() *cobra.Command {
+	cmd := a.pluginOrder("pin NAME [SHA256]", "Keep a plugin at one binary, whatever comes into the plugin directory",
+		`Keep a plugin at one binary, whatever comes into the plugin directory: the one with this
+sum, or the one that serves now. A sum that the plugin's status or history shows may be
+given by its first digits.`, nil)
+	cmd.Args = between(1, "NAME", "SHA256")
+	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+		return a.orderPlugin(ctx, args[0], func(ctx context.Context, client *api.Client, name string) (ordered, error) {
+			sum := ""
+			if len(args) > 1 {
+				var err error
+				if sum, err = a.wholeSum(ctx, client, name, args[1]); err != nil {
+					return nil, err
+				}
+			}
+			resp, err := client.Plugins.PinPlugin(ctx, connect.NewRequest(&hostv1.PinPluginRequest{Name: name, Sha256: sum}))
+			return answer(resp, err)
+		})
+	})
+	return cmd
+}
+
+func (a *app) pluginUnpin() *cobra.Command {
+	return a.pluginOrder("unpin NAME", "Let what is in the plugin directory serve again", "",
+		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
+			resp, err := client.Plugins.UnpinPlugin(ctx, connect.NewRequest(&hostv1.UnpinPluginRequest{Name: name}))
+			return answer(resp, err)
+		})
+}
+
+// ordered is the answer to what was wanted of a plugin.
+type ordered interface {
+	proto.Message
+	GetPlugin() *hostv1.Plugin
+}
+
+// answer takes the message out of a response, if there is one.
+func answer[M any, P interface {
+	*M
+	ordered
+}](resp *connect.Response[M], err error) (ordered, error) {
+	if err != nil {
+		return nil, err
+	}
+	return P(resp.Msg), nil
+}
+
+// order asks the agent for something that it is to do with a plugin.
+type order func(ctx context.Context, client *api.Client, name string) (ordered, error)
+
+func (a *app) pluginOrder(use, short, long string, do order) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		RunE: a.do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
+	}
+}
+
+func (a *app) orderPlugin(ctx context.Context, name string, do order) error {
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	m, err := do(ctx, client, name)
+	if err != nil {
+		return hint(hintPlugin(err), ExitRefused, "pannier plugin history %s tells what was tried", name)
+	}
+	return a.print(m, func() error { return a.showOrdered(m.GetPlugin()) })
+}
+
+func hintPlugin(err error) error {
+	return hint(err, ExitNotFound, "pannier plugin list lists the plugins")
+}
+
+// showOrdered tells who serves now.
+func (a *app) showOrdered(p *hostv1.Plugin) error {
+	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s tells more", p.GetName(), p.GetState(), p.GetName())
+	if p.GetPid() != 0 {
+		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))
+	}
+	// Only the swap that has just led here.
+	if w := lastSwap(p); w.GetError() == "" && w.GetTo().GetGeneration() == p.GetGeneration() && p.GetPid() != 0 {
+		line += fmt.Sprintf(", after a swap that took %s; %s went on with generation %d", short(w.GetTook().AsDuration()),
+			count(w.GetCarried(), "call"), w.GetFrom().GetGeneration())
+	}
+	if p.GetPinned() != "" {
+		line += "; it is pinned"
+	}
+	_, err := fmt.Fprintln(a.out, printable(line))
+	return err
+}
+
+func (a *app) pluginVerify() *cobra.Command {
+	return &cobra.Command{
+		Use: "verify FILE", Short: "Try whether a file could take over, without a swap",
+		Long: `Try whether a file could take over, without a swap: the agent starts a process of it beside
+everything, configures and probes it as the plugin of the file's name (NAME, or
+NAME_vX.Y.Z), and ends it. Nothing is left of it. Exit code 4 where a swap to it would
+fail. Only root and the agent's own user may ask for it.`,
+		Args: exactly("FILE"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			path, err := filepath.Abs(args[0])
+			if err != nil {
+				return fmt.Errorf("find %s: %w", args[0], err)
+			}
 			client, err := a.api()
 			if err != nil {
 				return err
 			}
-			resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+			resp, err := client.Plugins.VerifyPlugin(ctx, connect.NewRequest(&hostv1.VerifyPluginRequest{Path: path}))
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showPlugins(resp.Msg.GetPlugins()) })
+			if err := a.print(resp.Msg, func() error { return a.showVerified(resp.Msg) }); err != nil || resp.Msg.GetHealthy() {
+				return err
+			}
+			return &codeError{fmt.Errorf("it says that it is unhealthy: %s", resp.Msg.GetMessage()), ExitRefused}
 		}),
-	})
-}
-
-func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
-	if len(plugins) == 0 {
-		a.note("no plugins; the agent looks for them in its plugin_dir")
-		return nil
-	}
-	t := newTable("NAME", "KIND", "VERSION", "STATE", "PID", "UP", "RESTARTS", "SHA256", "LAST ERROR")
-	for _, p := range plugins {
-		sum := p.GetSha256()
-		t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p.GetState()), number(p.GetPid()), age(p.GetStartedAt()),
-			p.GetRestarts(), sum[:min(12, len(sum))], p.GetLastError())
-	}
-	return a.show(t)
-}
-
-func pluginState(state string) cell {
-	switch state {
-	case "running":
-		return cell{state, green}
-	case "failed", "unhealthy":
-		return cell{state, red}
-	default:
-		return cell{state, yellow}
 	}
 }
 
-// number leaves out a zero.
-func number(n int64) string {
-	if n == 0 {
-		return ""
+func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
+	t := newTable()
+	t.row("Name", v.GetName())
+	t.row("Kind", v.GetKind())
+	t.row("Version", v.GetVersion())
+	t.row("SHA256", v.GetSha256())
+	t.row("Health", healthy(v.GetHealthy()))
+	if err := a.show(t); err != nil {
+		return err
 	}
-	return fmt.Sprint(n)
+	if !v.GetKnown() {
+		a.note("this host has no plugin %q: it was tried without a configuration", v.GetName())
+	}
+	return nil
+}
+
+// wholeSum finds the sum that begins with some digits among those that a plugin's status
+// has; a whole one is taken as it is.
+func (a *app) wholeSum(ctx context.Context, client *api.Client, name, sum string) (string, error) {
+	const whole, least = 64, 6
+	sum = strings.TrimPrefix(strings.ToLower(sum), "sha256:")
+	if len(sum) == whole {
+		return sum, nil
+	}
+	p, err := onePlugin(ctx, client, name)
+	if err != nil {
+		return "", err
+	}
+	known := map[string]bool{p.GetSha256(): true, p.GetLastGood(): true, p.GetPinned(): true}
+	for refused := range p.GetRefused() {
+		known[refused] = true
+	}
+	for _, w := range p.GetSwaps() {
+		known[w.GetFrom().GetSha256()], known[w.GetTo().GetSha256()] = true, true
+	}
+	var found []string
+	for k := range known {
+		if len(sum) >= least && strings.HasPrefix(k, sum) {
+			found = append(found, k)
+		}
+	}
+	if len(found) != 1 {
+		return "", &usageError{err: fmt.Errorf("%q is neither 64 hex digits nor, from %d digits on, the beginning of one sum of plugin %q", sum, least, name)}
+	}
+	return found[0], nil
+}
+
+// onePlugin reads one plugin.
+func onePlugin(ctx context.Context, client *api.Client, name string) (*hostv1.Plugin, error) {
+	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range resp.Msg.GetPlugins() {
+		if p.GetName() == name {
+			return p, nil
+		}
+	}
+	return nil, &hintError{&codeError{fmt.Errorf("no plugin %q", name), ExitNotFound}, "pannier plugin list lists the plugins"}
+}
+
+func pluginNames(ctx context.Context, client *api.Client, _ string) ([]string, error) {
+	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, p := range resp.Msg.GetPlugins() {
+		names = append(names, p.GetName())
+	}
+	return names, nil
 }
