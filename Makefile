@@ -20,7 +20,7 @@ GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
 GO_TEST   = $(GOTESTSUM) -count=1 -timeout 10m
 
 PROTO_ROOTS := sdk/proto host/api/proto
-MODULES     := . tools tools/buf tools/consul tools/golangci-lint
+MODULES     := . examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
 FUZZTIME    := 10s
 

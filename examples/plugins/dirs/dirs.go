@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// dirs is the plugin. What lasts is in the file system alone: another process of the
+// plugin may take over between any two calls.
+type dirs struct {
+	mode atomic.Uint32 // of folders that Create makes
+}
+
+// root is the folder of a driver's volumes: its endpoint in the agent's csi_driver block.
+func root(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
+
+// folder is a volume's folder.
+func folder(d storage.Driver, id string) (string, error) {
+	if id == "" || id == "." || id == ".." || strings.ContainsRune(id, '/') {
+		return "", status.Errorf(codes.InvalidArgument, "%q is not the name of a folder", id)
+	}
+	return filepath.Join(root(d), id), nil
+}
+
+// existing is the folder of a volume that must be there.
+func existing(d storage.Driver, id string) (string, error) {
+	path, err := folder(d, id)
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case os.IsNotExist(err):
+		return "", status.Errorf(codes.NotFound, "there is no folder %s", path)
+	case err != nil:
+		return "", status.Errorf(codes.Unavailable, "look at the volume: %v", err)
+	case !info.IsDir():
+		return "", status.Errorf(codes.FailedPrecondition, "%s is not a folder", path)
+	default:
+		return path, nil
+	}
+}
+
+// fingerprint is what a driver is and can do now. A folder that is not there is
+// an unhealthy driver.
+func fingerprint(d storage.Driver) storage.Fingerprint {
+	f := storage.Fingerprint{Provider: "dirs", Version: "1.0.0", Controller: &storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true}}
+	info, err := os.Stat(root(d))
+	if err == nil && !info.IsDir() {
+		err = &os.PathError{Op: "open", Path: root(d), Err: os.ErrInvalid}
+	}
+	host, hostErr := os.Hostname()
+	switch {
+	case err != nil:
+		f.Message = err.Error()
+	case hostErr != nil:
+		f.Message = hostErr.Error()
+	default:
+		f.Healthy = true
+	}
+	f.Node = &storage.NodeCapabilities{NodeID: host, VolumeStats: true}
+	return f
+}
+
+// Fingerprint reports each change until ctx ends.
+func (*dirs) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+	if opts.Interval <= 0 {
+		opts.Interval = 30 * time.Second
+	}
+	tick := time.NewTicker(opts.Interval)
+	defer tick.Stop()
+	var last storage.Fingerprint
+	for {
+		if now := fingerprint(d); !reflect.DeepEqual(now, last) {
+			if err := report(now); err != nil {
+				return err
+			}
+			if last.Healthy && !now.Healthy {
+				sdk.Emit(sdk.Event{Type: "root-lost", Subject: d.ID, Message: now.Message})
+			}
+			last = now
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Probe tells whether the folder is there.
+func (*dirs) Probe(_ context.Context, d storage.Driver, _ time.Duration) (bool, error) {
+	return fingerprint(d).Healthy, nil
+}
+
+// ValidateVolume refuses what a bind mount cannot do.
+func (*dirs) ValidateVolume(_ context.Context, d storage.Driver, req storage.ValidateRequest) ([]string, error) {
+	if _, err := existing(d, req.Volume.ExternalID); err != nil {
+		return nil, err
+	}
+	for _, c := range req.Capabilities {
+		if err := check(c); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+func check(c storage.Capability) error {
+	if c.AttachmentMode == storage.BlockDevice {
+		return status.Error(codes.FailedPrecondition, "a folder cannot be attached as a block device: ask for file-system")
+	}
+	if strings.HasPrefix(string(c.AccessMode), "multi-node") {
+		return status.Errorf(codes.FailedPrecondition, "access mode %s: a folder is on one node", c.AccessMode)
+	}
+	return nil
+}
+
+// Attach has nothing to do: the folders are on the node. Fingerprint says so.
+func (*dirs) Attach(context.Context, storage.Driver, storage.AttachRequest) (map[string]string, error) {
+	return nil, nil
+}
+
+// Detach has nothing to do.
+func (*dirs) Detach(context.Context, storage.Driver, storage.Volume, string) error { return nil }
+
+// Stage has nothing to do, as Fingerprint says.
+func (*dirs) Stage(context.Context, storage.Driver, storage.StageRequest) error { return nil }
+
+// Unstage has nothing to do.
+func (*dirs) Unstage(context.Context, storage.Driver, storage.Volume, string) error { return nil }
+
+// Publish bind-mounts the volume's folder. It may be called again: what is there
+// already is left.
+func (*dirs) Publish(_ context.Context, d storage.Driver, req storage.PublishRequest) error {
+	source, err := existing(d, req.Volume.ExternalID)
+	if err != nil {
+		return err
+	}
+	if err := check(req.Volume.Capability); err != nil {
+		return err
+	}
+	return bind(source, req.TargetPath, req.ReadOnly)
+}
+
+// Unpublish takes the mount and its folder away. It may be called again.
+func (*dirs) Unpublish(_ context.Context, _ storage.Driver, _ storage.Volume, target string) error {
+	return unbind(target)
+}

@@ -1,0 +1,8 @@
+id        = "notes"
+type      = "csi"
+plugin_id = "shared"
+
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}

@@ -1,0 +1,11 @@
+workload "note" {
+  volume "notes" {
+    source      = "notes"
+    destination = "/data"
+  }
+
+  exec {
+    command = "/bin/cat"
+    args    = ["/data/hello"]
+  }
+}
