@@ -60,6 +60,9 @@ type Plugin struct {
 	Args []string
 	Env  []string // KEY=value, besides PATH, HOME, LANG and TZ of the host
 	User string   // default: the host's
+	// Group that it runs as; default: the user's.
+	Group  string
+	Limits Limits
 	// Config is the body of the config block as a JSON object.
 	Config []byte
 	// Checksum that the executable must have: "sha256:" and 64 hex digits.

@@ -65,7 +65,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	gen := &generation{
 		record: run.record, number: run.record.Number, sha: run.record.SHA256, launch: run.record.Launch,
 		startedAt: run.record.StartedAt, pid: run.proc.PID(),
-		run: run, client: client, proto: proto, conn: conn,
+		run: run, over: run.meter.over, client: client, proto: proto, conn: conn,
 		api: pluginv1.NewPluginServiceClient(conn), leaving: make(chan struct{}), drained: make(chan struct{}),
 	}
 	if gen.first, err = i.bringUp(ctx, gen); err != nil {

@@ -6,3 +6,8 @@ import "time"
 func (s *Supervisor) SetPatience(silence, unwell time.Duration) {
 	s.silence, s.unwell = silence, unwell
 }
+
+// SetBusy changes what counts as busy: so many cores for that long.
+func (s *Supervisor) SetBusy(cores float64, after time.Duration) {
+	s.busy = busyness{cores: cores, after: after}
+}

@@ -31,7 +31,8 @@ type generation struct {
 	conn   *grpc.ClientConn
 	api    pluginv1.PluginServiceClient
 	health *attendance
-	first  health // what it said of itself when it came up
+	over   <-chan struct{} // closed when it uses more than it may
+	first  health          // what it said of itself when it came up
 
 	mu      sync.Mutex
 	leases  int
@@ -94,13 +95,15 @@ func (g *generation) leased() int {
 	return g.leases
 }
 
-// drain waits until a retired generation has no leases, at most until drop.
+// drain waits until a retired generation has no leases, or uses more than it may, at
+// most until drop.
 func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-g.drained:
 	case <-timer.C:
+	case <-g.over:
 	case <-drop:
 	}
 }

@@ -228,6 +228,8 @@ func (i *instance) watch(ctx context.Context, gen *generation) happened {
 			return happened{order: &o}
 		case <-gen.run.proc.Done():
 			return happened{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
+		case <-gen.over:
+			return happened{sick: true, lost: gen.run.meter.why}
 		case h, ok := <-gen.health.health:
 			if !ok {
 				return happened{lost: i.streamLost(ctx, gen)}
@@ -290,8 +292,8 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
 	died := gen.ended()
 	grace := i.sup.cfg.StopTimeout
-	if died {
-		grace = failedStop // for what the process left
+	if died || isGreedy(why) {
+		grace = failedStop // for what the process left, or before it takes yet more
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
@@ -420,7 +422,7 @@ func (i *instance) report(what EventType, message string, s Status) {
 	switch what {
 	case EventFailed, EventEnded:
 		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
-	case EventUnhealthy, EventSwapFailed, EventRolledBack:
+	case EventUnhealthy, EventSwapFailed, EventRolledBack, EventBusy:
 		i.log.Warn("plugin", fields...)
 	default:
 		i.log.Info("plugin", fields...)

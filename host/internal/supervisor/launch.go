@@ -32,8 +32,11 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 
 	ctx, cancel := context.WithTimeout(parent, i.sup.cfg.StartTimeout)
 	defer cancel()
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	logged := fileSize(i.logPath)
 	run := newRunner()
+	run.meter = i.newMeter(giveUp)
 	client := i.newClient(bin, run)
 	defer func() {
 		if gen != nil {
@@ -81,6 +84,9 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 // late is the error of a start that took too long or was called off; err is how
 // far it came.
 func (i *instance) late(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); isGreedy(cause) {
+		return cause
+	}
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return ctx.Err()
 	}
@@ -115,6 +121,9 @@ func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 				wire.EnvTLSBundle+"="+bundle,
 				wire.EnvLogLevel+"="+i.log.GetLevel().String()),
 			User:        i.spec.User,
+			Group:       i.spec.Group,
+			NoNewPrivs:  true,
+			Limits:      i.spec.limits(),
 			LogPath:     i.logPath,
 			DieWithHost: i.sup.cfg.DieWithHost,
 		}
@@ -157,7 +166,11 @@ func (i *instance) environment() []string {
 
 // launchDigest tells two ways to start a plugin apart.
 func (i *instance) launchDigest() string {
-	data, _ := json.Marshal([]any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}) // strings: cannot fail
+	how := []any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}
+	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // hosts before this one knew neither
+		how = append(how, i.spec.Group, i.spec.Limits)
+	}
+	data, _ := json.Marshal(how) // strings and numbers: cannot fail
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])
 }

@@ -52,8 +52,11 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 	if err != nil {
 		return nil, err
 	}
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	run := newRunner()
-	run.proc, run.runDir, run.record = proc, rec.RunDir, rec
+	run.proc, run.runDir, run.record, run.meter = proc, rec.RunDir, rec, i.newMeter(giveUp)
+	run.measure()
 	defer func() {
 		if gen == nil {
 			run.detach()

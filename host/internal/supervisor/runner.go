@@ -24,6 +24,7 @@ type pluginRunner struct {
 	spec   process.Spec
 	runDir string // where the plugin's socket must be
 	record *runRecord
+	meter  *meter
 	// save persists how to find the process: before it is started, and after.
 	save func(process.Ref) error
 
@@ -65,10 +66,16 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 	}
 	r.proc, r.stdout = proc, reader
 	r.readHandshake()
+	r.measure()
 	if err := r.save(proc.Ref()); err != nil {
 		return errors.Join(err, r.Kill(ctx))
 	}
 	return nil
+}
+
+// measure looks at what the process uses, until it has ended or is let go of.
+func (r *pluginRunner) measure() {
+	r.reading.Go(func() { r.meter.run(r.proc, r.detached) })
 }
 
 // maxHandshake is the longest handshake line in bytes that makes sense.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,7 @@ type Supervisor struct {
 	drop     chan struct{}  // closed when those are not waited for any more
 
 	silence, unwell time.Duration // tests have less patience
+	busy            busyness
 
 	stopToo atomic.Bool // StopWithHost
 	closing chan struct{}
@@ -61,7 +63,7 @@ func New(cfg Config) *Supervisor {
 	cfg = cfg.withDefaults()
 	return &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
-		silence: defaultSilence, unwell: defaultUnwell,
+		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
 		closing: make(chan struct{}), drop: make(chan struct{}), changed: make(chan struct{}),
 	}
 }
@@ -156,6 +158,9 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 		return err
 	}
 	s.store = &store{dir: s.dir, pins: map[string]int{}}
+	if err := process.Unlimited(); err != nil {
+		s.log.Info("control groups do not hold all limits of plugins: they are looked at instead", "reason", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
 	return nil
 }
 

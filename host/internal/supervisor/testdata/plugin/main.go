@@ -72,6 +72,8 @@ func main() {
 		panic("boom")
 	case "bad-version":
 		version = "one"
+	case "eat":
+		eat(mib())
 	case "crash-soon":
 		go func() {
 			time.Sleep(20 * time.Millisecond)
@@ -189,6 +191,17 @@ func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachR
 			return nil, err
 		}
 		return map[string]string{"child": strconv.Itoa(cmd.Process.Pid)}, nil
+	case "eat", "bomb":
+		n, err := strconv.Atoi(arg)
+		if err != nil {
+			return nil, err
+		}
+		if what == "bomb" {
+			return map[string]string{"children": bomb(n)}, nil
+		}
+		go eat(n)
+	case "spin":
+		spin()
 	case "log":
 		sdk.Logger().Warn("said in a call", "volume", arg)
 	}
