@@ -136,14 +136,23 @@ func (a *agent) deregister(ctx context.Context, id string) error {
 	return err
 }
 
-// error is consul.Error; where a known token lacks a permission, it says which policy
-// is needed.
+// neededPolicy is what the host's own token has to allow.
+const neededPolicy = `a policy with service_prefix "" { policy = "write" }, node_prefix "" { policy = "read" } and ` +
+	`agent_prefix "" { policy = "read" }, and mesh = "write" for gateways`
+
+// error is consul.Error; where the host's token is unknown or lacks a permission, it
+// names the file and says which policy is needed.
 func (a *agent) error(err error, what string, args ...any) error {
 	err = consul.Error(err, a.consul, what, args...)
-	if status.Code(err) == codes.PermissionDenied && strings.Contains(err.Error(), "Permission denied") {
-		return status.Errorf(codes.PermissionDenied, `%s: the token in token_file %q needs a policy with service_prefix "" { policy = "write" }, `+
-			`node_prefix "" { policy = "read" } and agent_prefix "" { policy = "read" }, and mesh = "write" for gateways`,
-			status.Convert(err).Message(), a.consul.TokenFile)
+	if status.Code(err) != codes.PermissionDenied {
+		return err
+	}
+	text := status.Convert(err).Message()
+	switch {
+	case strings.Contains(text, "ACL not found"):
+		return status.Errorf(codes.PermissionDenied, "%s: Consul does not know the token in token_file %q: put one there that has %s", text, a.consul.TokenFile, neededPolicy)
+	case strings.Contains(text, "Permission denied"):
+		return status.Errorf(codes.PermissionDenied, "%s: the token in token_file %q needs %s", text, a.consul.TokenFile, neededPolicy)
 	}
 	return err
 }

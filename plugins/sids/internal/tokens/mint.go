@@ -62,7 +62,7 @@ func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.Derive
 			return token, checkMinted(token, c, req)
 		}
 	}
-	return nil, privilegedError(err, c, what)
+	return nil, i.privilegedError(err, c, what)
 }
 
 // mayExist says whether Consul may have refused a new token since its accessor is
@@ -100,11 +100,13 @@ func checkIdentity(token *api.ACLToken, service string) error {
 	return nil
 }
 
-// privilegedError is the error of a call that was made with the plugin's own token.
-func privilegedError(err error, c service.Consul, what string) error {
+// privilegedError is the error of a call that was made with the plugin's own token. It
+// names the token's file.
+func (i *Issuer) privilegedError(err error, c service.Consul, what string) error {
 	mapped := consul.Error(err, c, "%s", what)
 	if status.Code(mapped) == codes.PermissionDenied {
-		return status.Errorf(codes.PermissionDenied, "%s: the token in %s must be known to Consul and have the policy acl = \"write\"", status.Convert(mapped).Message(), key(c.Name))
+		return status.Errorf(codes.PermissionDenied, "%s: the token in %s (%s) must be known to Consul and have the policy acl = \"write\"",
+			status.Convert(mapped).Message(), key(c.Name), i.settings.Load().tokenFiles[c.Name])
 	}
 	return mapped
 }

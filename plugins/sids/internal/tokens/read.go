@@ -79,7 +79,7 @@ func (i *Issuer) list(ctx context.Context, c service.Consul, cluster string) ([]
 	defer cancel()
 	entries, _, err := client.ACL().TokenList(reading(ctx))
 	if err != nil {
-		return nil, privilegedError(err, c, what)
+		return nil, i.privilegedError(err, c, what)
 	}
 	var out []identity.Token
 	for _, e := range entries {

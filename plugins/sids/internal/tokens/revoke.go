@@ -79,11 +79,11 @@ func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) err
 	defer cancel()
 	_, err = client.ACL().TokenDelete(accessor, writing(asking))
 	if !answered(err, http.StatusNotFound) {
-		return privilegedError(err, c, what)
+		return i.privilegedError(err, c, what)
 	}
 	// Consul says the same of the plugin's own token, when that is not there.
 	if _, _, err := client.ACL().TokenReadSelf(consistent(asking)); err != nil {
-		return privilegedError(err, c, what)
+		return i.privilegedError(err, c, what)
 	}
 	return nil
 }
