@@ -39,6 +39,9 @@ func (s *eventService) Events(stream grpc.BidiStreamingServer[pluginv1.EventsReq
 	}
 	newer := s.enter()
 	defer s.leave()
+	if err := stream.SendHeader(nil); err != nil { // we know that we are read
+		return err
+	}
 	s.queue.ack(first.GetAck())
 	go func() { // ends with the stream
 		for {

@@ -22,6 +22,10 @@ type Config struct {
 	Logger    hclog.Logger
 	// OnEvent is told what happens to plugins. It must not block. May be nil.
 	OnEvent func(Event)
+	// OnPluginEvent is told what plugins say that happens in them: each event once, those
+	// of one process in their order, from one goroutine a process. It must not block for
+	// long, nor close the supervisor. May be nil: then plugins keep their newest events.
+	OnPluginEvent func(PluginEvent)
 	// DieWithHost ends the plugins with the host, however it ends (-dev).
 	DieWithHost bool
 	// StopPlugins ends the plugins in Close; otherwise they run on, to be found by

@@ -31,6 +31,7 @@ type generation struct {
 	conn   *grpc.ClientConn
 	api    pluginv1.PluginServiceClient
 	health *attendance
+	events *follower       // nil before it serves, and where it has none
 	over   <-chan struct{} // closed when it uses more than it may
 	first  health          // what it said of itself when it came up
 
@@ -112,6 +113,7 @@ func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
 // when ctx does, and cleans up.
 func (g *generation) stop(ctx context.Context) error {
 	g.health.close()
+	g.events.opened(ctx) // or the plugin would not wait for us to have its last events
 	if _, err := g.api.Stop(ctx, &pluginv1.StopRequest{}); err == nil {
 		select {
 		case <-g.run.proc.Done():
@@ -126,6 +128,7 @@ func (g *generation) stop(ctx context.Context) error {
 // detach leaves the process running for the next host.
 func (g *generation) detach() {
 	g.health.close()
+	g.events.close()
 	g.run.detach()
 	// First the connection: proto.Close would ask the plugin to end, and cannot
 	// without one. The rest of it ends go-plugin's goroutines.
@@ -136,6 +139,7 @@ func (g *generation) detach() {
 // close ends what go-plugin runs for a process that is gone.
 func (g *generation) close() {
 	g.health.close()
+	g.events.finish(lastEvents)
 	g.run.detach()
 	g.client.Kill()
 }

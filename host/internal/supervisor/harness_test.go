@@ -30,6 +30,9 @@ type world struct {
 	cfg supervisor.Config
 	log *output
 
+	hostProgram string   // of host; empty: the usual one
+	hostEnv     []string // of host, besides its own
+
 	mu     sync.Mutex
 	events []supervisor.Event
 }

@@ -77,7 +77,7 @@ func (i *instance) run(ctx context.Context) {
 			continue
 		}
 		up := time.Now()
-		i.publish(gen, how)
+		i.publish(ctx, gen, how)
 		gen, why := i.serve(ctx, gen)
 		if ctx.Err() != nil {
 			i.letGo(ctx, gen)
@@ -129,8 +129,9 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 }
 
 // publish lets callers have a generation.
-func (i *instance) publish(gen *generation, how EventType) {
+func (i *instance) publish(ctx context.Context, gen *generation, how EventType) {
 	i.current.Store(gen)
+	gen.events = i.follow(ctx, gen.conn, gen.record, gen.run.proc.Done())
 	i.announce(gen, how, gen.describe()+" is up")
 }
 

@@ -39,6 +39,7 @@ func (i *instance) clearOthers(ctx context.Context, gen *generation) {
 		if run == gen.record {
 			continue
 		}
+		i.endWithEvents(ctx, run)
 		if err := i.clear(ctx, run, i.sup.cfg.StopTimeout); err != nil {
 			i.log.Warn("an old process of the plugin is left", "generation", run.Number, "error", err)
 		}
@@ -134,6 +135,9 @@ func (i *instance) clear(ctx context.Context, run *runRecord, grace time.Duratio
 		}
 		if err != nil {
 			return fmt.Errorf("end the process of plugin %q: %w", i.name, err)
+		}
+		if err := removeCursor(i.sup.dir, run.Process.Token); err != nil {
+			return fmt.Errorf("forget the events of plugin %q: %w", i.name, err)
 		}
 	}
 	if err := removeRunDir(run.RunDir); err != nil {

@@ -2,6 +2,7 @@ package supervisor_test
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"io"
 	"os"
@@ -30,15 +31,17 @@ func (w *world) host(args ...string) *hostProcess {
 	w.t.Helper()
 	arg, err := json.Marshal(struct {
 		supervisor.Config
-		Logger  any `json:",omitempty"` // these three hide the ones that are not data
-		OnEvent any `json:",omitempty"`
-		Probe   any `json:",omitempty"`
+		Logger        any `json:",omitempty"` // these four hide the ones that are not data
+		OnEvent       any `json:",omitempty"`
+		OnPluginEvent any `json:",omitempty"`
+		Probe         any `json:",omitempty"`
 	}{Config: w.cfg})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	h := &hostProcess{t: w.t, cmd: exec.Command(fixture(w.t, "host"), append([]string{string(arg), "fixture"}, args...)...)}
+	h := &hostProcess{t: w.t, cmd: exec.Command(cmp.Or(w.hostProgram, fixture(w.t, "host")), append([]string{string(arg), "fixture"}, args...)...)}
 	h.cmd.Stderr = w.log
+	h.cmd.Env = append(os.Environ(), w.hostEnv...)
 	out, err := h.cmd.StdoutPipe()
 	if err != nil {
 		w.t.Fatal(err)

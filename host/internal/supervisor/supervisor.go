@@ -216,7 +216,7 @@ func loadAuthority(path string) (*wire.Authority, error) {
 
 // sweep removes what earlier hosts left in the middle of something.
 func (s *Supervisor) sweep(recorded []string) error {
-	keep := map[string]bool{}
+	keep, tokens := map[string]bool{}, map[string]bool{}
 	for _, name := range recorded {
 		rec, err := loadRecord(s.dir, name)
 		if err != nil {
@@ -225,13 +225,16 @@ func (s *Supervisor) sweep(recorded []string) error {
 		}
 		for _, run := range rec.Runs {
 			keep[run.RunDir] = true
+			if run.Process != nil {
+				tokens[run.Process.Token] = true
+			}
 		}
 	}
 	temps, err := filepath.Glob(filepath.Join(s.dir, ".*-*")) // .copy-, .write-
 	for _, t := range temps {
 		err = errors.Join(err, os.Remove(t))
 	}
-	return errors.Join(err, sweepRunDir(s.runDir, keep))
+	return errors.Join(err, sweepRunDir(s.runDir, keep), sweepCursors(s.dir, tokens))
 }
 
 // start begins the goroutines: one a plugin, one a plugin's log, one for the plugin

@@ -64,7 +64,7 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 		i.notSwapped(swap, src, err)
 		return nil, err
 	}
-	swap.Carried = i.takeOver(gen, next)
+	swap.Carried = i.takeOver(ctx, gen, next)
 	swap.Took = time.Since(began)
 	crashpoint.Here("swap", "moved")
 	i.drainLater(gen) //nolint:contextcheck // it goes on after the swap, and when the host closes
@@ -148,9 +148,10 @@ func (i *instance) notSwapped(s Swap, src source, err error) {
 }
 
 // takeOver moves the callers. It returns how many stay with the old process until
-// their calls are done.
-func (i *instance) takeOver(from, to *generation) (carried int) {
+// their calls are done. The events of both are read while both are there.
+func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried int) {
 	i.current.Store(to)
+	to.events = i.follow(ctx, to.conn, to.record, to.run.proc.Done())
 	from.retire()
 	return from.leased()
 }

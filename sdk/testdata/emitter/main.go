@@ -36,12 +36,15 @@ func (e *emitter) tick(rate int) {
 	if rate == 0 {
 		return
 	}
-	tick := time.NewTicker(time.Second / time.Duration(rate))
+	began := time.Now()
+	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for {
+	for done := 0; ; {
 		select {
 		case <-tick.C:
-			e.emit(1)
+			due := int(time.Since(began) * time.Duration(rate) / time.Second)
+			e.emit(due - done)
+			done = due
 		case <-e.stop:
 			return
 		}

@@ -21,6 +21,9 @@ func main() {
 	if err := json.Unmarshal([]byte(os.Args[1]), &cfg); err != nil {
 		fail(err)
 	}
+	if path := os.Getenv("HOST_EVENTS"); path != "" {
+		cfg.OnPluginEvent = eventsTo(path)
+	}
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "host", Level: hclog.Debug})
 	s := supervisor.New(cfg)
 	if err := s.Open(context.Background()); err != nil {
@@ -40,6 +43,23 @@ func main() {
 	io.Copy(io.Discard, os.Stdin)
 	if err := s.Close(); err != nil {
 		fail(err)
+	}
+}
+
+// eventsTo appends each event to a file, as a line of JSON.
+func eventsTo(path string) func(supervisor.PluginEvent) {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		fail(err)
+	}
+	return func(e supervisor.PluginEvent) {
+		line, err := json.Marshal(e)
+		if err != nil {
+			fail(err)
+		}
+		if _, err := f.Write(append(line, '\n')); err != nil {
+			fail(err)
+		}
 	}
 }
 

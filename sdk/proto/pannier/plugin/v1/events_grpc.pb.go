@@ -31,7 +31,7 @@ type EventServiceClient interface {
 	// Events hands the plugin's events to the host, in their order, and is held open
 	// by the host while the plugin serves and until it ends. The host's first message
 	// says up to which event it has what happened; the plugin sends what came after
-	// that. Each further message acknowledges more: what is acknowledged is never sent
+	// that. It answers the first message with its headers at once. Each further message acknowledges more: what is acknowledged is never sent
 	// again, what is not is sent again on the next stream, to the next host too. A
 	// plugin keeps at least the newest 1,000 that are not acknowledged, and drops the
 	// oldest when there are more: the host sees from the seq how many it missed. A
@@ -71,7 +71,7 @@ type EventServiceServer interface {
 	// Events hands the plugin's events to the host, in their order, and is held open
 	// by the host while the plugin serves and until it ends. The host's first message
 	// says up to which event it has what happened; the plugin sends what came after
-	// that. Each further message acknowledges more: what is acknowledged is never sent
+	// that. It answers the first message with its headers at once. Each further message acknowledges more: what is acknowledged is never sent
 	// again, what is not is sent again on the next stream, to the next host too. A
 	// plugin keeps at least the newest 1,000 that are not acknowledged, and drops the
 	// oldest when there are more: the host sees from the seq how many it missed. A

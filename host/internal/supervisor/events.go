@@ -1,0 +1,243 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/host/internal/crashpoint"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// PluginEvent is something that happened in a plugin, as it says. Its texts are cut to
+// what an event may hold (wire.CutEvent).
+type PluginEvent struct {
+	Plugin     string // the plugin's name
+	Kind       string // such as "storage.v1"
+	Generation uint64 // the process that it happened in
+	Seq        uint64 // orders the events of one process
+	// Lost is how many events of the process, just before this one, it dropped because
+	// nobody took them.
+	Lost    uint64
+	Time    time.Time
+	Type    string // what happened, such as "driver-lost"
+	Subject string // what it happened to, may be empty
+	Message string // for people, one line
+	Details map[string]string
+}
+
+// ID names an event for ever: a host that is killed in the very moment in which it hands
+// an event over leaves it open whether it did, and the next one does it again.
+func (e PluginEvent) ID() string { return fmt.Sprintf("%s/%d/%d", e.Plugin, e.Generation, e.Seq) }
+
+const (
+	// eventRate is how many events a second are taken from one process. One that has more
+	// of them keeps the newest.
+	eventRate = 2000
+	// lastEvents bounds how long the events of a process that has ended are read.
+	lastEvents = time.Second
+	// eventsPause is the shortest time before a stream of events that broke is opened
+	// again, and eventsPauseMax the longest.
+	eventsPause    = 50 * time.Millisecond
+	eventsPauseMax = 10 * time.Second
+)
+
+// follower hands the events of one process over, in their order.
+type follower struct {
+	i      *instance
+	api    pluginv1.EventServiceClient
+	run    *runRecord
+	gone   <-chan struct{} // closed when the process has ended
+	have   *cursor
+	rate   *rate.Limiter
+	open   chan struct{} // closed when the plugin knows that it is read
+	once   sync.Once
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// follow begins to read the events of a process, where it has any to tell and somebody
+// wants them. What was handed over before, by an earlier host too, is not handed over
+// again. It ends with the process, or with close.
+func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *runRecord, gone <-chan struct{}) *follower {
+	if i.sup.cfg.OnPluginEvent == nil || run.Wire < wire.Version2 || run.Process == nil {
+		return nil
+	}
+	have, err := openCursor(i.sup.dir, run.Process.Token)
+	if err != nil {
+		i.log.Error("the next host may tell events of the plugin twice", "error", err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	f := &follower{
+		i: i, api: pluginv1.NewEventServiceClient(conn), run: run, gone: gone, have: have,
+		rate: rate.NewLimiter(eventRate, eventRate), open: make(chan struct{}), cancel: cancel, done: make(chan struct{}),
+	}
+	go f.loop(ctx)
+	return f
+}
+
+func (f *follower) loop(ctx context.Context) {
+	defer close(f.done)
+	defer f.have.close()
+	for pause := eventsPause; ; pause = min(2*pause, eventsPauseMax) {
+		before := f.have.seq
+		err := f.read(ctx)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return
+		case status.Code(err) == codes.Unimplemented:
+			f.i.log.Warn("the plugin agreed on events and has none", "wire", f.run.Wire, "generation", f.run.Number)
+			return
+		case f.have.seq != before:
+			pause = eventsPause
+		}
+		select {
+		case <-f.gone:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+			f.i.log.Debug("the stream of the plugin's events is opened again", "generation", f.run.Number, "reason", status.Convert(err).Message())
+		}
+	}
+}
+
+// read opens the stream and hands over what comes. It returns nil when the plugin has
+// said that nothing more is to come.
+func (f *follower) read(ctx context.Context) error {
+	stream, err := f.api.Events(ctx)
+	if err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		_ = stream.Send(&pluginv1.EventsRequest{Ack: f.have.seq}) // Recv tells why it failed
+		if first {
+			if _, err := stream.Header(); err == nil {
+				f.once.Do(func() { close(f.open) })
+			}
+		}
+		res, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		e := res.GetEvent()
+		if e.GetSeq() <= f.have.seq {
+			continue // it was told before
+		}
+		if err := f.rate.Wait(ctx); err != nil {
+			return err
+		}
+		crashpoint.Here("event", "received")
+		f.i.sup.cfg.OnPluginEvent(f.event(e))
+		crashpoint.Here("event", "handled")
+		if err := f.have.note(e.GetSeq()); err != nil {
+			f.i.log.Error("the next host may tell events of the plugin twice", "error", err)
+		}
+		crashpoint.Here("event", "noted")
+	}
+}
+
+func (f *follower) event(e *pluginv1.Event) PluginEvent {
+	wire.CutEvent(e)
+	at := time.Now()
+	if e.GetTime().IsValid() {
+		at = e.GetTime().AsTime()
+	}
+	lost := e.GetSeq() - f.have.seq - 1
+	if lost > 0 {
+		f.i.log.Warn("the plugin has dropped events, because there were more than it keeps", "generation", f.run.Number, "dropped", lost)
+	}
+	return PluginEvent{
+		Plugin: f.i.name, Kind: f.run.Kind, Generation: f.run.Number, Seq: e.GetSeq(), Lost: lost,
+		Time: at, Type: e.GetType(), Subject: e.GetSubject(), Message: e.GetMessage(), Details: e.GetDetails(),
+	}
+}
+
+// opened waits, for a moment at most, until the plugin knows that it is read: one that
+// ends does not wait for anybody else.
+func (f *follower) opened(ctx context.Context) {
+	if f == nil {
+		return
+	}
+	timer := time.NewTimer(lastEvents)
+	defer timer.Stop()
+	select {
+	case <-f.open:
+	case <-f.done:
+	case <-f.gone:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// finish waits, for that long at most, until the plugin has told everything.
+func (f *follower) finish(timeout time.Duration) {
+	if f == nil {
+		return
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-f.done:
+	case <-timer.C:
+	}
+	f.close()
+}
+
+// close stops reading. The plugin keeps what was not handed over.
+func (f *follower) close() {
+	if f == nil {
+		return
+	}
+	f.cancel()
+	<-f.done
+}
+
+// endWithEvents asks a process that an earlier host left beside the one that serves to
+// end, and takes the events that it still has. It does not matter whether it succeeds:
+// what is left of the process is ended after it.
+func (i *instance) endWithEvents(ctx context.Context, run *runRecord) {
+	if run.Process == nil || run.Address == "" {
+		return
+	}
+	conn, err := grpc.NewClient("passthrough:///plugin",
+		grpc.WithTransportCredentials(credentials.NewTLS(i.sup.authority.ClientTLS(serverName(run.Process.Token)))),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", run.Address)
+		}))
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	gone := make(chan struct{})
+	f := i.follow(ctx, conn, run, gone)
+	if f == nil {
+		return
+	}
+	defer f.close()
+	ctx, cancel := context.WithTimeout(ctx, i.sup.cfg.StopTimeout)
+	defer cancel()
+	f.opened(ctx)
+	if _, err := pluginv1.NewPluginServiceClient(conn).Stop(ctx, &pluginv1.StopRequest{}); err != nil {
+		return // it is gone, or does not hear us
+	}
+	close(gone) // when the stream breaks, there is nothing to open it to
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+	}
+}

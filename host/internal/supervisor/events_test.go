@@ -1,0 +1,304 @@
+package supervisor_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// told are the events that were handed over, in that order.
+type told struct {
+	t      *testing.T
+	mu     sync.Mutex
+	events []supervisor.PluginEvent
+}
+
+func (l *told) add(e supervisor.PluginEvent) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, e)
+}
+
+func (l *told) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.events)
+}
+
+// check says whether each process's events are there: in their order, up to the last
+// one, with as many repeated as may be. It returns how many processes there were.
+func (l *told) check(repeats int) (processes int) {
+	l.t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := map[uint64]supervisor.PluginEvent{}
+	for _, e := range l.events {
+		before := last[e.Generation]
+		switch {
+		case e.Seq == before.Seq && e.ID() == before.ID() && repeats > 0:
+			repeats--
+			continue
+		case e.Seq != before.Seq+1 || e.Lost != 0:
+			l.t.Errorf("generation %d: event %d, with %d lost, comes after %d", e.Generation, e.Seq, e.Lost, before.Seq)
+		case before.Type == "last":
+			l.t.Errorf("generation %d: event %d comes after the last one", e.Generation, e.Seq)
+		}
+		if want := "tick"; e.Type != want && e.Type != "last" || e.Kind != storage.Kind || e.Plugin != "fixture" || time.Since(e.Time) > time.Minute {
+			l.t.Errorf("event %+v", e)
+		}
+		if n, _ := strconv.ParseUint(e.Details["n"], 10, 64); e.Type == "tick" && n != e.Seq || e.Type == "last" && n != e.Seq-1 {
+			l.t.Errorf("generation %d: event %d, of type %s, says n = %d", e.Generation, e.Seq, e.Type, n)
+		}
+		last[e.Generation] = e
+	}
+	for number, e := range last {
+		if e.Type != "last" {
+			l.t.Errorf("generation %d: the last event is missing, got up to %d", number, e.Seq)
+		}
+	}
+	return len(last)
+}
+
+// newEmitter is a world whose plugin emits as many events a second, and who is told.
+func newEmitter(t *testing.T, rate int) (*world, *told) {
+	t.Helper()
+	w := newWorld(t)
+	w.putEmitter("")
+	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{strconv.Itoa(rate)}})
+	l := &told{t: t}
+	w.cfg.OnPluginEvent = l.add
+	return w, l
+}
+
+// putEmitter puts the emitter in the fixture's place, as a file that differs by its end.
+func (w *world) putEmitter(end string) {
+	w.t.Helper()
+	data, err := os.ReadFile(testbin.BuildDir(w.t, filepath.Join(testbin.Root(), "sdk/testdata/emitter")))
+	w.must(err)
+	w.putFile(append(data, end...))
+}
+
+func (w *world) putFile(data []byte) {
+	w.t.Helper()
+	path := filepath.Join(w.cfg.PluginDir, "fixture")
+	w.must(os.WriteFile(path+".tmp", data, 0o755))
+	w.must(os.Rename(path+".tmp", path))
+}
+
+// emit lets the plugin emit events in a call.
+func emit(t *testing.T, s *supervisor.Supervisor, n int) {
+	t.Helper()
+	lease, err := s.Acquire(within(t), "fixture")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	if _, err := storage.NewClient(lease.Conn).Attach(within(t), storage.Driver{ID: "d"}, storage.AttachRequest{NodeID: strconv.Itoa(n)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each process tells everything until its end, the one that is replaced too.
+func TestEventsOfSwapsUnderLoad(t *testing.T) {
+	w, l := newEmitter(t, 1000)
+	s := w.open()
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+	const swaps = 5
+	for n := range swaps {
+		seen := l.count()
+		waitFor(t, "events", func() bool { return l.count() > seen+100 })
+		w.putEmitter(strconv.Itoa(n))
+		await(t, s, "fixture", func(st supervisor.Status) bool { return len(st.Swaps) == n+1 && st.Swaps[n].Error == "" })
+	}
+	w.settled(s)
+	s.Close()
+	if n := l.check(0); n != swaps+1 {
+		t.Errorf("events of %d processes, want %d", n, swaps+1)
+	}
+	if left, _ := filepath.Glob(w.cfg.DataDir + "/plugins/events/*"); len(left) != 0 {
+		t.Errorf("left: %s", left)
+	}
+	t.Logf("%d events", l.count())
+}
+
+// At whatever instant a host is killed, the next one goes on where it was.
+func TestEventsOutliveAKilledHost(t *testing.T) {
+	w, l := newEmitter(t, 500)
+	w.cfg.StopPlugins = false
+	dir := filepath.Dir(w.cfg.DataDir)
+	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
+	w.hostProgram = testbin.BuildTags(t, "host/internal/supervisor/testdata/host", "crashpoint")
+	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_CRASHPOINT=" + points}
+
+	repeats := 0
+	for n, point := range []string{"received", "handled", "noted", "received", "handled", "noted"} {
+		if point == "handled" { // the one instant at which nobody can know
+			repeats++
+		}
+		w.must(os.WriteFile(points, fmt.Appendf(nil, "event:%s#%d", point, 1+n*7), 0o600))
+		h := w.host()
+		waitFor(t, "the host's end at "+point, func() bool { return !alive(h.cmd.Process.Pid) })
+		h.kill()
+	}
+	for n := range 8 {
+		h := w.host()
+		h.up()
+		time.Sleep(time.Duration(5*n) * time.Millisecond) // not to wait for something: to be anywhere
+		h.kill()
+	}
+	repeats += 8 // at most, where one was killed in that very instant
+	data, err := os.ReadFile(file)
+	w.must(err)
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		var e supervisor.PluginEvent
+		w.must(json.Unmarshal(lines.Bytes(), &e))
+		l.add(e)
+	}
+	w.cfg.StopPlugins = true
+	s := w.open()
+	mustReady(t, s)
+	s.Close()
+	if n := l.check(repeats); n != 1 {
+		t.Errorf("events of %d processes, want one", n)
+	}
+	t.Logf("%d events, %d of them before the last host", l.count(), bytes.Count(data, []byte{'\n'}))
+}
+
+// A process that was replaced just when the host was killed still tells what it has.
+func TestEventsOfAHostKilledInASwap(t *testing.T) {
+	w, l := newEmitter(t, 500)
+	w.cfg.StopPlugins = false
+	dir := filepath.Dir(w.cfg.DataDir)
+	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
+	w.hostProgram = testbin.BuildTags(t, "host/internal/supervisor/testdata/host", "crashpoint")
+	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_CRASHPOINT=" + points}
+	w.must(os.WriteFile(points, []byte("swap:moved"), 0o600))
+	h := w.host()
+	h.up()
+	waitFor(t, "events", func() bool { data, _ := os.ReadFile(file); return len(data) > 0 })
+	w.putEmitter("another")
+	waitFor(t, "the host's end", func() bool { return !alive(h.cmd.Process.Pid) })
+	h.kill()
+	data, err := os.ReadFile(file)
+	w.must(err)
+	for line := range strings.Lines(string(data)) {
+		var e supervisor.PluginEvent
+		w.must(json.Unmarshal([]byte(line), &e))
+		l.add(e)
+	}
+	w.cfg.StopPlugins = true
+	s := w.open()
+	mustReady(t, s)
+	w.settled(s)
+	s.Close()
+	if n := l.check(1); n != 2 {
+		t.Errorf("events of %d processes, want two", n)
+	}
+}
+
+// What a plugin dropped is counted, and the newest are there.
+func TestEventsThatNobodyTook(t *testing.T) {
+	w, l := newEmitter(t, 0)
+	held := make(chan struct{})
+	w.cfg.OnPluginEvent = func(e supervisor.PluginEvent) {
+		<-held
+		l.add(e)
+	}
+	s := w.open()
+	const emitted = 5000
+	for range emitted / 100 {
+		emit(t, s, 100)
+	}
+	close(held)
+	s.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	total, newest := uint64(len(l.events)), l.events[len(l.events)-1]
+	for _, e := range l.events {
+		total += e.Lost
+	}
+	if total != emitted+1 || newest.Type != "last" || len(l.events) < 1000 || len(l.events) == emitted+1 {
+		t.Errorf("%d were handed over, with those lost %d, want %d; the newest is %+v", len(l.events), total, emitted+1, newest)
+	}
+}
+
+// A plugin of before events, and one of today, with the host of today.
+func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
+	w, l := newEmitter(t, 0)
+	w.cfg.StopPlugins = false
+	old, err := os.ReadFile(fixture(t, "oldplugin"))
+	w.must(err)
+	w.putFile(old)
+	s := w.open()
+	if answer := mustCall(t, s, "fixture", ""); answer["old"] != "yes" {
+		t.Errorf("the plugin answers %v", answer)
+	}
+	before := status(t, s, "fixture").PID
+	s.Close()
+	if got := recordedWire(t, w); got != wire.Version1 {
+		t.Errorf("the old plugin's record has version %d of the wire", got)
+	}
+
+	w.cfg.StopPlugins = true
+	s = w.open() // it is found again with the version that it speaks
+	if answer := mustCall(t, s, "fixture", ""); answer["old"] != "yes" || status(t, s, "fixture").PID != before {
+		t.Errorf("the plugin answers %v from %+v", answer, status(t, s, "fixture"))
+	}
+	w.putEmitter("")
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.0.0" })
+	emit(t, s, 3)
+	waitFor(t, "the events", func() bool { return l.count() == 3 })
+	if got := recordedWire(t, w); got != wire.Version2 {
+		t.Errorf("the new plugin's record has version %d of the wire", got)
+	}
+	w.putFile(append(old, "back"...))
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "0.9.0" })
+	w.settled(s)
+	s.Close()
+	if n := l.check(0); n != 1 || l.count() != 4 {
+		t.Errorf("%d events of %d processes, want 4 of one", l.count(), n)
+	}
+}
+
+// recordedWire is the version of the wire of the process that serves.
+func recordedWire(t *testing.T, w *world) int {
+	t.Helper()
+	data, err := os.ReadFile(w.cfg.DataDir + "/plugins/fixture.json")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var rec struct {
+		Serving int
+		Runs    []struct{ Number, Wire int }
+	}
+	w.must(json.Unmarshal(data, &rec))
+	for _, run := range rec.Runs {
+		if run.Number == rec.Serving {
+			return run.Wire
+		}
+	}
+	t.Fatalf("no run serves in %s", data)
+	return 0
+}
+
+func mustReady(t *testing.T, s *supervisor.Supervisor) {
+	t.Helper()
+	if err := s.WaitReady(within(t), "fixture"); err != nil {
+		t.Fatal(err)
+	}
+}
