@@ -191,7 +191,10 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		Probe: a.probe,
 	}
 	for _, p := range a.cfg.Plugins {
-		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{Name: p.Name, Args: p.Args, User: p.User, Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow})
+		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{
+			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
+			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow,
+		})
 	}
 	a.plugins = supervisor.New(cfg)
 	if err := a.plugins.Open(ctx); err != nil {

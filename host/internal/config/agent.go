@@ -65,6 +65,10 @@ type Plugin struct {
 	Args []string
 	// User that runs it; empty: the agent's.
 	User string
+	// Group that it runs as; empty: the user's.
+	Group string
+	// Limits of what it may use.
+	Limits Limits
 	// Checksum is "sha256:" and 64 hex digits; empty: any binary is taken.
 	Checksum string
 	// Version constrains what the plugin says of itself, such as "~> 1.2"; empty: any.
@@ -73,6 +77,16 @@ type Plugin struct {
 	RollbackWindow time.Duration
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
+}
+
+// Limits bound what a plugin may use, together with what it starts. 0: the default.
+type Limits struct {
+	// Memory in bytes.
+	Memory int64
+	// OpenFiles of each of its processes.
+	OpenFiles int
+	// Processes and their threads.
+	Processes int
 }
 
 // Driver declares a CSI driver on this node.

@@ -81,6 +81,11 @@ gc { interval = "1m" }
 plugin "csi-bridge" {
   args = ["a"]
   user = "one"
+  group = "g"
+  limits {
+    memory     = "512MiB"
+    open_files = 1000
+  }
   rollback_window = "5m"
   config {
     a = 1
@@ -98,7 +103,7 @@ csi_driver "two" {
   "log_level": "warn",
   "ports": {"http": 0},
   "gc": {"claim_threshold": "2m"},
-  "plugin": {"csi-bridge": {"user": "two"}, "other": {"config": {"x": {"y": "${node.name}"}}}},
+  "plugin": {"csi-bridge": {"user": "two", "limits": {"open_files": 2000, "processes": 300}}, "other": {"config": {"x": {"y": "${node.name}"}}}},
   "csi_driver": {"one": {"endpoint": "unix:///run/one.sock", "health_timeout": "1m"}}
 }`,
 		".hidden.hcl": "nonsense = 1",
@@ -112,11 +117,11 @@ csi_driver "two" {
 		t.Errorf("%+v", a)
 	}
 	plugins := []Plugin{
-		{Name: "csi-bridge", Args: []string{"a"}, User: "two", RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`)},
+		{Name: "csi-bridge", Args: []string{"a"}, User: "two", Group: "g", Limits: Limits{Memory: 512 << 20, OpenFiles: 2000, Processes: 300}, RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`)},
 		{Name: "other", RollbackWindow: time.Minute, Config: []byte(`{"x":{"y":"n1"}}`)},
 	}
 	if !reflect.DeepEqual(a.Plugins, plugins) {
-		t.Errorf("plugins: %s", a.Plugins)
+		t.Errorf("plugins: %+v", a.Plugins)
 	}
 	drivers := []Driver{
 		{
@@ -223,6 +228,10 @@ func TestBadAgents(t *testing.T) {
 		"mount_dir":            {"csi_driver \"d\" {\n  mount_dir = \"csi\"\n}", `2: csi_driver "d": mount_dir: "csi" is not an absolute path`},
 		"plugin name":          {`plugin "../x" {}`, `1: plugin "../x": name "../x" may have letters, digits and - _ . only`},
 		"plugin version":       {"plugin \"p\" {\n  version = \"about 1\"\n}", `2: plugin "p": version: "about 1" is no constraint such as "~> 1.2"`},
+		"little memory":        {"plugin \"p\" {\n  limits {\n    memory = \"1MiB\"\n  }\n}", `3: plugin "p": limits: memory: must be at least 16 MiB`},
+		"size of memory":       {"plugin \"p\" {\n  limits {\n    memory = \"some\"\n  }\n}", `3: plugin "p": limits: memory: "some" is not a size such as "10GiB"`},
+		"few files":            {"plugin \"p\" {\n  limits {\n    open_files = 1\n  }\n}", `3: plugin "p": limits: open_files: a whole number from 64 to 2147483647 is required`},
+		"few processes":        {"plugin \"p\" {\n  limits {\n    processes = 1\n  }\n}", `3: plugin "p": limits: processes: a whole number from 32 to 2147483647 is required`},
 		"rollback window":      {"plugin \"p\" {\n  rollback_window = \"0s\"\n}", `2: plugin "p": rollback_window: a duration above 0 such as "30s" or "5m" is required, not "0s"`},
 		"checksum":             {"plugin \"p\" {\n  checksum = \"md5:1\"\n}", `2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`},
 		"plugin config":        {"plugin \"p\" {\n  config {\n    a = b\n  }\n}", `3: plugin "p": config.a: unknown variable "b"`},

@@ -2,11 +2,13 @@ package config
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"unicode"
 
+	"github.com/dustin/go-humanize"
 	"github.com/hashicorp/go-version"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
@@ -68,7 +70,7 @@ func (l *loader) pluginBlocks(s *section) {
 	seen := map[string]bool{}
 	for _, block := range s.content.Blocks.OfType("plugin") {
 		name := block.Labels[0]
-		in := s.inner(block, fields{attrs: []string{"args", "user", "checksum", "version", "rollback_window"}, blocks: []string{"config"}})
+		in := s.inner(block, fields{attrs: []string{"args", "user", "group", "checksum", "version", "rollback_window"}, blocks: []string{"config", "limits"}})
 		if !l.label(in, block, seen) {
 			continue
 		}
@@ -82,6 +84,8 @@ func (l *loader) pluginBlocks(s *section) {
 		}
 		in.strings("args", &p.Args)
 		in.str("user", &p.User)
+		in.str("group", &p.Group)
+		in.limits(&p.Limits)
 		if in.str("checksum", &p.Checksum) && p.Checksum != "" && !checksumForm.MatchString(p.Checksum) {
 			in.fail("checksum", "%q is not sha256: and 64 hex digits", p.Checksum)
 		}
@@ -95,6 +99,34 @@ func (l *loader) pluginBlocks(s *section) {
 			p.Config = in.freeForm("config", config)
 		}
 	}
+}
+
+// limits reads the block of what a plugin may use.
+func (s *section) limits(dst *Limits) {
+	block := s.one("limits")
+	if block == nil {
+		return
+	}
+	in := s.inner(block, fields{attrs: []string{"memory", "open_files", "processes"}})
+	in.capacity("memory", &dst.Memory)
+	if in.has("memory") && dst.Memory < minMemory {
+		in.fail("memory", "must be at least %s", humanize.IBytes(minMemory))
+	}
+	in.count("open_files", minOpenFiles, &dst.OpenFiles)
+	in.count("processes", minProcesses, &dst.Processes)
+}
+
+// What a plugin that does nothing yet needs at the least.
+const (
+	minMemory    = 16 << 20
+	minOpenFiles = 64
+	minProcesses = 32
+)
+
+func (s *section) count(name string, lowest int64, dst *int) {
+	n := int64(*dst)
+	s.integer(name, lowest, math.MaxInt32, &n)
+	*dst = int(n)
 }
 
 // label checks a block's name, which may stand once in a file.
