@@ -187,7 +187,7 @@ func (a *agent) openCluster(ctx context.Context) (err error) {
 func (a *agent) openPlugins(ctx context.Context) error {
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
-		OnEvent: a.pluginEvent, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) { a.catalog.Event(e) }, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe,
 	}
 	for _, p := range a.cfg.Plugins {
@@ -197,11 +197,12 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		})
 	}
 	a.plugins = supervisor.New(cfg)
+	a.catalog = catalog.New(a.plugins)
+	a.catalog.OnEvent(catalog.EveryKind, a.publish)
 	if err := a.plugins.Open(ctx); err != nil {
 		return err
 	}
 	a.closers.add(a.plugins.Close)
-	a.catalog = catalog.New(a.plugins)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -90,4 +91,26 @@ func (a *agent) probe(ctx context.Context, _, kind string, conn grpc.ClientConnI
 
 func (a *agent) pluginEvent(e supervisor.Event) {
 	a.events.Publish(events.Event{Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name, Message: e.Message})
+}
+
+// publish tells the host's followers what a plugin says that happened in it. What the host
+// itself says of a plugin has no "event" among its details.
+func (a *agent) publish(e supervisor.PluginEvent) {
+	if e.Lost > 0 {
+		lost := strconv.FormatUint(e.Lost, 10)
+		a.events.Publish(events.Event{
+			Topic: events.TopicPlugin, Type: "events-dropped", Subject: e.Plugin,
+			Message: "there were more events than the plugin keeps, the oldest were dropped",
+			Details: map[string]string{"dropped": lost, "generation": strconv.FormatUint(e.Generation, 10)},
+		})
+	}
+	details := map[string]string{}
+	maps.Copy(details, e.Details)
+	details["event"] = e.ID()
+	if e.Subject != "" {
+		details["subject"] = e.Subject
+	}
+	a.events.Publish(events.Event{
+		Time: e.Time, Topic: events.TopicPlugin, Type: e.Type, Subject: e.Plugin, Message: e.Message, Details: details,
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -50,10 +51,15 @@ type Supervisor interface {
 // Catalog gives typed clients of plugins.
 type Catalog struct {
 	plugins Supervisor
+
+	mu       sync.Mutex
+	handlers map[string][]func(supervisor.PluginEvent) // by kind
 }
 
 // New makes a catalog of a supervisor's plugins.
-func New(plugins Supervisor) *Catalog { return &Catalog{plugins: plugins} }
+func New(plugins Supervisor) *Catalog {
+	return &Catalog{plugins: plugins, handlers: map[string][]func(supervisor.PluginEvent){}}
+}
 
 // Storage borrows the storage plugin until release is called: csi-bridge, or the
 // only plugin of that kind. While it is not up, it waits until ctx ends; the error
