@@ -17,8 +17,10 @@ var workloadGoroutines = []string{"workload.(*run)", "tokens.(*Authority).Derive
 func TestMeshRequestsFail(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		up := []consul.Match{
-			{Method: http.MethodPut, Path: "/v1/agent/service/register"}, m.asks,
-			{Method: http.MethodGet, Path: "/v1/acl/token/self"}, {Method: http.MethodGet, Path: "/v1/agent/service/"},
+			{Method: http.MethodPut, Path: "/v1/agent/service/register"},
+			m.asks,
+			{Method: http.MethodGet, Path: "/v1/acl/token/self"},
+			{Method: http.MethodGet, Path: "/v1/agent/service/"},
 		}
 		down := []consul.Match{{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"}, m.ending()}
 		for name, fault := range map[string]consul.Fault{

@@ -226,7 +226,7 @@ func (m *faultyMesh) revokeFile(path string) {
 func TestMeshClocksDiffer(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, byLogin, "", testhost.LocalDriver(t))
-	real := m.Pannier
+	punctual := m.Pannier
 	m.Pannier = skewed(t, 40*time.Second)
 	m.open()
 	volume(m.Host, drivers[0], "data", "single-node-writer", "")
@@ -240,7 +240,7 @@ func TestMeshClocksDiffer(t *testing.T) {
 		m.nothingAtAll()
 		m.Stop()
 	}
-	m.Pannier = real
+	m.Pannier = punctual
 	m.Start()
 	m.works(spec)
 }
