@@ -1,0 +1,171 @@
+package newplugin
+
+import (
+	"bytes"
+	"embed"
+	"errors"
+	"fmt"
+	"go/format"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"text/template"
+)
+
+// SDK is the module of the packages that a plugin is written with.
+const SDK = "github.com/pannier/pannier"
+
+// Plugin says what is to be written.
+type Plugin struct {
+	// Kind is one of Kinds.
+	Kind string
+	// Dir is where it goes: a folder that is empty or not there yet. Its name is the
+	// plugin's.
+	Dir string
+	// Module is the module's path; empty: example.com/NAME.
+	Module string
+	// SDKPath is a checkout of SDK that the module is built with, in place of a release.
+	SDKPath string
+	// SDKVersion is the release of SDK that the module is built with, such as "v1.2.0";
+	// empty: the go command chooses.
+	SDKVersion string
+}
+
+// Kinds are the kinds that a plugin can be written of.
+func Kinds() []string {
+	files, _ := fs.Glob(templates, "templates/*/plugin.go.tmpl") // the pattern is right
+	kinds := make([]string, 0, len(files))
+	for _, f := range files {
+		kinds = append(kinds, filepath.Base(filepath.Dir(f)))
+	}
+	return kinds
+}
+
+//go:embed templates
+var templates embed.FS
+
+// filled is what the templates are filled with.
+type filled struct {
+	Plugin
+	Name string
+	SDK  string
+}
+
+// Write writes the module and returns the files' names within it. Nothing that is there
+// is overwritten.
+func Write(p Plugin) (files []string, err error) {
+	f, err := p.check()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the plugin's folder: %w", err)
+	}
+	for _, dir := range []string{"templates", "templates/" + p.Kind} {
+		entries, err := templates.ReadDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			name, isTemplate := strings.CutSuffix(e.Name(), ".tmpl")
+			if !isTemplate {
+				continue
+			}
+			if name == "gitignore" {
+				name = "." + name // go:embed leaves out what begins with a dot
+			}
+			if err := f.write(dir+"/"+e.Name(), name); err != nil {
+				return nil, err
+			}
+			files = append(files, name)
+		}
+	}
+	slices.Sort(files)
+	return files, nil
+}
+
+func (f *filled) write(from, name string) error {
+	// Not {{ and }}, which Go has too.
+	t, err := template.New(path.Base(from)).Delims("[[", "]]").ParseFS(templates, from)
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := t.Execute(&text, f); err != nil {
+		return err
+	}
+	content := text.Bytes()
+	if path.Ext(name) == ".go" {
+		if content, err = format.Source(content); err != nil { // the order of imports hangs on the kind
+			return fmt.Errorf("format %s: %w", name, err)
+		}
+	}
+	file, err := os.OpenFile(filepath.Join(f.Dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return fmt.Errorf("write the plugin: %w", err)
+	}
+	_, err = file.Write(content)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("write the plugin: %w", err)
+	}
+	return nil
+}
+
+// goodName is what the agent takes for the name of a plugin's file.
+var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
+
+// goodModule is a module's path, roughly: the go command knows it exactly.
+var goodModule = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._~/-]*$`)
+
+func (p Plugin) check() (*filled, error) {
+	if !slices.Contains(Kinds(), p.Kind) {
+		return nil, fmt.Errorf("kind %q is not one of %s", p.Kind, strings.Join(Kinds(), ", "))
+	}
+	abs, err := filepath.Abs(p.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("find the plugin's folder: %w", err)
+	}
+	f := &filled{Plugin: p, Name: filepath.Base(abs), SDK: SDK}
+	if !goodName.MatchString(f.Name) {
+		return nil, fmt.Errorf("the folder's name is the plugin's, and %q is none: take 1 to 64 letters, digits, - and _", f.Name)
+	}
+	entries, err := os.ReadDir(abs)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("look into the plugin's folder: %w", err)
+	case len(entries) > 0:
+		return nil, fmt.Errorf("%s is not empty: a new plugin needs a folder of its own", p.Dir)
+	}
+	if f.Module == "" {
+		f.Module = "example.com/" + f.Name
+	}
+	if !goodModule.MatchString(f.Module) {
+		return nil, fmt.Errorf("%q is not a module's path such as example.com/%s", f.Module, f.Name)
+	}
+	if p.SDKPath != "" {
+		if f.SDKPath, err = checkout(p.SDKPath); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// checkout is the absolute path of a checkout of SDK.
+func checkout(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("find the checkout: %w", err)
+	}
+	mod, err := os.ReadFile(filepath.Join(abs, "go.mod"))
+	if err != nil {
+		return "", fmt.Errorf("look into the checkout: %w", err)
+	}
+	if first, _, _ := strings.Cut(string(mod), "\n"); strings.TrimSpace(first) != "module "+SDK {
+		return "", fmt.Errorf("%s is not a checkout of %s: its go.mod says %q", path, SDK, first)
+	}
+	return abs, nil
+}

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/host/internal/cli/newplugin"
+)
+
+func (a *app) pluginNew() *cobra.Command {
+	p := newplugin.Plugin{}
+	kinds := newplugin.Kinds()
+	cmd := &cobra.Command{
+		Use: "new KIND DIR", Short: "Write the module of a new plugin: it builds, tests and runs at once",
+		Long: `Write the Go module of a new plugin into a folder, which gives the plugin its name. It
+builds, passes its tests and comes up under an agent as it is; plugin.go is the author's
+to fill. The kind is one of ` + strings.Join(kinds, ", ") + `.
+
+The go command must be there: it looks up what the module needs. docs/plugins.md is the
+guide for authors.`,
+		Args: exactly("KIND", "DIR"),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			switch len(args) {
+			case 0:
+				return kinds, cobra.ShellCompDirectiveNoFileComp
+			case 1:
+				return nil, cobra.ShellCompDirectiveFilterDirs
+			default:
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+		},
+	}
+	cmd.Flags().StringVar(&p.SDKPath, "sdk", "", "the `PATH` of a checkout of "+newplugin.SDK+" to build with (default: a release)")
+	cmd.Flags().StringVar(&p.Module, "module", "", "the `NAME` of the module (default: example.com/ and the folder's name)")
+	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+		p.Kind, p.Dir = args[0], args[1]
+		if p.SDKPath == "" && release.MatchString(a.opts.Version) {
+			p.SDKVersion = "v" + strings.TrimPrefix(a.opts.Version, "v")
+		}
+		return a.newPlugin(ctx, p)
+	})
+	return cmd
+}
+
+// release is the version of a build of a release; others have no SDK to be fetched.
+var release = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+$`)
+
+func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
+	files, err := newplugin.Write(p)
+	if err != nil {
+		return &usageError{err: err}
+	}
+	if err := tidy(ctx, p.Dir); err != nil {
+		hint := "put that right, then run: cd " + p.Dir + " && go mod tidy"
+		if p.SDKPath == "" {
+			hint = "where there is no release of " + newplugin.SDK + " to be had, give a checkout of it: -sdk PATH"
+		}
+		return &hintError{err: fmt.Errorf("the module is written to %s, but what it needs could not be looked up: %w", p.Dir, err), hint: hint}
+	}
+	files = append(files, "go.sum")
+	if a.format == formatJSON {
+		out := json.NewEncoder(a.out)
+		out.SetIndent("", "  ")
+		return out.Encode(map[string]any{"dir": p.Dir, "files": files})
+	}
+	dir, err := filepath.Abs(p.Dir)
+	if err != nil {
+		return fmt.Errorf("find the plugin's folder: %w", err)
+	}
+	fmt.Fprintf(a.out, "%s: %s\n", p.Dir, strings.Join(files, ", "))
+	a.note("next: cd %s && go test ./... && go build . && pannier plugin test ./%s", p.Dir, filepath.Base(dir))
+	return nil
+}
+
+// tidy lets the go command write what the module needs into go.mod and go.sum.
+func tidy(ctx context.Context, dir string) error {
+	cmd := exec.CommandContext(ctx, "go", "mod", "tidy")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off")
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return fmt.Errorf("go mod tidy: %w\n%s", err, strings.TrimSpace(string(out)))
+	}
+	if err != nil {
+		return fmt.Errorf("go mod tidy: %w", err)
+	}
+	return nil
+}
