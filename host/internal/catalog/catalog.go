@@ -99,6 +99,11 @@ func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, relea
 	if err != nil {
 		return client, nil, fmt.Errorf("%s: %w", k.name, err)
 	}
+	return borrow(ctx, c, k, name)
+}
+
+// borrow is acquire of the plugin of that name.
+func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (client T, release func(), err error) {
 	lease, err := c.plugins.Acquire(ctx, name)
 	if err != nil {
 		return client, nil, fmt.Errorf("%s: %w", k.name, err)
@@ -112,10 +117,15 @@ func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, relea
 }
 
 func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.Context, client T) error) error {
+	return repeat(ctx, func(ctx context.Context) (T, func(), error) { return acquire(ctx, c, k) }, fn)
+}
+
+// repeat runs fn with what get borrows, and again when the process ends under it.
+func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func(), error), fn func(ctx context.Context, client T) error) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	for try := 1; ; try++ {
-		client, release, err := acquire(ctx, c, k)
+		client, release, err := get(ctx)
 		if err != nil {
 			return err
 		}
