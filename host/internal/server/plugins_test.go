@@ -162,8 +162,7 @@ func TestSwapThatFails(t *testing.T) {
 func TestVerifyPlugin(t *testing.T) {
 	p := openPluginHost(t)
 	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
-	new := filepath.Join(filepath.Dir(p.dir), "new")
-	must(t, os.Mkdir(new, 0o755))
+	must(t, os.Mkdir(filepath.Join(filepath.Dir(p.dir), "new"), 0o755))
 	verify := func(path string) (*hostv1.VerifyPluginResponse, error) {
 		resp, err := p.client.Plugins.VerifyPlugin(p.ctx, request(&hostv1.VerifyPluginRequest{Path: path}))
 		if err != nil {
@@ -187,6 +186,12 @@ func TestVerifyPlugin(t *testing.T) {
 	wantError(t, err, connect.CodeNotFound, "/nowhere/at-all")
 	_, err = verify("fixture")
 	wantError(t, err, connect.CodeInvalidArgument, "absolute")
+	// Who may use the socket may not have the agent run a file for that.
+	for uid, want := range map[uint32]connect.Code{65534: connect.CodePermissionDenied, p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound} {
+		ctx := context.WithValue(p.ctx, peerKey{}, peer{uid: uid})
+		_, err := pluginService{p.Server}.VerifyPlugin(ctx, request(&hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"}))
+		wantError(t, err, want)
+	}
 	if now := p.await("the plugin", func(*hostv1.Plugin) bool { return true }); now.Pid != first.Pid || len(now.Swaps) != 0 {
 		t.Errorf("after verifying: %v", now)
 	}
@@ -262,7 +267,7 @@ func TestLastLines(t *testing.T) {
 		must(t, os.WriteFile(path, []byte(text), 0o600))
 		f, err := os.Open(path)
 		must(t, err)
-		defer f.Close()
+		t.Cleanup(func() { f.Close() })
 		lines := strings.SplitAfter(text, "\n")
 		if lines[len(lines)-1] == "" {
 			lines = lines[:len(lines)-1]

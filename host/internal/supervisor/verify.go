@@ -38,7 +38,7 @@ func (s *Supervisor) Verify(ctx context.Context, path string) (Verified, error) 
 	defer s.running.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(s.ctx, cancel)()
+	defer context.AfterFunc(s.ctx, cancel)() //nolint:contextcheck // the supervisor's end, beside the caller's
 
 	v, err := s.verify(ctx, path)
 	if err != nil {
