@@ -50,7 +50,7 @@ func (p *rigs) sample(cases []crash) []crash {
 // oneIn says how many of the cases are too many for make test.
 func (k kind) oneIn() int {
 	if k.mesh {
-		return 6
+		return 10
 	}
 	return 24
 }

@@ -124,6 +124,21 @@ func (r *rig) lookAtMesh(s state) {
 	}
 }
 
+// observeMesh wants a workload that runs to have made all that is looked at, and one that
+// is stopped to have left nothing of it.
+func (r *rig) observeMesh(t *testing.T) {
+	t.Helper()
+	for about, made := range map[string]int{"services in Consul": 2, "tokens in the ledger": 1} {
+		// Beside them is a line with their number.
+		if len(r.running[about]) != made+1 || len(r.stopped[about]) != 1 {
+			t.Fatalf("%s: running %q, stopped %q", about, r.running[about], r.stopped[about])
+		}
+	}
+	if len(r.running["tokens in Consul"]) != len(r.stopped["tokens in Consul"])+1 || len(r.running["secrets"]) != 5 || len(r.stopped["secrets"]) != 0 {
+		t.Fatalf("what is looked at is not what a service makes: running\n%v\nstopped\n%v", r.running, r.stopped)
+	}
+}
+
 // secrets are the files of services' secrets, and whether they hold what they should.
 func (r *rig) secrets() (out []string) {
 	root := r.seen(r.h.SecretsDir())

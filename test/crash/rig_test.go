@@ -163,6 +163,9 @@ func (r *rig) observe(t *testing.T) {
 		len(r.running["journal"]) < 2 || len(r.stopped["journal"]) > 0 || len(r.stopped["loop devices"]) > 0 {
 		t.Fatalf("what is looked at is not what a workload makes: running\n%v\nstopped\n%v", r.running, r.stopped)
 	}
+	if r.mesh != nil {
+		r.observeMesh(t)
+	}
 }
 
 func driverBlock(id string, command []string) string {
