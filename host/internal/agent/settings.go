@@ -57,7 +57,6 @@ func (a *agent) health() (reasons []string) {
 // does not need for that may fail: the plugins' status and the events tell of it.
 func (a *agent) storageHealth() (reasons []string) {
 	plugins := a.plugins.Status()
-	isDefault := func(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
 	if slices.ContainsFunc(plugins, isDefault) { // no other is taken in its place
 		plugins = slices.DeleteFunc(plugins, func(p supervisor.Status) bool { return !isDefault(p) })
 	}
@@ -75,10 +74,13 @@ func (a *agent) storageHealth() (reasons []string) {
 	return reasons
 }
 
-// probe asks a plugin's process that is to take over from another whether it can: a
-// storage plugin's, whether it sees the drivers as they are.
-func (a *agent) probe(ctx context.Context, _, kind string, conn grpc.ClientConnInterface) error {
-	if kind != storage.Kind {
+// isDefault tells the storage plugin that no other is taken in the place of.
+func isDefault(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
+
+// probe asks a plugin's process that is to take over from another whether it can: that of
+// the storage plugin through which the drivers are reached, whether it sees them as they are.
+func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error {
+	if kind != storage.Kind || name != catalog.DefaultStorage && slices.ContainsFunc(a.plugins.Status(), isDefault) {
 		return nil
 	}
 	select {
