@@ -11,31 +11,25 @@ import (
 // deviceKind has no preferred plugin: each tells of its own devices.
 var deviceKind = kind[device.Client]{name: "device", protocol: device.Kind, client: device.NewClient}
 
-// DevicePlugins are the plugins of the kind device.
-type DevicePlugins struct {
-	Names []string // in their order
-	// Unknown are plugins that have not come up yet: they may be of that kind too.
-	Unknown []string
-}
-
-// AwaitDevicePlugins waits until the plugins of the kind device are others than seen, and
-// returns them.
-func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen DevicePlugins) (now DevicePlugins, err error) {
+// AwaitDevicePlugins waits until the names of the plugins of the kind device are others
+// than seen, or those of the plugins that have not come up yet, which may be of that kind
+// too, are others than unknown. It returns both, in order.
+func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen, unknown []string) (names, pending []string, err error) {
 	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
-		now = DevicePlugins{}
+		names, pending = nil, nil
 		for _, s := range all {
 			switch s.Kind {
 			case device.Kind:
-				now.Names = append(now.Names, s.Name)
+				names = append(names, s.Name)
 			case "":
-				now.Unknown = append(now.Unknown, s.Name)
+				pending = append(pending, s.Name)
 			}
 		}
-		slices.Sort(now.Names)
-		slices.Sort(now.Unknown)
-		return !slices.Equal(now.Names, seen.Names) || !slices.Equal(now.Unknown, seen.Unknown)
+		slices.Sort(names)
+		slices.Sort(pending)
+		return !slices.Equal(names, seen) || !slices.Equal(pending, unknown)
 	})
-	return now, err
+	return names, pending, err
 }
 
 // Device borrows a device plugin until release is called, as Storage does.

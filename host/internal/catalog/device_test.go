@@ -3,7 +3,7 @@ package catalog
 import (
 	"context"
 	"errors"
-	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,15 +17,18 @@ func TestWhichDevicePlugins(t *testing.T) {
 		{Name: "z", Kind: device.Kind}, {Name: "a", Kind: device.Kind}, {Name: "s", Kind: storage.Kind}, {Name: "new"}, {Name: "later"},
 	}
 	c := New(&plugins{list: list})
-	got, err := c.AwaitDevicePlugins(t.Context(), DevicePlugins{})
-	want := DevicePlugins{Names: []string{"a", "z"}, Unknown: []string{"later", "new"}}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	names, pending := []string{"a", "z"}, []string{"later", "new"}
+	got, unknown, err := c.AwaitDevicePlugins(t.Context(), nil, nil)
+	if err != nil || !slices.Equal(got, names) || !slices.Equal(unknown, pending) {
+		t.Errorf("got %q and %q, %v; want %q and %q", got, unknown, err, names, pending)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := c.AwaitDevicePlugins(ctx, want); !errors.Is(err, context.DeadlineExceeded) {
+	if _, _, err := c.AwaitDevicePlugins(ctx, names, pending); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("nothing has changed, and it does not wait: %v", err)
+	}
+	if _, _, err := c.AwaitDevicePlugins(ctx, names, nil); err != nil {
+		t.Errorf("one has come up: %v", err)
 	}
 }
 
