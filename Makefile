@@ -42,7 +42,7 @@ demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and 
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
 .PHONY: test
-test: hostpath consul ## Run all tests (root, for those of mounts)
+test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
 	$(GO_TEST) ./...
 
 .PHONY: test-short
@@ -50,7 +50,7 @@ test-short: ## Run the tests without the long ones
 	$(GO_TEST) -short ./...
 
 .PHONY: race
-race: hostpath consul ## Run all tests with the race detector
+race: hostpath consul node-plugin ## Run all tests with the race detector
 	$(GO_TEST) -race ./...
 
 .PHONY: e2e
@@ -70,6 +70,10 @@ hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 .PHONY: consul
 consul: ## Build the Consul of the tests into the cache (about four minutes, once)
 	@tools/tool consul >/dev/null
+
+.PHONY: node-plugin
+node-plugin: ## Build the example plugin in JavaScript into the cache, where there is node
+	@examples/plugins/node-dirs/build >/dev/null || { code=$$?; ((code == 3)) || exit $$code; }
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz test for FUZZTIME (10s)

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/testbin"
 	"github.com/pannier/pannier/test/testhost"
 )
@@ -27,38 +30,93 @@ func TestDirsUnderAnAgent(t *testing.T) {
 	serves(t, "dirs", testbin.BuildDir(t, "dirs"))
 }
 
-// serves runs a workload with a volume of a storage plugin whose drivers are folders.
+// serves runs a workload with a volume of a storage plugin whose drivers are folders, lets
+// the next agent find the plugin, and swaps it.
 func serves(t *testing.T, name, program string) {
 	t.Helper()
 	testbin.RequireRoot(t, "a volume of the example plugin "+name)
 	root := t.TempDir()
 	h := testhost.New(t, fmt.Sprintf("csi_driver \"shared\" {\n  endpoint = \"unix://%s\"\n}\n", root))
-	data, err := os.ReadFile(program)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(h.PluginDir, name), data, 0o755)
-	}
-	if err == nil {
-		err = os.Remove(filepath.Join(h.PluginDir, "csi-bridge")) // else it would be taken
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must(os.ReadFile(program))(t)
+	install(t, h, name, data)
+	must(0, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))(t) // else it would be taken
 	h.Start()
 	if list := h.Run("plugin", "list"); !strings.Contains(list, name) || !strings.Contains(list, "storage.v1") {
 		t.Errorf("the plugins are\n%s", list)
 	}
 	h.Run("volume", "create", "dirs/volume.hcl")
 	h.Run("workload", "run", "dirs/workload.hcl", "--", "sh", "-c", "echo hello > /data/hello")
+	before := plugin(t, h, name)
+	h.Kill()
+	h.Start()
+	if now := plugin(t, h, name); now.GetPid() != before.GetPid() || now.GetGeneration() != before.GetGeneration() {
+		t.Errorf("the next agent has %v, and there was %v", now, before)
+	}
+	install(t, h, name, append(data, "\n// another binary\n"...))
+	h.Eventually("the plugin is swapped", func() error {
+		now := plugin(t, h, name)
+		if now.GetSha256() == before.GetSha256() || now.GetState() != "running" || len(now.GetSwaps()) != 1 || now.GetDraining() != 0 {
+			return fmt.Errorf("it is %v", now)
+		}
+		return nil
+	})
+	h.Eventually("the process that was replaced has ended", func() error { return gone(before) })
 	if got := h.Run("workload", "run", "dirs/workload.hcl"); !strings.Contains(got, "hello") {
 		t.Errorf("the next workload reads %q", got)
 	}
-	notes, err := filepath.Glob(filepath.Join(root, "*", "hello"))
-	if err != nil || len(notes) != 1 {
-		t.Errorf("below the driver's folder: %q, %v", notes, err)
+	if notes := must(filepath.Glob(filepath.Join(root, "*", "hello")))(t); len(notes) != 1 {
+		t.Errorf("below the driver's folder: %q", notes)
 	}
 	h.NothingInUse()
 	h.Run("volume", "delete", "notes")
-	if left, err := os.ReadDir(root); err != nil || len(left) != 0 {
-		t.Errorf("left below the driver's folder: %v, %v", left, err)
+	if left := must(os.ReadDir(root))(t); len(left) != 0 {
+		t.Errorf("left below the driver's folder: %v", left)
+	}
+	last := plugin(t, h, name)
+	h.Run("agent", "stop", "-plugins")
+	h.AwaitEnd()
+	if err := gone(last); err != nil {
+		t.Errorf("the plugin after its agent: %v", err)
+	}
+}
+
+// gone is an error while a plugin's process runs. One that ended may not have been
+// reaped yet (proc_pid_stat(5)).
+func gone(p *hostv1.Plugin) error {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.GetPid()))
+	if err != nil || strings.Contains(string(stat), ") Z ") {
+		return nil //nolint:nilerr // there is no such process
+	}
+	return fmt.Errorf("process %d runs", p.GetPid())
+}
+
+// install puts a program into the plugin directory as an operator does.
+func install(t *testing.T, h *testhost.Host, name string, data []byte) {
+	t.Helper()
+	path := filepath.Join(h.PluginDir, name)
+	must(0, os.WriteFile(path+".new", data, 0o755))(t)
+	must(0, os.Rename(path+".new", path))(t)
+}
+
+// plugin is what the agent tells of a plugin.
+func plugin(t *testing.T, h *testhost.Host, name string) *hostv1.Plugin {
+	t.Helper()
+	resp := must(h.Client().Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})))(t)
+	for _, p := range resp.Msg.GetPlugins() {
+		if p.GetName() == name {
+			return p
+		}
+	}
+	t.Fatalf("there is no plugin %q among %v", name, resp.Msg.GetPlugins())
+	return nil
+}
+
+func must[T any](value T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
 	}
 }

@@ -1,0 +1,9 @@
+#!/usr/bin/env node
+// A storage plugin for pannier that is not written in Go. All that it must do as a
+// plugin, whatever its kind, is in plugin.js; docs/plugins.md has the rules.
+'use strict';
+
+const { serve } = require('./plugin');
+const { Dirs } = require('./dirs');
+
+serve({ name: 'node-dirs', version: '0.1.0', kind: 'storage.v1' }, new Dirs());

@@ -1,0 +1,33 @@
+package plugins_test
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// built is the path of the plugin in JavaScript, in one file.
+func built(t *testing.T) string {
+	t.Helper()
+	testbin.CacheDir(t)
+	cmd := exec.Command("node-dirs/build")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 3 {
+		t.Skipf("%s; not covered: a plugin that is not in Go", strings.TrimSpace(stderr.String()))
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// A plugin that is not in Go lives as any other.
+func TestNodeUnderAnAgent(t *testing.T) {
+	t.Parallel()
+	serves(t, "node-dirs", built(t))
+}
