@@ -1,0 +1,236 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+)
+
+var callChecks = []*Check{
+	{
+		ID:    "call.together",
+		Says:  "Calls that come at the same time get the same answer as one that comes alone.",
+		Fix:   "Guard what calls share; a call that changes nothing waits for no other.",
+		after: configured,
+		run:   checkTogether,
+	},
+	{
+		ID:    "call.away",
+		Says:  "Where its backend is away, every call ends with a code that says so: not Internal, Unknown or Unimplemented.",
+		Fix:   "Return gRPC status errors: Unavailable for what is away, which a host tries again; the kind's package tells which code means what.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			p, err := r.up(ctx, c)
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for name, err := range r.kind.outcomes(ctx, p.conn, r.away(), c.name()) {
+				switch status.Code(err) {
+				case codes.Internal, codes.Unknown, codes.Unimplemented:
+					errs = append(errs, fmt.Errorf("%s: %w", name, err))
+				}
+			}
+			return errors.Join(errs...)
+		},
+	},
+	{
+		ID:    "call.empty",
+		Says:  "A request with nothing in it is answered like any other: no panic, and the process lives.",
+		Fix:   "Check what a request must have and return InvalidArgument where it is missing.",
+		after: configured,
+		run:   checkEmpty,
+	},
+	{
+		ID:    "call.cancel",
+		Says:  "A call that its caller gives up ends in the plugin too, within 5 s, also while its backend does not answer.",
+		Fix:   "Pass the call's context on to whatever it waits for. A call that goes on holds up the end of the process, and with it a swap.",
+		after: append([]string{"stop.exit"}, configured...),
+		run:   checkCancel,
+	},
+	{
+		ID:    "call.killed",
+		Says:  "Killed in the middle of its calls, it leaves nothing that keeps a new process from answering as before.",
+		Fix:   "Keep no lock files and no half-written state: what must last belongs to the backend, and every call can be repeated by another process.",
+		after: configured,
+		run:   checkKilled,
+	},
+	{
+		ID:    "call.generations",
+		Says:  "Two processes at once answer alike: a swap brings the new one up beside the old one.",
+		Fix:   "Take no lock, port or file for the life of a process: it never has the machine for itself.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			var answers [2]string
+			var results [2]map[string]error
+			var conns [2]grpc.ClientConnInterface
+			for i := range conns {
+				p, err := r.up(ctx, c)
+				if err != nil {
+					return fmt.Errorf("process %d: %w", i+1, err)
+				}
+				conns[i] = p.conn
+			}
+			for i, conn := range conns {
+				answers[i] = r.kind.asked(ctx, conn, r.asked())
+				results[i] = r.kind.outcomes(ctx, conn, r.away(), c.name())
+			}
+			if err := same("of one process", answers[0], "of the other", answers[1]); err != nil {
+				return err
+			}
+			return alike("one process", results[0], "the other", results[1])
+		},
+	},
+}
+
+// name is what a check calls its own volumes and workloads.
+func (c *checking) name() string { return "conf-" + strings.ReplaceAll(c.check.ID, ".", "-") }
+
+// alike compares the results of all methods.
+func alike(a string, resultsA map[string]error, b string, resultsB map[string]error) error {
+	for name, err := range resultsA {
+		was, is := "success", "success"
+		if err != nil {
+			was = outcome(err)
+		}
+		if err := resultsB[name]; err != nil {
+			is = outcome(err)
+		}
+		if was != is {
+			return fmt.Errorf("%s of %s gives %.200q, of %s %.200q", name, a, was, b, is)
+		}
+	}
+	return nil
+}
+
+func checkTogether(ctx context.Context, r *run, c *checking) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	alone := r.kind.asked(ctx, p.conn, r.asked())
+	answers := make(chan string)
+	const callers = 16
+	for range callers {
+		go func() { answers <- r.kind.asked(ctx, p.conn, r.asked()) }()
+	}
+	for range callers {
+		if answer := <-answers; err == nil {
+			err = same("alone", alone, "beside others", answer)
+		}
+	}
+	return err
+}
+
+func checkEmpty(ctx context.Context, r *run, c *checking) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	methods := r.kind.service.Methods()
+	results := make(chan error)
+	for i := range methods.Len() {
+		m := methods.Get(i)
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, hopeless)
+			defer cancel()
+			err := invokeEmpty(ctx, p.conn, m, r.away())
+			if status.Code(err) == codes.Internal && strings.Contains(err.Error(), "panic") {
+				results <- fmt.Errorf("%s: %w", m.Name(), err)
+				return
+			}
+			results <- nil
+		}()
+	}
+	var errs []error
+	for range methods.Len() {
+		errs = append(errs, <-results)
+	}
+	if p.ended(50 * time.Millisecond) {
+		errs = append(errs, fmt.Errorf("its process has ended (%s)%s", p.exit(), p.lastWords()))
+	} else if _, err := p.info(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// blocked starts all methods with a backend that does not answer, and returns when they
+// have come to it. ended waits for their end.
+func (p *process) blocked(ctx context.Context, c *checking) (ended func(), err error) {
+	at, err := p.r.silent(c)
+	if err != nil {
+		return nil, err
+	}
+	var calls sync.WaitGroup
+	for _, m := range p.r.kind.methods {
+		calls.Go(func() { _ = m.call(ctx, p.conn, at, c.name()) })
+	}
+	timer := time.NewTimer(underway)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return calls.Wait, nil
+}
+
+func checkCancel(ctx context.Context, r *run, c *checking) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	callCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended, err := p.blocked(callCtx, c)
+	if err != nil {
+		return err
+	}
+	cancel()
+	ended()
+	// The caller's side ends at once. Whether the plugin's has ended shows at its own end,
+	// which waits for calls.
+	stopCtx, cancelStop := context.WithTimeout(ctx, callTime)
+	defer cancelStop()
+	if _, err := p.api.Stop(stopCtx, &pluginv1.StopRequest{}); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	if !p.ended(afterCancel) {
+		return fmt.Errorf("calls that were given up %v ago still hold up the end of its process", afterCancel)
+	}
+	return nil
+}
+
+func checkKilled(ctx context.Context, r *run, c *checking) error {
+	first, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	before := r.kind.asked(ctx, first.conn, r.asked())
+	results := r.kind.outcomes(ctx, first.conn, r.away(), c.name())
+	ended, err := first.blocked(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(first.pid(), syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill its process: %w", err)
+	}
+	ended()
+	second, err := r.up(ctx, c)
+	if err != nil {
+		return fmt.Errorf("after a kill: %w", err)
+	}
+	if err := same("before the kill", before, "after it", r.kind.asked(ctx, second.conn, r.asked())); err != nil {
+		return err
+	}
+	return alike("the process that was killed", results, "the new one", r.kind.outcomes(ctx, second.conn, r.away(), c.name()))
+}

@@ -1,0 +1,110 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+)
+
+// strangeKey is a key that no plugin has.
+const strangeKey = "no_plugin_has_this_key"
+
+var configChecks = []*Check{
+	{
+		ID:    "config.valid",
+		Says:  "It takes its configuration, and takes it again while it runs.",
+		Fix:   "See why it was refused: give the test the configuration that the plugin needs, and let Configure be called at any time.",
+		after: []string{"start.handshake", "info.kind"},
+		run: func(ctx context.Context, r *run, c *checking) error {
+			p, err := r.up(ctx, c)
+			if err != nil {
+				return err
+			}
+			if err := p.configure(ctx, r.cfg.Config); err != nil {
+				return fmt.Errorf("again: %w", err)
+			}
+			return nil
+		},
+	},
+	{
+		ID:    "config.unknown-key",
+		Says:  "A key that it does not know is refused by Validate as InvalidArgument, and the message names the key.",
+		Fix:   "Decode strictly (json.Decoder.DisallowUnknownFields) in Validate, and put the key into the error: a misspelt key that nobody reads is an operator's hour.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			err := r.refused(ctx, c, fmt.Sprintf(`{%q:1}`, strangeKey))
+			if err == nil || !errors.Is(err, errRefused) {
+				return err
+			}
+			if !strings.Contains(err.Error(), strangeKey) {
+				return fmt.Errorf("the message does not name the key: %w", err)
+			}
+			return nil
+		},
+	},
+	{
+		ID:    "config.no-object",
+		Says:  "What is no JSON object is refused by Validate as InvalidArgument.",
+		Fix:   "Return the decoder's error from Validate: the SDK makes InvalidArgument of it.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			for _, config := range []string{`[1]`, `{"half":`} {
+				if err := r.refused(ctx, c, config); !errors.Is(err, errRefused) {
+					return fmt.Errorf("%s: %w", config, err)
+				}
+			}
+			return nil
+		},
+	},
+	{
+		ID:    "config.keeps-old",
+		Says:  "A configuration that is refused changes nothing: it answers as before.",
+		Fix:   "Build the new configuration beside the old one in Configure, and put it into place when all of it is right. Validate keeps nothing.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			p, err := r.up(ctx, c)
+			if err != nil {
+				return err
+			}
+			before := r.kind.asked(ctx, p.conn, r.asked())
+			bad := fmt.Sprintf(`{%q:1}`, strangeKey)
+			if p.configure(ctx, []byte(bad)) == nil {
+				return skip("needs config.unknown-key to pass")
+			}
+			callCtx, cancel := context.WithTimeout(ctx, callTime)
+			defer cancel()
+			if _, err := p.api.Configure(callCtx, &pluginv1.ConfigureRequest{Config: []byte(bad)}); err == nil {
+				return errors.New("Configure takes what Validate refuses")
+			}
+			return same("before", before, "after a configuration that was refused", r.kind.asked(ctx, p.conn, r.asked()))
+		},
+	},
+}
+
+// errRefused is in the chain of a refusal with the right code.
+var errRefused = errors.New("refused")
+
+// refused validates a configuration that is wrong, by a process of its own.
+func (r *run) refused(ctx context.Context, c *checking, config string) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	_, err = p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(config)})
+	switch status.Code(err) {
+	case codes.OK:
+		return errors.New("Validate takes it")
+	case codes.InvalidArgument:
+		return fmt.Errorf("%w: %w", errRefused, err)
+	default:
+		return fmt.Errorf("Validate answers %w, not InvalidArgument", err)
+	}
+}

@@ -1,0 +1,140 @@
+package conformance
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+var secretChecks = []*Check{
+	{
+		ID:    "secret.echo",
+		Says:  "An error of a backend that repeats what it was sent reaches no log and no caller with a secret in it.",
+		Fix:   "Blank out what you have sent in what comes back, before it becomes an error or a log line.",
+		after: configured,
+		run:   checkEcho,
+	},
+	{
+		ID:    "secret.log",
+		Says:  "No secret that it was given is in its log, at the level trace too.",
+		Fix:   "Log names, never requests: volume secrets, mount flags, tokens, JWTs and headers are secrets, and so is what files hold that the configuration names.",
+		after: configured,
+		last:  true,
+		run: func(_ context.Context, r *run, _ *checking) error {
+			for _, p := range r.processes {
+				text, err := os.ReadFile(p.log)
+				if err != nil {
+					continue // it was never started
+				}
+				if found := leak(string(text), r.secrets()); found != "" {
+					return fmt.Errorf("its log says: %s", found)
+				}
+			}
+			return nil
+		},
+	},
+	{
+		ID:    "secret.error",
+		Says:  "No secret that it was given is in an error of a call, or in its health.",
+		Fix:   "Say in an error what was tried on what, not with what. What a library's error quotes may be the request.",
+		after: configured,
+		last:  true,
+		run: func(_ context.Context, r *run, _ *checking) error {
+			for _, w := range r.heard.all() {
+				if found := leak(w.text, r.secrets()); found != "" && !w.isProcess() {
+					return fmt.Errorf("%s answers: %s", w.where, found)
+				}
+			}
+			return nil
+		},
+	},
+	{
+		ID:    "secret.process",
+		Says:  "No secret that it was given is in an argument or the environment of its process or its children.",
+		Fix:   "Pass secrets to programs by a pipe or a file that only their user may read.",
+		after: configured,
+		last:  true,
+		run: func(_ context.Context, r *run, _ *checking) error {
+			for _, w := range r.heard.all() {
+				if found := leak(w.text, r.secrets()); found != "" && w.isProcess() {
+					return fmt.Errorf("anybody can read of a process: %s", found)
+				}
+			}
+			return nil
+		},
+	},
+}
+
+// keep adds a secret that a backend has given.
+func (r *run) keep(secret string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.given = append(r.given, secret)
+}
+
+// secrets are all texts that nobody may find.
+func (r *run) secrets() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := append([]string{r.secret}, r.given...)
+	out = append(out, r.cfg.Secrets...)
+	if text, err := os.ReadFile(r.cfg.Consul.TokenFile); err == nil {
+		out = append(out, strings.TrimSpace(string(text)))
+	}
+	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
+}
+
+// leak is the line of a text that has a secret in it, with the secrets left out.
+func leak(text string, secrets []string) string {
+	for line := range strings.Lines(text) {
+		clean := strings.TrimSpace(line)
+		for _, s := range secrets {
+			clean = strings.ReplaceAll(clean, s, hidden)
+		}
+		if at := strings.Index(clean, hidden); at >= 0 {
+			return fmt.Sprintf("%q", clean[max(0, at-200):min(len(clean), at+100)])
+		}
+	}
+	return ""
+}
+
+const hidden = "[the secret]"
+
+// digest stands for a secret in an answer.
+func digest(secret string) []byte {
+	sum := sha256.Sum256([]byte(secret))
+	return sum[:8]
+}
+
+func checkEcho(ctx context.Context, r *run, c *checking) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	// Its own marker: what it finds, the other checks do not find again.
+	secret := "3ch0-" + rand.Text()
+	at, err := r.echo(c, secret)
+	if err != nil {
+		return err
+	}
+	for name, err := range r.kind.outcomes(ctx, p.conn, at, c.name()) {
+		if err == nil {
+			continue
+		}
+		if found := leak(err.Error(), []string{secret}); found != "" {
+			return fmt.Errorf("%s answers: %s", name, found)
+		}
+	}
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return fmt.Errorf("read its log: %w", err)
+	}
+	if found := leak(string(text), []string{secret}); found != "" {
+		return fmt.Errorf("its log says: %s", found)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+var stopChecks = []*Check{
+	{
+		ID:    "stop.exit",
+		Says:  "Told to stop, it ends within 10 s with exit code 0.",
+		Fix:   "Let Close return nil and in time. In another language: take no new calls, finish those in flight, exit with 0.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			p, err := r.stopped(ctx, c)
+			if err == nil && p.cmd.ProcessState.ExitCode() != 0 {
+				err = fmt.Errorf("it ended with %s%s", p.exit(), p.lastWords())
+			}
+			return err
+		},
+	},
+	{
+		ID:    "stop.nothing-left",
+		Says:  "When it has ended, no child of it runs and its socket is gone.",
+		Fix:   "End what you start in Close, and leave nothing in the folder of the socket (PLUGIN_UNIX_SOCKET_DIR).",
+		after: append([]string{"stop.exit"}, configured...),
+		run: func(ctx context.Context, r *run, c *checking) error {
+			p, err := r.stopped(ctx, c)
+			if err != nil {
+				return err
+			}
+			if left := marked(p.mark, p.pid()); len(left) > 0 {
+				name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", left[0])) // it may have ended
+				return fmt.Errorf("%d of its processes still run, such as %d (%.20q)", len(left), left[0], name)
+			}
+			left, err := filepath.Glob(filepath.Join(p.socket, "*"))
+			if err == nil && len(left) > 0 {
+				err = fmt.Errorf("it leaves %q in the folder of its socket", filepath.Base(left[0]))
+			}
+			return err
+		},
+	},
+	{
+		ID:    "stop.streams",
+		Says:  "Told to stop while a stream is open, it ends the stream and itself within 10 s.",
+		Fix:   "Return from a streaming method when its context ends.",
+		after: append([]string{"stop.exit"}, configured...),
+		run:   checkStopStreams,
+	},
+	{
+		ID:    "stop.signal",
+		Says:  "SIGTERM ends it as Stop does, within 10 s.",
+		Fix:   "Leave SIGTERM to the SDK: take it with no signal.Notify or signal.Ignore of your own.",
+		after: append([]string{"stop.exit"}, configured...),
+		run: func(ctx context.Context, r *run, c *checking) error {
+			p, err := r.up(ctx, c)
+			if err != nil {
+				return err
+			}
+			if err := syscall.Kill(p.pid(), syscall.SIGTERM); err != nil {
+				return fmt.Errorf("send SIGTERM: %w", err)
+			}
+			if !p.ended(stopTime) {
+				return fmt.Errorf("it still runs %v after SIGTERM", stopTime)
+			}
+			return nil
+		},
+	},
+}
+
+// stopped is a process that was configured, asked a question and told to stop.
+func (r *run) stopped(ctx context.Context, c *checking) (*process, error) {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	r.kind.asked(ctx, p.conn, r.asked())
+	return p, p.stop(ctx)
+}
+
+func checkStopStreams(ctx context.Context, r *run, c *checking) error {
+	if r.kind.stream == nil {
+		return skip("the kind has no stream")
+	}
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	streamCtx, cancel := context.WithCancel(ctx)
+	opened, closed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		first := true
+		closed <- r.kind.stream(streamCtx, p.conn, r.asked(), func() {
+			if first {
+				close(opened)
+			}
+			first = false
+		})
+	}()
+	defer func() {
+		cancel()
+		<-closed
+	}()
+	timer := time.NewTimer(callTime)
+	defer timer.Stop()
+	select {
+	case <-opened:
+	case err := <-closed:
+		closed <- err
+		return fmt.Errorf("the stream ended: %w", orSuccess(err))
+	case <-timer.C:
+		return errors.New("the stream says nothing")
+	}
+	return p.stop(ctx)
+}

@@ -1,0 +1,228 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+var worked = append([]string{"work.whole"}, configured...)
+
+var workChecks = []*Check{
+	{
+		ID:    "work.whole",
+		Says:  "With a real backend it does its work, from the first call to the last.",
+		Fix:   "See the call and its error.",
+		after: configured,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			return r.work(ctx, c, func(p *process, steps []step) error {
+				for _, s := range steps {
+					if _, err := s.try(ctx, p.conn); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	},
+	{
+		ID:    "work.repeat",
+		Says:  "Every call can be made twice: the second one succeeds too, with the same answer.",
+		Fix:   "Look first whether what is asked for is already so. A host repeats a call whose answer it has not seen.",
+		after: worked,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			return r.work(ctx, c, func(p *process, steps []step) error {
+				for _, s := range steps {
+					if err := s.twice(ctx, p.conn, p.conn); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	},
+	{
+		ID:    "work.order",
+		Says:  "Taking away what was never made is success, or NotFound.",
+		Fix:   "Return nil where there is nothing to take away: a host that does not know whether a call has worked makes its opposite.",
+		after: worked,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			return r.work(ctx, c, func(p *process, steps []step) error {
+				for _, s := range steps {
+					if !s.base && !s.undo {
+						continue
+					}
+					if _, err := s.try(ctx, p.conn); err != nil && (s.base || status.Code(err) != codes.NotFound) {
+						return fmt.Errorf("before anything was made: %w", err)
+					}
+				}
+				return nil
+			})
+		},
+	},
+	{
+		ID:    "work.refuse",
+		Says:  "What cannot be is refused with the code that the kind's package gives it.",
+		Fix:   "Return status.Error with that code: a host decides by it what to do next.",
+		after: worked,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			if len(r.kind.refusals) == 0 {
+				return skip("the kind has none that every backend refuses")
+			}
+			p, err := r.up(ctx, c)
+			if err != nil {
+				return err
+			}
+			for _, refusal := range r.kind.refusals {
+				callCtx, cancel := context.WithTimeout(ctx, callTime)
+				err := refusal.call(callCtx, r, p.conn)
+				cancel()
+				if status.Code(err) != refusal.code {
+					return fmt.Errorf("%s: got %w, want %v", refusal.what, orSuccess(err), refusal.code)
+				}
+			}
+			return nil
+		},
+	},
+	{
+		ID:    "work.killed",
+		Says:  "Killed in the middle of any call, a new process does that call and all that follow.",
+		Fix:   "Keep nothing in memory that a later call needs, and let every call go on from what it finds half done.",
+		after: worked,
+		run:   checkWorkKilled,
+	},
+	{
+		ID:    "work.generations",
+		Says:  "Two processes at once can share the work, call by call, and repeat each other's calls.",
+		Fix:   "Keep nothing in memory that another process would have to know: during a swap both are called.",
+		after: worked,
+		run: func(ctx context.Context, r *run, c *checking) error {
+			other, err := r.up(ctx, c)
+			if err != nil {
+				return err
+			}
+			return r.work(ctx, c, func(p *process, steps []step) error {
+				conns := [2]grpc.ClientConnInterface{p.conn, other.conn}
+				for i, s := range steps {
+					if err := s.twice(ctx, conns[i%2], conns[(i+1)%2]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	},
+}
+
+// work makes a job's steps with a process and lets do run them. What is left of a job
+// that fails is taken away by another process.
+func (r *run) work(ctx context.Context, c *checking, do func(*process, []step) error) error {
+	if why := r.kind.missing(&r.cfg); why != "" {
+		return skip(why)
+	}
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	steps, err := r.kind.job(ctx, r, p.conn, c.name()+"-"+uuid()[:8])
+	if err != nil {
+		return err
+	}
+	err = do(p, steps)
+	if err == nil {
+		return nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	cleaner, upErr := r.up(ctx, c)
+	if upErr != nil {
+		return err
+	}
+	for _, s := range steps {
+		if s.undo {
+			_, _ = s.try(ctx, cleaner.conn) // what matters is the first error
+		}
+	}
+	return err
+}
+
+// try makes the call of a step.
+func (s step) try(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	answer, err := s.do(ctx, conn)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", s.name, err)
+	}
+	return answer, nil
+}
+
+// again is try for a call that another process may just be in: a host repeats what is
+// worth it.
+func (s step) again(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+	for deadline := time.Now().Add(callTime); ; {
+		answer, err := s.try(ctx, conn)
+		switch status.Code(err) {
+		case codes.Unavailable, codes.Aborted, codes.ResourceExhausted:
+			if time.Now().Before(deadline) {
+				time.Sleep(50 * time.Millisecond)
+				continue
+			}
+		}
+		return answer, err
+	}
+}
+
+// twice makes a call and repeats it, maybe by another process.
+func (s step) twice(ctx context.Context, first, second grpc.ClientConnInterface) error {
+	answer, err := s.try(ctx, first)
+	if err != nil {
+		return err
+	}
+	again, err := s.try(ctx, second)
+	if err != nil {
+		return fmt.Errorf("the second time: %w", err)
+	}
+	if err := same("the first time", answer, "the second time", again); err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	return nil
+}
+
+func checkWorkKilled(ctx context.Context, r *run, c *checking) error {
+	return r.work(ctx, c, func(p *process, steps []step) error {
+		for i, s := range steps {
+			called := make(chan struct{})
+			go func() {
+				defer close(called)
+				_, _ = s.try(ctx, p.conn) // however far it comes
+			}()
+			time.Sleep(time.Duration(i%4) * time.Millisecond)
+			if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
+				return fmt.Errorf("kill its process: %w", err)
+			}
+			<-called
+			next, err := r.up(ctx, c)
+			if err != nil {
+				return fmt.Errorf("after a kill in %s: %w", s.name, err)
+			}
+			if _, err := s.again(ctx, next.conn); err != nil {
+				return fmt.Errorf("after a kill: %w", err)
+			}
+			p = next
+		}
+		return nil
+	})
+}
+
+// orSuccess is an error also where there is none.
+func orSuccess(err error) error {
+	if err == nil {
+		return fmt.Errorf("success")
+	}
+	return err
+}

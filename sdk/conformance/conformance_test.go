@@ -1,0 +1,177 @@
+package conformance_test
+
+import (
+	"flag"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+func TestMain(m *testing.M) {
+	conformance.Patience(4 * time.Second)
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // most of them wait
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// check runs the kit against the fixture in a mode, with a backend of its own.
+func check(t *testing.T, mode, kind string) *conformance.Report {
+	t.Helper()
+	// Not t.TempDir, whose path may be too long for a socket's address.
+	dir, err := os.MkdirTemp("", "pnf-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	state := filepath.Join(dir, "state")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "unix://" + serve(t, filepath.Join(dir, "s"))
+	report, err := conformance.Run(t.Context(), conformance.Config{
+		Binary: testbin.BuildDir(t, "testdata/plugin"),
+		Args:   []string{mode, kind, state},
+		Config: []byte(`{"answer":"forty-two"}`),
+		Driver: storage.Driver{ID: "d", Endpoint: endpoint},
+		Consul: service.Consul{Address: endpoint}, ProxyID: "web-sidecar-proxy",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// serve is the fixture's backend: it says yes.
+func serve(t *testing.T, socket string) string {
+	t.Helper()
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close(); <-done })
+	return socket
+}
+
+func TestGood(t *testing.T) {
+	testbin.RequireRoot(t, "the kit with a plugin that mounts")
+	for kind, skipped := range map[string][]string{
+		"storage":      nil,
+		"identity":     {"stop.streams"},
+		"registration": {"work.refuse", "stop.streams"},
+		"bootstrap":    {"stop.streams"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			report := check(t, "good", kind)
+			if report.Name != "fixture" || report.Version != "1.2.3-rc.1+build" || report.Kind != kind+".v1" {
+				t.Errorf("got %s %s %s", report.Name, report.Version, report.Kind)
+			}
+			for _, res := range report.Results {
+				switch {
+				case res.Status == conformance.Failed:
+					t.Errorf("%s: %s", res.ID, res.Reason)
+				case (res.Status == conformance.Skipped) != slices.Contains(skipped, res.ID):
+					t.Errorf("%s is %s: %s", res.ID, res.Status, res.Reason)
+				}
+			}
+		})
+	}
+}
+
+// bad says for every mode of the fixture which check fails, and what it says.
+var bad = []struct{ mode, kind, check, says string }{
+	{"exits", "storage", "start.handshake", "the disk is on fire"},
+	{"prints", "storage", "start.handshake", "hello"},
+	{"nameless", "storage", "info.kind", "no name"},
+	{"strange-kind", "storage", "info.kind", `"storage.v9"`},
+	{"no-service", "storage", "info.kind", "does not serve"},
+	{"odd-version", "storage", "info.version", `"v1.2.3"`},
+	{"fickle", "storage", "info.same", "fixture-again"},
+	{"exits-well-by-hand", "storage", "start.by-hand", "exited with 0"},
+	{"open-to-all", "storage", "start.tls", "without a certificate"},
+	{"one-host", "storage", "start.reattach", "its answer was"},
+	{"refuses", "storage", "config.valid", "not to its taste"},
+	{"lax", "storage", "config.unknown-key", "Validate takes it"},
+	{"wordless", "storage", "config.unknown-key", "does not name the key"},
+	{"careless", "storage", "config.no-object", "Validate takes it"},
+	{"forgets", "storage", "config.keeps-old", "forty-two"},
+	{"unwell", "storage", "health.first", "no disk"},
+	{"mute", "storage", "health.first", "no health"},
+	{"hasty", "storage", "host.attended", "while a host attended it"},
+	{"stays", "storage", "host.gone", "still runs"},
+	{"busy", "storage", "call.together", "too busy"},
+	{"internal", "storage", "call.away", "Internal"},
+	{"panics", "storage", "call.empty", "panicked"},
+	{"dies", "storage", "call.empty", "exit status 9"},
+	{"deaf", "storage", "call.cancel", "hold up the end"},
+	{"stale", "storage", "call.killed", "is locked"},
+	{"alone", "storage", "call.generations", "another process has it"},
+	{"broken", "storage", "work.whole", "it never works"},
+	{"mounts-nothing", "storage", "work.whole", "nothing is mounted"},
+	{"leaves-mount", "storage", "work.whole", "still mounted"},
+	{"broken", "registration", "work.whole", "it changes what was just registered"},
+	{"once", "storage", "work.repeat", "it is done"},
+	{"fickle-context", "storage", "work.repeat", "the second time"},
+	{"unstable", "bootstrap", "work.repeat", "the second time"},
+	{"strict", "storage", "work.order", "never staged"},
+	{"lenient", "storage", "work.refuse", "a volume that is not there: got success"},
+	{"lenient", "identity", "work.refuse", "a token that is not there: got success"},
+	{"lenient", "bootstrap", "work.refuse", "token file that cannot be read: got success"},
+	{"remembers", "storage", "work.killed", "has not published it"},
+	{"jealous", "storage", "work.generations", "another process has the volume"},
+	{"exits-badly", "storage", "stop.exit", "exit status 1"},
+	{"leaves-child", "storage", "stop.nothing-left", "sleep"},
+	{"leaves-file", "storage", "stop.nothing-left", `"left"`},
+	{"endless", "storage", "stop.streams", "still runs"},
+	{"ignores-term", "storage", "stop.signal", "still runs"},
+	{"repeats", "identity", "secret.echo", "[the secret]"},
+	{"repeats", "storage", "secret.echo", "[the secret]"},
+	{"logs", "storage", "secret.log", "[the secret]"},
+	{"tells", "storage", "secret.error", "[the secret]"},
+	{"shows", "storage", "secret.process", "PASSWORD=[the secret]"},
+}
+
+// TestBad sees that what a plugin does wrong fails its check, and no other.
+func TestBad(t *testing.T) {
+	testbin.RequireRoot(t, "the kit with plugins that mount")
+	if testing.Short() {
+		t.Skip("long: the kit with plugins that are bad")
+	}
+	tried := map[string]bool{}
+	for _, tc := range bad {
+		tried[tc.check] = true
+		t.Run(tc.mode+"-"+tc.kind, func(t *testing.T) {
+			t.Parallel()
+			for _, res := range check(t, tc.mode, tc.kind).Results {
+				switch {
+				case res.ID == tc.check && (res.Status != conformance.Failed || !strings.Contains(res.Reason, tc.says)):
+					t.Errorf("%s is %s: %s, want it failed with %q", res.ID, res.Status, res.Reason, tc.says)
+				case res.ID != tc.check && res.Status == conformance.Failed:
+					t.Errorf("%s failed too: %s", res.ID, res.Reason)
+				}
+			}
+		})
+	}
+	for _, c := range conformance.Checks() {
+		if !tried[c.ID] {
+			t.Errorf("no plugin is bad enough for %s", c.ID)
+		}
+	}
+}

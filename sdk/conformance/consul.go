@@ -1,0 +1,227 @@
+package conformance
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
+	bootstrapv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/bootstrap/v1"
+	identityv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/identity/v1"
+	registrationv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/registration/v1"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// theCluster is Pannier's cluster in what the kit puts into a Consul.
+const theCluster = "conformance"
+
+func needsConsul(cfg *Config) string {
+	if cfg.Consul.Address == "" {
+		return "needs a Consul (-consul ADDRESS, Config.Consul)"
+	}
+	return ""
+}
+
+var identityKind = &kind{
+	service: identityv1.File_pannier_plugin_identity_v1_identity_proto.Services().ByName("IdentityService"),
+	// A cluster that nobody has: other checks make tokens at the same time.
+	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
+		tokens, err := identity.NewClient(conn).List(ctx, at.consul, "nobodys")
+		return fmt.Sprint(tokens), err
+	},
+	methods: []method{
+		{"Derive", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			_, _, err := identity.NewClient(conn).Derive(ctx, at.consul, identity.DeriveRequest{ID: uuid(), Subject: subject(name), JWT: at.marker + "-jwt"})
+			return err
+		}},
+		{"Read", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
+			_, err := identity.NewClient(conn).Read(ctx, at.consul, at.marker+"-read")
+			return err
+		}},
+		{"Revoke", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
+			return identity.NewClient(conn).Revoke(ctx, at.consul, uuid(), at.marker+"-revoke")
+		}},
+		{"List", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
+			_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
+			return err
+		}},
+	},
+	missing: needsConsul,
+	job:     identityJob,
+	refusals: []refusal{{"to read a token that is not there", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+		_, err := identity.NewClient(conn).Read(ctx, r.cfg.Consul, uuid())
+		return err
+	}}},
+}
+
+func subject(name string) identity.Subject {
+	return identity.Subject{Cluster: theCluster, Node: "node", Namespace: "default", Workload: name, Service: "web"}
+}
+
+// uuid is a random one (RFC 9562, version 4).
+func uuid() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name string) ([]step, error) {
+	id, secret := uuid(), ""
+	return []step{
+		{name: "Derive", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			token, s, err := identity.NewClient(conn).Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(name)})
+			switch {
+			case err != nil:
+				return "", err
+			case token.Accessor != id:
+				return "", fmt.Errorf("the token's accessor is %q, not the id that was asked for", token.Accessor)
+			case token.Subject != subject(name):
+				return "", fmt.Errorf("the token is for %+v", token.Subject)
+			}
+			secret = s
+			r.keep(s)
+			return fmt.Sprintf("token %s with the secret %x", token.Accessor, digest(s)), nil
+		}},
+		{name: "Read", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			token, err := identity.NewClient(conn).Read(ctx, r.cfg.Consul, secret)
+			if err == nil && token.Accessor != id {
+				err = fmt.Errorf("it reads the token %q", token.Accessor)
+			}
+			return token.Accessor, err
+		}},
+		{name: "Revoke", undo: true, do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			return "", identity.NewClient(conn).Revoke(ctx, r.cfg.Consul, id, secret)
+		}},
+	}, nil
+}
+
+var registrationKind = &kind{
+	service: registrationv1.File_pannier_plugin_registration_v1_registration_proto.Services().ByName("RegistrationService"),
+	// An owner that has nothing.
+	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
+		req := registration.SyncRequest{Owner: registration.Owner{Cluster: theCluster, Node: "nobodys"}}
+		_, changes, err := registration.NewClient(conn).Sync(ctx, at.consul, req)
+		return fmt.Sprint(changes), err
+	},
+	methods: []method{
+		{"Register", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			_, err := registration.NewClient(conn).Register(ctx, at.consul, markedInstance(at, name))
+			return err
+		}},
+		{"Deregister", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			return registration.NewClient(conn).Deregister(ctx, at.consul, instance(name).ID)
+		}},
+		{"Sync", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			i := markedInstance(at, name)
+			_, _, err := registration.NewClient(conn).Sync(ctx, at.consul, registration.SyncRequest{Owner: i.Owner, Instances: []registration.Instance{i}})
+			return err
+		}},
+		{"Heartbeat", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			return registration.NewClient(conn).Heartbeat(ctx, at.consul, []registration.Beat{{ID: instance(name).ID, Healthy: true}})
+		}},
+	},
+	missing: needsConsul,
+	job:     registrationJob,
+}
+
+func instance(name string) registration.Instance {
+	return registration.Instance{
+		ID:    "pannier:" + name + ":default:" + name + ":web",
+		Owner: registration.Owner{Cluster: theCluster, Node: name}, Namespace: "default", Workload: name,
+		Service: service.Service{
+			Name: "web", Port: "8080", Tags: []string{"conformance"},
+			Checks:  []service.Check{{Name: "alive", Type: service.CheckProcess, Interval: "1h"}},
+			Connect: &service.Connect{SidecarService: &service.SidecarService{}},
+		},
+	}
+}
+
+// markedInstance has a check with a header that nobody may see.
+func markedInstance(at backend, name string) registration.Instance {
+	i := instance(name)
+	i.Service.Checks = append(i.Service.Checks, service.Check{
+		Name: "page", Type: service.CheckHTTP, Path: "/", Interval: "1h", Timeout: "1s",
+		Header: map[string]service.HeaderValues{"Authorization": {Values: []string{at.marker + "-header"}}},
+	})
+	return i
+}
+
+func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name string) ([]step, error) {
+	i := instance(name)
+	return []step{
+		{name: "Register", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			proxy, err := registration.NewClient(conn).Register(ctx, r.cfg.Consul, i)
+			if err == nil && proxy == "" {
+				err = fmt.Errorf("it tells no proxy of a service with a sidecar")
+			}
+			return proxy, err
+		}},
+		{name: "Heartbeat", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			return "", registration.NewClient(conn).Heartbeat(ctx, r.cfg.Consul, []registration.Beat{{ID: i.ID, Healthy: true, Output: "alive"}})
+		}},
+		{name: "Sync", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			req := registration.SyncRequest{Owner: i.Owner, Instances: []registration.Instance{i}}
+			_, changes, err := registration.NewClient(conn).Sync(ctx, r.cfg.Consul, req)
+			if err == nil && len(changes) > 0 {
+				err = fmt.Errorf("it changes what was just registered: %v", changes)
+			}
+			return "", err
+		}},
+		{name: "Deregister", undo: true, do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			return "", registration.NewClient(conn).Deregister(ctx, r.cfg.Consul, i.ID)
+		}},
+	}, nil
+}
+
+var bootstrapKind = &kind{
+	service: bootstrapv1.File_pannier_plugin_bootstrap_v1_bootstrap_proto.Services().ByName("BootstrapService"),
+	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
+		out, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, bootstrapRequest("nobodys-sidecar-proxy", 100*time.Millisecond))
+		return fmt.Sprintf("%x", digest(string(out))), err
+	},
+	methods: []method{{"Generate", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+		req := bootstrapRequest(name, hopeless/2)
+		req.TokenFile = at.consul.TokenFile
+		_, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
+		return err
+	}}},
+	missing: func(cfg *Config) string {
+		if why := needsConsul(cfg); why != "" {
+			return why
+		}
+		if cfg.ProxyID == "" {
+			return "needs a proxy that is registered in the Consul (-proxy ID, Config.ProxyID)"
+		}
+		return ""
+	},
+	job: func(_ context.Context, r *run, _ grpc.ClientConnInterface, _ string) ([]step, error) {
+		return []step{{name: "Generate", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			req := bootstrapRequest(r.cfg.ProxyID, callTime)
+			req.TokenFile = r.cfg.Consul.TokenFile
+			out, err := bootstrap.NewClient(conn).Generate(ctx, r.cfg.Consul, req)
+			if err == nil && !json.Valid(out) {
+				err = fmt.Errorf("the bootstrap is not JSON")
+			}
+			return fmt.Sprintf("%d bytes, %x", len(out), digest(string(out))), err // it has a secret in it
+		}}}, nil
+	},
+	refusals: []refusal{{"to generate with a token file that cannot be read", codes.FailedPrecondition, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+		req := bootstrapRequest(r.cfg.ProxyID, callTime)
+		req.TokenFile = filepath.Join(r.dir, "no-such-token")
+		_, err := bootstrap.NewClient(conn).Generate(ctx, r.cfg.Consul, req)
+		return err
+	}}},
+}
+
+func bootstrapRequest(proxy string, wait time.Duration) bootstrap.Request {
+	return bootstrap.Request{ProxyID: proxy, Admin: bootstrap.Bind{Address: "127.0.0.1", Port: 19000}, Wait: wait}
+}

@@ -1,0 +1,175 @@
+package conformance
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/go-plugin/runner"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// process is one run of the binary, and the host's connection to it.
+type process struct {
+	*program
+	r      *run
+	client *goplugin.Client
+	conn   *grpc.ClientConn
+	api    pluginv1.PluginServiceClient
+	server string // the name in its certificate
+}
+
+// start runs the binary and connects to it. The process is ended with the check.
+func (r *run) start(c *checking) (*process, error) {
+	mark := rand.Text()
+	p := &process{r: r, server: strings.ToLower(mark) + ".plugin.pannier"}
+	p.program = &program{
+		path: r.cfg.Binary, args: r.cfg.Args, env: environment(), mark: mark,
+		log: filepath.Join(r.dir, mark[:8]+".log"),
+	}
+	r.started(p)
+	p.client = goplugin.NewClient(&goplugin.ClientConfig{
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(nil),
+		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
+		TLSConfig:        r.authority.ClientTLS(p.server),
+		StartTimeout:     startTime,
+		SkipHostEnv:      true,
+		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: r.dir},
+		Logger:           hclog.NewNullLogger(),
+		RunnerFunc:       p.prepare,
+		GRPCDialOptions: []grpc.DialOption{
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: startTime / 2}),
+			grpc.WithChainUnaryInterceptor(r.heard.unary), grpc.WithChainStreamInterceptor(r.heard.stream),
+		},
+	})
+	c.ends(p.end)
+	if err := p.connect(); err != nil {
+		return nil, fmt.Errorf("%s%s", strings.Join(strings.Fields(err.Error()), " "), p.lastWords())
+	}
+	return p, nil
+}
+
+// prepare is go-plugin's RunnerFunc.
+func (p *process) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Runner, error) {
+	bundle, err := p.r.authority.Issue(p.server)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "tls.pem")
+	if err := os.WriteFile(path, bundle, 0o600); err != nil {
+		return nil, fmt.Errorf("write the plugin's TLS bundle: %w", err)
+	}
+	p.socket = dir
+	p.env = append(append(p.env, cmd.Env...), wire.EnvTLSBundle+"="+path, wire.EnvLogLevel+"=trace")
+	return p.program, nil
+}
+
+// environment is what a host passes on of its own.
+func environment() []string {
+	var env []string
+	for _, key := range []string{"PATH", "HOME", "LANG", "TZ"} {
+		if v, ok := os.LookupEnv(key); ok {
+			env = append(env, key+"="+v)
+		}
+	}
+	return env
+}
+
+func (p *process) connect() error {
+	if _, err := p.client.Start(); err != nil {
+		return fmt.Errorf("handshake: %w", err)
+	}
+	protocol, err := p.client.Client()
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	raw, err := protocol.Dispense(wire.PluginName)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	p.conn = raw.(*grpc.ClientConn) // wire.Plugins gives no other
+	p.api = pluginv1.NewPluginServiceClient(p.conn)
+	// The plugin has read it, and a host removes it.
+	return os.Remove(filepath.Join(p.socket, "tls.pem"))
+}
+
+// again is a second connection to the process, as of a host that was started anew.
+func (p *process) again(tlsConfig *tls.Config) (*grpc.ClientConn, error) {
+	addr := p.client.ReattachConfig().Addr.String()
+	return grpc.NewClient("unix:"+addr, grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)),
+		grpc.WithChainUnaryInterceptor(p.r.heard.unary), grpc.WithChainStreamInterceptor(p.r.heard.stream))
+}
+
+// up is start, and configured as the run is.
+func (r *run) up(ctx context.Context, c *checking) (*process, error) {
+	p, err := r.start(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.configure(ctx, r.cfg.Config); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *process) configure(ctx context.Context, config []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	if _, err := p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: config}); err != nil {
+		return fmt.Errorf("validate: %w", err)
+	}
+	if _, err := p.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
+		return fmt.Errorf("configure: %w", err)
+	}
+	return nil
+}
+
+// stop asks the process to end and waits for it.
+func (p *process) stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	began := time.Now()
+	if _, err := p.api.Stop(ctx, &pluginv1.StopRequest{}); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	if !p.ended(stopTime - time.Since(began)) {
+		return fmt.Errorf("it still runs %v after Stop", stopTime)
+	}
+	return nil
+}
+
+// end notes what others could read of the process, and kills what is left of it.
+func (p *process) end() {
+	if p.done != nil {
+		for _, pid := range marked(p.mark, p.pid()) {
+			p.r.heard.note(fmt.Sprintf("process %d", pid), public(pid))
+		}
+		p.kill()
+	}
+	p.client.Kill()
+}
+
+// lastWords is the end of what the process has logged.
+func (p *process) lastWords() string {
+	text, _ := os.ReadFile(p.log)
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	last := lines[len(lines)-1]
+	if last == "" {
+		return ""
+	}
+	return fmt.Sprintf("; its log ends with %.300q", last)
+}

@@ -1,0 +1,187 @@
+package conformance
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// together is how many checks run side by side: most of them wait.
+const together = 6
+
+// Run checks the binary and reports. An error is a configuration with which nothing
+// can be checked; what the plugin does wrong is in the report.
+func Run(ctx context.Context, cfg Config) (*Report, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	// Short: the sockets' paths have 107 bytes (unix(7)).
+	dir, err := os.MkdirTemp("", "pnc-")
+	if err != nil {
+		return nil, fmt.Errorf("make the folder of the run: %w", err)
+	}
+	r := &run{cfg: cfg, dir: dir, heard: &heard{}, secret: "s3cr3t-" + rand.Text()}
+	defer r.clear()
+	if r.authority, err = wire.NewAuthority(); err != nil {
+		return nil, err
+	}
+	r.all(ctx)
+	r.report.Binary = cfg.Binary
+	return &r.report, ctx.Err()
+}
+
+// run is the state of one Run.
+type run struct {
+	cfg       Config
+	dir       string
+	authority *wire.Authority
+	heard     *heard
+	secret    string // begins every secret that the kit passes
+	report    Report
+	kind      *kind // once info.kind has passed
+
+	mu        sync.Mutex
+	processes []*process
+	folders   int
+	given     []string // secrets that a backend has given
+}
+
+// checking is one check that runs.
+type checking struct {
+	check *Check
+	done  chan struct{} // closed when its result is there
+	res   Result
+
+	mu   sync.Mutex
+	undo []func()
+}
+
+// ends runs f when the check is over, the last one first.
+func (c *checking) ends(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.undo = append(c.undo, f)
+}
+
+func (c *checking) end() {
+	for i := len(c.undo) - 1; i >= 0; i-- {
+		c.undo[i]()
+	}
+}
+
+// skip is the error of a check that cannot be made.
+type skip string
+
+func (s skip) Error() string { return string(s) }
+
+// all runs every check, each when those that it builds on have passed.
+func (r *run) all(ctx context.Context) {
+	slots := make(chan struct{}, together)
+	running := map[string]*checking{}
+	var order []*checking
+	var wait sync.WaitGroup
+	for _, check := range checks {
+		c := &checking{check: check, done: make(chan struct{}), res: Result{ID: check.ID, Says: check.Says, Fix: check.Fix}}
+		running[check.ID] = c
+		order = append(order, c)
+	}
+	for i, c := range order {
+		wait.Go(func() {
+			defer close(c.done)
+			if c.check.last {
+				for _, b := range order[:i] {
+					<-b.done
+				}
+			}
+			var err error
+			for _, id := range c.check.after {
+				<-running[id].done
+				err = errors.Join(err, blocked(&running[id].res))
+			}
+			if err == nil {
+				slots <- struct{}{}
+				err = r.one(ctx, c)
+				<-slots
+			}
+			c.conclude(err)
+		})
+	}
+	wait.Wait()
+	for _, c := range order {
+		r.report.Results = append(r.report.Results, c.res)
+	}
+}
+
+// blocked is why a check that builds on another one is not made.
+func blocked(before *Result) error {
+	switch before.Status {
+	case Passed:
+		return nil
+	case Failed:
+		return skip("needs " + before.ID + " to pass")
+	default:
+		return skip(before.Reason)
+	}
+}
+
+func (c *checking) conclude(err error) {
+	var why skip
+	switch {
+	case err == nil:
+		c.res.Status = Passed
+	case errors.As(err, &why):
+		c.res.Status, c.res.Reason = Skipped, string(why)
+	default:
+		c.res.Status, c.res.Reason = Failed, err.Error()
+	}
+}
+
+// one makes a check. Whatever it has started has ended when it returns.
+func (r *run) one(ctx context.Context, c *checking) (err error) {
+	began := time.Now()
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the check itself panicked: %v\n%s", v, debug.Stack())
+		}
+		c.end()
+		c.res.Took = time.Since(began)
+	}()
+	ctx, cancel := context.WithTimeout(ctx, checkTime)
+	defer cancel()
+	if ctx.Err() != nil {
+		return skip("the run was interrupted")
+	}
+	return c.check.run(ctx, r, c)
+}
+
+func (r *run) started(p *process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes = append(r.processes, p)
+}
+
+// folder is a new one of the check's own, made.
+func (r *run) folder() (string, error) {
+	r.mu.Lock()
+	r.folders++
+	path := filepath.Join(r.dir, fmt.Sprint("d", r.folders))
+	r.mu.Unlock()
+	return path, os.Mkdir(path, 0o700)
+}
+
+// clear removes the run's folder, but nothing that is mounted in it: a plugin that does
+// not unmount must not cost anybody data.
+func (r *run) clear() {
+	mounts, err := mountsBelow(r.dir)
+	if err == nil && len(mounts) == 0 {
+		_ = os.RemoveAll(r.dir)
+	}
+}

@@ -1,0 +1,135 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// program is go-plugin's view of a process: it leads a group of its own, writes its
+// log into a file, and its end is known exactly.
+type program struct {
+	path   string
+	args   []string
+	env    []string
+	log    string // the file that it writes its standard error to
+	socket string // the folder that its socket must be in
+	mark   string // in its environment and its children's
+
+	cmd    *exec.Cmd
+	stdout *os.File
+	done   chan struct{} // closed when it has ended
+}
+
+func (p *program) Start(context.Context) error {
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the plugin's log: %w", err)
+	}
+	defer log.Close()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make the handshake's pipe: %w", err)
+	}
+	defer writer.Close()
+	p.cmd = &exec.Cmd{
+		Path: p.path, Args: append([]string{p.path}, p.args...), Env: append(p.env, envMark+"="+p.mark), Dir: "/",
+		Stdout: writer, Stderr: log, SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
+	}
+	if err := p.start(); err != nil {
+		_ = reader.Close()
+		return err
+	}
+	p.stdout, p.done = reader, make(chan struct{})
+	go func() {
+		_ = p.cmd.Wait() // its state tells
+		close(p.done)
+	}()
+	return nil
+}
+
+// start tries again while a child that was just forked has the binary open for writing
+// (ETXTBSY, execve(2)): tests build it and run it at once.
+func (p *program) start() error {
+	for try := 0; ; try++ {
+		cmd := *p.cmd
+		err := cmd.Start()
+		if err == nil {
+			*p.cmd = cmd //nolint:govet // a Cmd that was started is used in one place only
+			return nil
+		}
+		if try == 100 || !strings.Contains(err.Error(), unix.ETXTBSY.Error()) {
+			return fmt.Errorf("start the binary: %w", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// ended says within the time whether the process has ended.
+func (p *program) ended(within time.Duration) bool {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// exit is how it ended; it must have.
+func (p *program) exit() string { return p.cmd.ProcessState.String() }
+
+func (p *program) pid() int { return p.cmd.Process.Pid }
+
+// kill ends the process, its group and all that carry its mark.
+func (p *program) kill() {
+	if p.done == nil {
+		return
+	}
+	for {
+		left := marked(p.mark, p.pid())
+		for _, pid := range left {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if len(left) == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond) // a killed process is there until it is reaped
+	}
+	<-p.done
+	_ = p.stdout.Close()
+}
+
+// The rest is what go-plugin's runner.Runner wants.
+
+func (p *program) Wait(context.Context) error                       { <-p.done; return nil }
+func (p *program) Kill(context.Context) error                       { p.kill(); return nil }
+func (p *program) Stdout() io.ReadCloser                            { return p.stdout }
+func (p *program) Stderr() io.ReadCloser                            { return io.NopCloser(strings.NewReader("")) }
+func (p *program) Diagnose(context.Context) string                  { return "" }
+func (p *program) Name() string                                     { return p.path }
+func (p *program) HostToPlugin(n, a string) (string, string, error) { return n, a, nil }
+
+func (p *program) ID() string {
+	if p.done == nil {
+		return ""
+	}
+	return strconv.Itoa(p.pid())
+}
+
+// PluginToHost refuses an address that is not a socket in the folder that was given.
+func (p *program) PluginToHost(network, addr string) (string, string, error) {
+	if network != "unix" || !strings.HasPrefix(addr, p.socket+"/") {
+		return "", "", fmt.Errorf("it listens on %s %q, not on a unix socket in %s (PLUGIN_UNIX_SOCKET_DIR)", network, addr, p.socket)
+	}
+	return network, addr, nil
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// tokens is an identity plugin. A token is a file under its secret.
+type tokens struct{ *plugin }
+
+func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string, error) {
+	if req.ID == "" {
+		return identity.Token{}, "", status.Error(codes.InvalidArgument, "no id")
+	}
+	if err := t.reach(ctx, c.Address, req.Subject.Workload, req.JWT); err != nil {
+		return identity.Token{}, "", err
+	}
+	sum := sha256.Sum256([]byte(req.ID))
+	token, secret := identity.Token{Accessor: req.ID, Subject: req.Subject}, hex.EncodeToString(sum[:])
+	text, err := json.Marshal(token)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(t.state, secret), text, 0o600)
+	}
+	return token, secret, err
+}
+
+func (t *tokens) Read(ctx context.Context, c service.Consul, secret string) (token identity.Token, err error) {
+	if err := t.reach(ctx, c.Address, "read", secret); err != nil {
+		return token, err
+	}
+	text, err := os.ReadFile(filepath.Join(t.state, filepath.Base(secret)))
+	if err != nil {
+		if t.mode == "lenient" {
+			return token, nil
+		}
+		return token, status.Error(codes.NotFound, "no such token")
+	}
+	return token, json.Unmarshal(text, &token)
+}
+
+func (t *tokens) Revoke(ctx context.Context, c service.Consul, _, secret string) error {
+	if err := t.reach(ctx, c.Address, "revoke", secret); err != nil {
+		return err
+	}
+	if secret != "" {
+		t.gone(filepath.Base(secret))
+	}
+	return nil
+}
+
+func (t *tokens) List(ctx context.Context, c service.Consul, _ string) ([]identity.Token, error) {
+	return nil, t.reach(ctx, c.Address, "list", "")
+}
+
+// services is a registration plugin.
+type services struct{ *plugin }
+
+func (s *services) Register(ctx context.Context, c service.Consul, i registration.Instance) (string, error) {
+	return i.ID + "-sidecar-proxy", s.reach(ctx, c.Address, i.Workload, "")
+}
+
+func (s *services) Deregister(ctx context.Context, c service.Consul, id string) error {
+	return s.reach(ctx, c.Address, strings.ReplaceAll(id, ":", "-"), "")
+}
+
+func (s *services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+	var changes []registration.Change
+	if s.mode == "broken" && len(req.Instances) > 0 {
+		changes = []registration.Change{{ID: "x", Action: registration.Registered, Reason: "why not"}}
+	}
+	return 1, changes, s.reach(ctx, c.Address, "sync", "")
+}
+
+func (s *services) Heartbeat(ctx context.Context, c service.Consul, _ []registration.Beat) error {
+	return s.reach(ctx, c.Address, "heartbeat", "")
+}
+
+// proxies is a bootstrap plugin.
+type proxies struct{ *plugin }
+
+func (p *proxies) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
+	var secret string
+	if req.TokenFile != "" {
+		text, err := os.ReadFile(req.TokenFile)
+		if err != nil && p.mode != "lenient" {
+			return nil, status.Error(codes.FailedPrecondition, "the token file cannot be read")
+		}
+		secret = strings.TrimSpace(string(text))
+	}
+	out := map[string]any{"proxy": req.ProxyID}
+	if p.mode == "unstable" && req.ProxyID == "web-sidecar-proxy" {
+		out["at"] = p.again()
+	}
+	text, err := json.Marshal(out)
+	if err != nil {
+		return nil, err
+	}
+	return text, p.reach(ctx, c.Address, req.ProxyID, secret)
+}
