@@ -1,6 +1,7 @@
-// A storage plugin for tests. Its first argument says how it misbehaves, or a line
-// "#fixture MODE VERSION" at the end of its executable; with neither it is a good
-// one, whose calls do what the volume's name says.
+// A plugin for tests. Its first argument says how it misbehaves, or a line "#fixture
+// MODE VERSION" at the end of its executable; with neither it is a good one. It is a
+// storage plugin, whose calls do what the volume's name says, unless the line names
+// another kind after the version.
 package main
 
 import (
@@ -29,12 +30,11 @@ func main() {
 	if len(os.Args) > 1 {
 		mode = os.Args[1]
 	}
-	version := "1.2.3"
-	if m, v, ok := trailer(); ok {
-		mode, version = m, v
+	version, of := "1.2.3", "storage"
+	if m, v, k, ok := trailer(); ok {
+		mode, version, of = m, v, k
 	}
-	impl := &impl{mode: mode}
-	kind := storage.Plugin(impl)
+	kind := kinds[of](&impl{mode: mode})
 	switch mode {
 	case "exit":
 		fmt.Fprintln(os.Stderr, "the disk is on fire")
@@ -66,14 +66,28 @@ func main() {
 		go serveHTTP(l)
 		fmt.Println("1|1|unix|" + l + "|grpc|")
 		time.Sleep(time.Hour)
+	case "other-certificate":
+		forge()
 	case "wrong-kind":
 		kind.Kind = "device.v1"
+	case "hang-in-info", "hang-in-attend", "hang-in-stop":
+		hangs(strings.TrimPrefix(mode, "hang-in-"))
+		os.Exit(0)
+	case "exit-after-handshake":
+		// A dying process's last deed: it says where it would have listened.
+		fmt.Println("1|1|unix|" + os.Getenv("PLUGIN_UNIX_SOCKET_DIR") + "/plugin1|grpc|")
+		os.Exit(4)
 	case "panic":
 		panic("boom")
 	case "bad-version":
 		version = "one"
 	case "eat":
 		eat(mib())
+	case "bomb":
+		fmt.Fprintln(os.Stderr, "children:", bomb(100))
+		select {}
+	case "spill":
+		go spill(mib())
 	case "crash-soon":
 		go func() {
 			time.Sleep(20 * time.Millisecond)
@@ -96,7 +110,7 @@ func main() {
 }
 
 // trailer is what the last line of this executable says.
-func trailer() (mode, version string, ok bool) {
+func trailer() (mode, version, kind string, ok bool) {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {
 		panic(err)
@@ -112,10 +126,13 @@ func trailer() (mode, version string, ok bool) {
 	}
 	_, line, ok := strings.Cut(string(end), "#fixture ")
 	fields := strings.Fields(line)
-	if !ok || len(fields) != 2 {
-		return "", "", false
+	switch {
+	case ok && len(fields) == 2:
+		return fields[0], fields[1], "storage", true
+	case ok && len(fields) == 3:
+		return fields[0], fields[1], fields[2], true
 	}
-	return fields[0], fields[1], true
+	return "", "", "", false
 }
 
 func serveHTTP(path string) {

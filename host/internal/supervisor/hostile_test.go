@@ -1,0 +1,163 @@
+package supervisor_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+)
+
+// hostile are the plugins that a host must stand, and what it says of each: that of
+// most, why they do not come up.
+var hostile = []struct {
+	args     string // the fixture's
+	says     string // in the status's last error
+	children int
+}{
+	{args: "wrong-cookie", says: "handshake"},
+	{args: "wrong-wire", says: "incompatible API version"},
+	{args: "bad-version", says: `version is "one"`},
+	{args: "plain", says: "info: connection error"},
+	{args: "other-certificate", says: "certificate signed by unknown authority"},
+	{args: "hang", says: "it is not up after 5s: handshake"},
+	{args: "hang-in-info", says: "it is not up after 5s: info"},
+	{args: "hang-in-validate", says: "it is not up after 5s: validate the configuration"},
+	{args: "hang-in-configure", says: "it is not up after 5s: configure"},
+	{args: "hang-in-attend", says: "it is not up after 5s: attend"},
+	{args: "exit-after-handshake", says: "the process ended: exit status 4"},
+	{args: "exit-in-configure", says: "the process ended: exit status 5"},
+	{args: "panic", says: "panic: boom"},
+	{args: "garbage", says: "hello, I am not a plugin"},
+	{args: "endless-line", says: "Unrecognized remote plugin message"},
+	{args: "bomb", says: "it is not up after 5s: handshake", children: 100},
+	{args: "eat 800", says: "it uses"},
+}
+
+// A hostile plugin beside a good one: the host tells which it is and why, ends all of
+// it, and the good one does not notice.
+func TestHostilePlugins(t *testing.T) {
+	for _, tc := range hostile {
+		t.Run(tc.args, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.install("hostile")
+			w.configure(supervisor.Plugin{
+				Name: "hostile", Args: strings.Fields(tc.args), Limits: supervisor.Limits{Memory: 256 * mib},
+			})
+			w.cfg.StartTimeout = 5 * time.Second
+			w.cfg.Restart = supervisor.Restart{Min: time.Minute, Max: time.Minute, Stable: time.Minute}
+			s := w.open()
+			good := mustCall(t, s, "fixture", "")["pid"]
+			st := await(t, s, "hostile", func(st supervisor.Status) bool { return st.LastError != "" })
+			if !strings.Contains(st.LastError, tc.says) || st.PID != 0 {
+				t.Errorf("status %+v, want an error with %q", st, tc.says)
+			}
+			if log := w.log.String(); !strings.Contains(log, "[ERROR] hostile: plugin: event=start-failed") {
+				t.Errorf("the log does not say which it is:\n%s", log)
+			}
+			if n := len(w.pids()); n != 1 {
+				t.Errorf("%d processes of plugins are left, want the good one's", n)
+			}
+			if tc.children > 0 {
+				w.cgroups("fixture") // or nothing finds those that hide
+				ended(t, w.children("hostile"), tc.children)
+			}
+			if now := mustCall(t, s, "fixture", "")["pid"]; now != good || status(t, s, "fixture").Restarts != 0 {
+				t.Errorf("the good one is process %s, and was %s", now, good)
+			}
+		})
+	}
+}
+
+// One that serves and will not stop is ended, and what it goes on with nobody waits for.
+func TestPluginThatHangsInStop(t *testing.T) {
+	t.Run("when it is replaced", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		w.cfg.StopTimeout = time.Second
+		w.put("fixture", "hang-in-stop", "1.0.0")
+		s := w.open()
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+		w.put("fixture", "good", "1.3.0")
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+		mustCall(t, s, "fixture", "")
+		w.settled(s)
+	})
+	t.Run("when the host stops", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		w.cfg.StopTimeout = time.Second
+		w.put("fixture", "hang-in-stop", "1.0.0")
+		s := w.open()
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+		s.Close()
+		if pids := w.pids(); len(pids) != 0 {
+			t.Errorf("processes %v are left", pids)
+		}
+	})
+}
+
+// A GiB of complaints fills neither the host's disk nor its log, and who prints it can
+// be called all the while.
+func TestFloodIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes a GiB; not covered: a plugin that floods its standard error")
+	}
+	w := newWorld(t)
+	w.cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: unflooded{w.log}, Level: hclog.Debug})
+	w.install("spiller")
+	w.configure(supervisor.Plugin{Name: "spiller", Args: []string{"spill", "1024"}})
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	pid := mustCall(t, s, "spiller", "")["pid"]
+	waitFor(t, "the end of the flood", func() bool {
+		data, err := os.ReadFile("/proc/" + pid + "/io")
+		w.must(err)
+		var written int64
+		_, err = fmt.Sscanf(string(data), "rchar: %d\nwchar: %d", new(int64), &written)
+		w.must(err)
+		return written >= 1024*mib
+	})
+	waitFor(t, "the plugin's log is small", func() bool {
+		info, err := os.Stat(filepath.Join(w.cfg.DataDir, "plugins", "logs", "spiller.log"))
+		w.must(err)
+		return info.Size() <= 11*mib
+	})
+	waitFor(t, "what it says afterwards", func() bool {
+		mustCall(t, s, "spiller", "log afterwards")
+		return strings.Contains(w.log.String(), "said in a call: volume=afterwards")
+	})
+	if !strings.Contains(w.log.String(), "[WARN]  spiller: the process prints faster than it can be logged") {
+		t.Error("nothing says that output was dropped")
+	}
+	if st := status(t, s, "spiller"); st.Restarts != 0 || st.State != supervisor.Running {
+		t.Errorf("status %+v", st)
+	}
+}
+
+// unflooded is a log without the lines of the flood.
+type unflooded struct{ *output }
+
+func (u unflooded) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("xxxx")) {
+		return len(p), nil
+	}
+	return u.output.Write(p)
+}
+
+// children are the pids that a plugin's process has printed.
+func (w *world) children(name string) []string {
+	w.t.Helper()
+	data, err := os.ReadFile(filepath.Join(w.cfg.DataDir, "plugins", "logs", name+".log"))
+	w.must(err)
+	_, list, _ := strings.Cut(string(data), "children: ")
+	list, _, _ = strings.Cut(list, "\n")
+	return strings.Fields(list)
+}
