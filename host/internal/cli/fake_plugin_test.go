@@ -120,8 +120,12 @@ func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLo
 	return nil
 }
 
-// Stop is answered by an agent in another pid namespace, which then goes away.
+// Stop is answered by an agent in another pid namespace, which goes away a while later.
 func (f *fake) Stop(_ context.Context, r *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
-	go func() { _ = f.server.Shutdown(context.Background()) }()
+	server := f.server
+	f.served.Go(func() {
+		time.Sleep(300 * time.Millisecond)
+		_ = server.Close()
+	})
 	return connect.NewResponse(&hostv1.StopResponse{Pid: 1 << 30, Workloads: 2, PluginsStop: r.Msg.GetPlugins()}), nil
 }
