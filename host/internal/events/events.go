@@ -12,6 +12,7 @@ import (
 
 // The topics: what kind of thing an event's subject is.
 const (
+	TopicDevice   = "device"
 	TopicDriver   = "driver"
 	TopicPlugin   = "plugin"
 	TopicWorkload = "workload"

@@ -1,0 +1,179 @@
+package devices
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// ErrTooFew says that this node has too few of the devices that are asked for, or too
+// few that are free and healthy. The message tells who has them.
+var ErrTooFew = errors.New("too few devices")
+
+// Request asks for devices by their group.
+type Request struct {
+	Name  string // TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME
+	Count int    // above 0
+}
+
+// Given is a device that a workload has.
+type Given struct {
+	Ref
+	Request string `json:"request"` // the name that it was asked for by
+	Group   string `json:"group"`   // VENDOR/TYPE/NAME
+}
+
+// CheckName says whether devices can be asked for by a name.
+func CheckName(name string) error {
+	for _, part := range strings.SplitN(name, "/", 3) {
+		if part == "" {
+			return fmt.Errorf("%q is no name of devices: TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME is needed", name)
+		}
+	}
+	return nil
+}
+
+// matches says whether a group is one of those that a name asks for.
+func matches(name string, g Group) bool {
+	switch parts := strings.SplitN(name, "/", 3); len(parts) {
+	case 1:
+		return g.Type == parts[0]
+	case 2:
+		return g.Vendor == parts[0] && g.Type == parts[1]
+	default:
+		return g.Vendor == parts[0] && g.Type == parts[1] && g.Name == parts[2]
+	}
+}
+
+// Pick gives a workload free and healthy devices for all requests, or none. While a
+// plugin has not told of its devices yet, as after a start of the host, it waits for that
+// until ctx ends where they may be needed. The error is ErrTooFew.
+func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Request) ([]Given, error) {
+	for {
+		r.mu.Lock()
+		given, err := r.pick(holder, want)
+		waitsFor, changed := r.waitsFor(), r.changed
+		r.mu.Unlock()
+		if err == nil || len(waitsFor) == 0 {
+			return given, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w; not known yet: the devices of %s", err, strings.Join(waitsFor, ", "))
+		}
+	}
+}
+
+// waitsFor names the plugins that may still tell of devices. mu is held.
+func (r *Registry) waitsFor() (out []string) {
+	if !r.listed {
+		return []string{"all plugins"}
+	}
+	for _, name := range r.pending {
+		out = append(out, fmt.Sprintf("plugin %q", name))
+	}
+	for name, t := range r.told {
+		if !t.once && t.away == "" {
+			out = append(out, fmt.Sprintf("plugin %q", name))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// pick is Pick with what is known now. mu is held.
+func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given, err error) {
+	// Whoever asks more closely has the first choice: then all are served if they can be.
+	want = slices.Clone(want)
+	slices.SortStableFunc(want, func(a, b Request) int { return cmp.Compare(strings.Count(b.Name, "/"), strings.Count(a.Name, "/")) })
+	groups := r.groups()
+	taken := map[Ref]bool{}
+	for _, req := range want {
+		before := len(given)
+		for _, g := range groups {
+			if !matches(req.Name, g) {
+				continue
+			}
+			for _, d := range g.Devices {
+				ref := Ref{g.Plugin, d.ID}
+				if len(given)-before < req.Count && d.Healthy && d.Holder == (claim.WorkloadRef{}) && !taken[ref] {
+					taken[ref] = true
+					given = append(given, Given{Ref: ref, Request: req.Name, Group: g.String()})
+				}
+			}
+		}
+		if free := len(given) - before; free < req.Count {
+			return nil, tooFew(req, free, groups, given[:before])
+		}
+	}
+	for _, g := range given {
+		r.holders[g.Ref] = holder
+	}
+	if len(given) > 0 {
+		r.tell()
+	}
+	return given, nil
+}
+
+// maxReasons bounds how many devices an error tells of.
+const maxReasons = 8
+
+// tooFew says what keeps a request from being met, device by device.
+func tooFew(req Request, free int, groups []Group, earlier []Given) error {
+	var reasons, names []string
+	for _, g := range groups {
+		names = append(names, g.String())
+		if !matches(req.Name, g) {
+			continue
+		}
+		for _, d := range g.Devices {
+			switch {
+			case d.Holder != (claim.WorkloadRef{}):
+				reasons = append(reasons, fmt.Sprintf("%s %q is held by workload %q", g, d.ID, d.Holder))
+			case !d.Healthy:
+				reasons = append(reasons, fmt.Sprintf("%s %q is not healthy: %s", g, d.ID, cmp.Or(d.Message, "its plugin does not say why")))
+			case slices.ContainsFunc(earlier, func(e Given) bool { return e.Ref == Ref{g.Plugin, d.ID} }):
+				reasons = append(reasons, fmt.Sprintf("%s %q is for this workload already", g, d.ID))
+			}
+		}
+	}
+	if more := len(reasons) - maxReasons; more > 0 {
+		reasons = append(reasons[:maxReasons], fmt.Sprintf("and %d more; see: pannier device list", more))
+	}
+	why := strings.Join(reasons, "; ")
+	if why == "" {
+		why = "this node has no others"
+		if free == 0 {
+			why = "this node has none such; it has: " + cmp.Or(strings.Join(slices.Compact(names), ", "), "no devices at all")
+		}
+	}
+	return fmt.Errorf("device %q: %w: %d asked for, %d free: %s", req.Name, ErrTooFew, req.Count, min(free, req.Count), why)
+}
+
+// Hold notes what a workload was given before a restart of the host.
+func (r *Registry) Hold(holder claim.WorkloadRef, given []Given) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range given {
+		r.holders[g.Ref] = holder
+	}
+	r.tell()
+}
+
+// Free takes all devices of a workload back. One that has none is fine.
+func (r *Registry) Free(holder claim.WorkloadRef) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for ref, h := range r.holders {
+		if h == holder {
+			delete(r.holders, ref)
+		}
+	}
+	r.tell()
+}

@@ -1,0 +1,194 @@
+package devices
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/sdk/device"
+)
+
+// Plugins are the device plugins of this host (catalog.Catalog).
+type Plugins interface {
+	// AwaitDevicePlugins waits until the plugins' names are others than seen, or those of
+	// the plugins that may turn out to be some are others than unknown.
+	AwaitDevicePlugins(ctx context.Context, seen, unknown []string) (names, pending []string, err error)
+	// Device borrows a plugin until release is called.
+	Device(ctx context.Context, name string) (client device.Client, release func(), err error)
+	// DoDevice runs fn with a plugin, again where its process ends in the middle.
+	DoDevice(ctx context.Context, name string, fn func(ctx context.Context, client device.Client) error) error
+}
+
+// Registry knows this node's devices. Run keeps it true.
+type Registry struct {
+	plugins Plugins
+	events  *events.Bus
+	log     hclog.Logger
+	timing  timing
+
+	mu      sync.Mutex
+	told    map[string]*told // by plugin
+	listed  bool             // the plugins' names are known
+	pending []string         // plugins that may turn out to have devices
+	holders map[Ref]claim.WorkloadRef
+	changed chan struct{} // closed and replaced on each change
+}
+
+// told is what one plugin says.
+type told struct {
+	groups []device.Group
+	once   bool   // it has said so
+	away   string // why what it said does not count any more; empty: it does
+}
+
+type timing struct {
+	// stand is how long what a plugin has said counts while the plugin is away, and how
+	// long its first word may take.
+	stand              time.Duration
+	retryMin, retryMax time.Duration // the pause between two streams
+	sample             time.Duration // bounds one sample of statistics
+}
+
+var defaultTiming = timing{stand: 30 * time.Second, retryMin: 50 * time.Millisecond, retryMax: 2 * time.Second, sample: 5 * time.Second}
+
+// New makes a registry of the plugins' devices.
+func New(plugins Plugins, bus *events.Bus, log hclog.Logger) *Registry {
+	return &Registry{
+		plugins: plugins, events: bus, log: log, timing: defaultTiming,
+		told: map[string]*told{}, holders: map[Ref]claim.WorkloadRef{}, changed: make(chan struct{}),
+	}
+}
+
+// Ref names one device of this node.
+type Ref struct {
+	Plugin string `json:"plugin"`
+	ID     string `json:"id"`
+}
+
+func (r Ref) String() string { return r.Plugin + "/" + r.ID }
+
+// Group is devices that are alike, of one plugin.
+type Group struct {
+	Plugin             string
+	Vendor, Type, Name string
+	Attributes         map[string]string
+	Devices            []Device // by id
+}
+
+// String is VENDOR/TYPE/NAME.
+func (g Group) String() string { return g.Vendor + "/" + g.Type + "/" + g.Name }
+
+// Device is one device as it is now.
+type Device struct {
+	ID       string
+	Healthy  bool
+	Message  string // why it is not healthy
+	Locality string
+	Holder   claim.WorkloadRef // zero: it is free
+}
+
+// List tells of all devices, by group and plugin.
+func (r *Registry) List() []Group {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.groups()
+}
+
+// groups is List. mu is held.
+func (r *Registry) groups() (out []Group) {
+	for plugin, t := range r.told {
+		for _, g := range t.groups {
+			group := Group{Plugin: plugin, Vendor: g.Vendor, Type: g.Type, Name: g.Name, Attributes: maps.Clone(g.Attributes)}
+			for _, d := range g.Devices {
+				now := Device{ID: d.ID, Healthy: d.Healthy && t.away == "", Message: d.Message, Locality: d.Locality, Holder: r.holders[Ref{plugin, d.ID}]}
+				if t.away != "" {
+					now.Message = t.away
+				}
+				group.Devices = append(group.Devices, now)
+			}
+			slices.SortFunc(group.Devices, func(a, b Device) int { return strings.Compare(a.ID, b.ID) })
+			out = append(out, group)
+		}
+	}
+	slices.SortFunc(out, func(a, b Group) int {
+		return cmp.Or(strings.Compare(a.String(), b.String()), strings.Compare(a.Plugin, b.Plugin))
+	})
+	return out
+}
+
+// Changed is closed when anything that List tells next changes.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// tell wakes those who wait for a change. mu is held.
+func (r *Registry) tell() {
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// change changes what is known and tells of the devices whose health is then another.
+func (r *Registry) change(do func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.byRef()
+	do()
+	now := r.byRef()
+	r.tell()
+	for _, ref := range slices.SortedFunc(maps.Keys(now), compareRefs) {
+		was, known := before[ref]
+		is := now[ref]
+		held := is.Holder != claim.WorkloadRef{}
+		switch {
+		case !is.Healthy && (was.Healthy || !known && held):
+			r.event("unhealthy", ref, is, is.Message)
+		case is.Healthy && known && !was.Healthy:
+			r.event("healthy", ref, is, "")
+		}
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(before), compareRefs) {
+		if _, there := now[ref]; !there {
+			r.event("gone", ref, before[ref], "its plugin does not tell of it any more")
+		}
+	}
+}
+
+// grouped is a device with its group's name.
+type grouped struct {
+	Device
+	group string
+}
+
+func (r *Registry) byRef() map[Ref]grouped {
+	out := map[Ref]grouped{}
+	for _, g := range r.groups() {
+		for _, d := range g.Devices {
+			out[Ref{g.Plugin, d.ID}] = grouped{d, g.String()}
+		}
+	}
+	return out
+}
+
+func compareRefs(a, b Ref) int {
+	return cmp.Or(strings.Compare(a.Plugin, b.Plugin), strings.Compare(a.ID, b.ID))
+}
+
+func (r *Registry) event(kind string, ref Ref, d grouped, why string) {
+	details := map[string]string{"group": d.group}
+	if d.Holder != (claim.WorkloadRef{}) {
+		details["workload"] = d.Holder.String()
+		why = strings.TrimPrefix(fmt.Sprintf("%s; workload %q has it and goes on", why, d.Holder), "; ")
+	}
+	r.events.Publish(events.Event{Topic: events.TopicDevice, Type: kind, Subject: ref.String(), Message: why, Details: details})
+}

@@ -1,0 +1,143 @@
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/pannier/pannier/sdk/device"
+)
+
+// Run follows the device plugins, all that there are at any time, until ctx ends.
+func (r *Registry) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	watched := map[string]context.CancelFunc{}
+	defer func() {
+		for _, stop := range watched {
+			stop()
+		}
+	}()
+	var names, pending []string
+	for {
+		var err error
+		if names, pending, err = r.plugins.AwaitDevicePlugins(ctx, names, pending); err != nil {
+			return // the host stops
+		}
+		there := map[string]bool{}
+		for _, name := range names {
+			there[name] = true
+			if watched[name] != nil {
+				continue
+			}
+			watching, stop := context.WithCancel(ctx)
+			watched[name] = stop
+			running.Go(func() { r.watch(watching, name) })
+		}
+		for name, stop := range watched {
+			if !there[name] {
+				stop()
+				delete(watched, name)
+			}
+		}
+		r.change(func() {
+			r.listed, r.pending = true, pending
+			for name := range watched {
+				if r.told[name] == nil {
+					r.told[name] = &told{}
+				}
+			}
+			for name := range r.told {
+				if !there[name] {
+					delete(r.told, name)
+				}
+			}
+		})
+	}
+}
+
+// watch holds a fingerprint stream of a plugin, over one of its processes after the
+// other, until ctx ends.
+func (r *Registry) watch(ctx context.Context, plugin string) {
+	pause := &backoff.ExponentialBackOff{InitialInterval: r.timing.retryMin, MaxInterval: r.timing.retryMax, Multiplier: 2, RandomizationFactor: 0.3}
+	last := time.Now() // when the plugin was last heard
+	for {
+		heard, err := r.fingerprint(ctx, plugin)
+		if ctx.Err() != nil {
+			return
+		}
+		if heard {
+			last = time.Now()
+			pause.Reset()
+		}
+		if time.Since(last) >= r.timing.stand || errors.Is(err, errWrong) {
+			r.away(plugin, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause.NextBackOff()):
+		}
+	}
+}
+
+var (
+	// errSilent: the plugin is there and says nothing.
+	errSilent = errors.New("it does not tell of its devices")
+	errWrong  = errors.New("what it tells of its devices is wrong")
+)
+
+// fingerprint is one stream over one lease of the plugin. heard says whether it told
+// anything.
+func (r *Registry) fingerprint(ctx context.Context, plugin string) (heard bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silent := time.AfterFunc(r.timing.stand, func() { cancel(errSilent) })
+	defer silent.Stop()
+	client, release, err := r.plugins.Device(ctx, plugin)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	err = client.Fingerprint(ctx, func(groups []device.Group) error {
+		if err := device.ValidateGroups(groups); err != nil {
+			return fmt.Errorf("%w: %w", errWrong, err)
+		}
+		silent.Stop()
+		heard = true
+		r.report(ctx, plugin, groups)
+		return nil
+	})
+	if errors.Is(context.Cause(ctx), errSilent) {
+		err = errSilent
+	}
+	return heard, err
+}
+
+// report takes in what a plugin says; one that is not watched any more says nothing.
+func (r *Registry) report(ctx context.Context, plugin string, groups []device.Group) {
+	r.change(func() {
+		if ctx.Err() == nil && r.told[plugin] != nil {
+			r.told[plugin] = &told{groups: groups, once: true}
+		}
+	})
+}
+
+// away lets what a plugin said not count any more.
+func (r *Registry) away(plugin string, why error) {
+	text := fmt.Sprintf("plugin %q cannot be asked: %v", plugin, why)
+	r.change(func() {
+		t := r.told[plugin]
+		if t == nil || t.away == text {
+			return
+		}
+		if t.away == "" {
+			r.log.Warn("a device plugin does not tell of its devices; they are given to no workload", "plugin", plugin, "error", why)
+		}
+		r.told[plugin] = &told{groups: t.groups, once: t.once, away: text}
+	})
+}
