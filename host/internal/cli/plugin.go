@@ -18,7 +18,7 @@ func (a *app) pluginCommand() *cobra.Command {
 	return a.noun("plugin", "Plugin processes of this host",
 		a.pluginList(), a.pluginStatus(), a.pluginHistory(), a.pluginLogs(),
 		a.pluginSwap(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginVerify(),
-		a.pluginNew())
+		a.pluginNew(), a.pluginTest())
 }
 
 func (a *app) pluginSwap() *cobra.Command {

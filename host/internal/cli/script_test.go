@@ -15,6 +15,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/test/testbin"
 )
 
 // TestMain lets this binary be the pannier command, its child for workloads too.
@@ -47,6 +48,7 @@ func pannier() int {
 //	agent stop|start         the agent goes away, its socket stays; it comes back
 func TestScripts(t *testing.T) {
 	type key struct{}
+	plugin := testbin.BuildDir(t, "../../../sdk/conformance/testdata/plugin")
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
@@ -56,6 +58,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PANNIER_ADDR", "unix://"+f.socket)
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("NO_COLOR", "")
+			env.Setenv("PLUGIN", plugin)
 			// With -race every command would wait for a second at its end.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return f.start()

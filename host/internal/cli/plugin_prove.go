@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+func (a *app) pluginTest() *cobra.Command {
+	var cfg conformance.Config
+	var config, driver string
+	cmd := &cobra.Command{
+		Use: "test BINARY [-- ARG...]", Short: "Prove a plugin's binary: what must be true of every plugin, check by check",
+		Long: `Prove a plugin's binary. It is started as an agent does, many times, and called, killed,
+swapped and left alone; the table says what holds, and for what does not, what to do.
+It needs no agent. Arguments after -- are the plugin's own, as args in its block.
+
+What needs a CSI driver or a Consul is skipped where none is named. Volumes that are made
+there are deleted again, and so are tokens and services. docs/conformance.md lists the
+checks.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			// What stands after -- is not ours.
+			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
+				args = args[:dash]
+			}
+			return exactly("BINARY")(cmd, args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&cfg.Kind, "kind", "", "the `KIND` that it must be of, such as storage (default: the one that it tells)")
+	flags.StringVar(&config, "config", "", "a `FILE` with its configuration, a JSON object")
+	flags.StringVar(&driver, "driver", "", "the `ENDPOINT` of a healthy CSI driver, for a storage plugin")
+	flags.StringVar(&cfg.Consul.Address, "consul", "", "the `ADDRESS` of a Consul, for an identity, registration or bootstrap plugin")
+	flags.StringVar(&cfg.Consul.TokenFile, "consul-token-file", "", "a `FILE` with the token for that Consul")
+	flags.StringVar(&cfg.ProxyID, "proxy", "", "the service `ID` of a proxy that is registered in that Consul, for a bootstrap plugin")
+	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+		cfg.Binary, cfg.Args = args[0], args[1:]
+		cfg.Consul.Name = service.DefaultConsul
+		if cfg.Kind != "" && !strings.Contains(cfg.Kind, ".") {
+			cfg.Kind += ".v1"
+		}
+		if driver != "" {
+			cfg.Driver = conformance.Driver(driver)
+		}
+		if config != "" {
+			text, err := os.ReadFile(config)
+			if err != nil {
+				return &usageError{err: fmt.Errorf("read the configuration: %w", err)}
+			}
+			cfg.Config = text
+		}
+		return a.provePlugin(ctx, cfg)
+	})
+	return cmd
+}
+
+func (a *app) provePlugin(ctx context.Context, cfg conformance.Config) error {
+	report, err := conformance.Run(ctx, cfg)
+	if report == nil {
+		return &usageError{err: err}
+	}
+	if a.format == formatJSON {
+		out := json.NewEncoder(a.out)
+		out.SetIndent("", "  ")
+		out.SetEscapeHTML(false)
+		err = errors.Join(err, out.Encode(report))
+	} else {
+		err = errors.Join(err, a.showProof(report))
+	}
+	if err == nil && report.Count(conformance.Failed) > 0 {
+		return silentExit(ExitError)
+	}
+	return err
+}
+
+func (a *app) showProof(report *conformance.Report) error {
+	t := newTable("CHECK", "RESULT", "TOOK", "WHY")
+	for _, res := range report.Results {
+		why := ""
+		if res.Status == conformance.Skipped {
+			why = res.Reason
+		}
+		t.row(res.ID, proofState(res.Status), took(res.Took), why)
+	}
+	if err := a.show(t); err != nil {
+		return err
+	}
+	for _, res := range report.Results {
+		if res.Status == conformance.Failed {
+			fmt.Fprintf(a.out, "\n%s failed: %s\n  It must be so: %s\n  What to do:    %s\n", res.ID, printable(res.Reason), res.Says, res.Fix)
+		}
+	}
+	who := report.Binary
+	if report.Name != "" {
+		who = fmt.Sprintf("%s %s (%s)", report.Name, report.Version, report.Kind)
+	}
+	fmt.Fprintf(a.out, "\n%s: %d passed, %d failed, %d skipped\n", printable(who),
+		report.Count(conformance.Passed), report.Count(conformance.Failed), report.Count(conformance.Skipped))
+	return nil
+}
+
+func proofState(s conformance.Status) cell {
+	switch s {
+	case conformance.Passed:
+		return cell{string(s), green}
+	case conformance.Failed:
+		return cell{string(s), red}
+	default:
+		return cell{string(s), yellow}
+	}
+}
+
+// took leaves out what took no time.
+func took(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return d.Round(time.Millisecond).String()
+}
