@@ -1,6 +1,7 @@
 package supervisor_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,14 +13,40 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
 // bad are the ways in which a new binary fails before it takes over.
 var bad = []string{
 	"exit", "hang", "garbage", "endless-line", "wrong-cookie", "wrong-wire", "wrong-socket", "plain", "bad-version", "wrong-kind",
-	"panic", "unwell", "hang-in-validate", "hang-in-configure", "refuses", "exit-in-configure",
+	"panic", "unwell", "hang-in-validate", "hang-in-configure", "refuses", "exit-in-configure", "other-certificate",
+	"exit-after-handshake",
+}
+
+// calls are one for each kind of plugin that the fixture can be.
+var calls = map[string]func(ctx context.Context, conn grpc.ClientConnInterface) error{
+	"storage": func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := storage.NewClient(conn).Attach(ctx, storage.Driver{ID: "d"}, storage.AttachRequest{})
+		return err
+	},
+	"identity": func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := identity.NewClient(conn).Read(ctx, service.Consul{}, "secret")
+		return err
+	},
+	"registration": func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return registration.NewClient(conn).Heartbeat(ctx, service.Consul{}, nil)
+	},
+	"bootstrap": func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := bootstrap.NewClient(conn).Generate(ctx, service.Consul{}, bootstrap.Request{})
+		return err
+	},
 }
 
 // load calls the plugin from several goroutines until it is told to stop, and
@@ -33,11 +60,13 @@ type load struct {
 	wg            sync.WaitGroup
 }
 
-func startLoad(t *testing.T, s *supervisor.Supervisor, callers int) *load {
+// startLoad makes so many calls of a kind a second.
+func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *load {
+	const callers = 8
 	l := &load{stop: make(chan struct{})}
 	for range callers {
 		l.wg.Go(func() {
-			tick := time.NewTicker(time.Duration(callers) * time.Millisecond) // 1,000 a second in all
+			tick := time.NewTicker(callers * time.Second / time.Duration(rate))
 			defer tick.Stop()
 			for {
 				select {
@@ -46,13 +75,25 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, callers int) *load {
 				case <-tick.C:
 				}
 				began := time.Now()
-				_, err := call(t, s, "fixture", "")
+				err := l.one(s, kind)
 				l.note(time.Since(began), err)
 			}
 		})
 	}
 	t.Cleanup(l.end)
 	return l
+}
+
+// one makes one call, on a lease of its own.
+func (l *load) one(s *supervisor.Supervisor, kind string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	lease, err := s.Acquire(ctx, "fixture")
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	return calls[kind](ctx, lease.Conn)
 }
 
 func (l *load) note(took time.Duration, err error) {
@@ -77,21 +118,41 @@ func (l *load) end() {
 
 // Half of the new binaries are bad, each in its own way. Callers see nothing of it.
 func TestSwapUnderLoad(t *testing.T) {
+	swapsUnderLoad(t, "storage", 1000, bad)
+}
+
+// The other kinds share the bad ways among themselves, and the machine.
+func TestSwapUnderLoadOfTheOtherKinds(t *testing.T) {
+	kinds := []string{"identity", "registration", "bootstrap"}
+	for n, kind := range kinds {
+		var share []string
+		for i := n; i < len(bad); i += len(kinds) {
+			share = append(share, bad[i])
+		}
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			swapsUnderLoad(t, kind, 250, share)
+		})
+	}
+}
+
+func swapsUnderLoad(t *testing.T, kind string, rate int, bad []string) {
 	w := newWorld(t)
 	w.cfg.StartTimeout = time.Second
+	w.put("fixture", "good", "1.2.3 "+kind)
 	s := w.open()
-	mustCall(t, s, "fixture", "")
-	l := startLoad(t, s, 8)
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+	l := startLoad(t, s, kind, rate)
 	for n, mode := range bad {
 		serving := status(t, s, "fixture")
-		w.put("fixture", mode, fmt.Sprintf("2.0.%d", n))
+		w.put("fixture", mode, fmt.Sprintf("2.0.%d %s", n, kind))
 		refused := sumOf(t, filepath.Join(w.cfg.PluginDir, "fixture"))
 		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Refused[refused] != "" })
 		if last := st.Swaps[len(st.Swaps)-1]; last.Error == "" || st.PID != serving.PID || last.To.SHA256 != refused {
 			t.Errorf("%s took over: %+v", mode, last)
 		}
-		w.put("fixture", "good", fmt.Sprintf("1.3.%d", n))
 		want := fmt.Sprintf("1.3.%d", n)
+		w.put("fixture", "good", want+" "+kind)
 		st = await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == want })
 		if st.PID == serving.PID || st.Generation <= serving.Generation {
 			t.Errorf("version %s has the process of the one before: %+v", want, st)
