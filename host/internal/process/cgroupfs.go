@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,8 +36,32 @@ var parents = sync.OnceValue(func() cgroupParents {
 	if err = errors.Join(err, ownErr); err != nil {
 		return cgroupParents{lack: err}
 	}
-	return findParents(mounts, own)
+	p := findParents(mounts, own)
+	sweepCgroups(p.unified, time.Now())
+	sweepCgroups(p.pids, time.Now())
+	return p
 })
+
+// unused is the age from which on an empty control group is removed. A younger one may
+// be just about to be used, by another host too.
+const unused = time.Minute
+
+// sweepCgroups removes the groups of processes that ended when nobody was there to see
+// it, as those do that die with their host. The kernel keeps those that are in use.
+func sweepCgroups(parent string, now time.Time) {
+	if parent == "" {
+		return
+	}
+	dirs, err := filepath.Glob(filepath.Join(parent, cgroupPrefix+strings.Repeat("?", len(NewToken()))))
+	if err != nil {
+		return
+	}
+	for _, dir := range dirs {
+		if info, err := os.Stat(dir); err == nil && now.Sub(info.ModTime()) > unused {
+			_ = unix.Rmdir(dir)
+		}
+	}
+}
 
 // Unlimited tells which of Limits no control group holds on this machine, and why. The
 // host can then only look at Usage.

@@ -225,6 +225,43 @@ func TestNoControlGroupIsLeft(t *testing.T) {
 	noCgroups(t, p.Ref())
 }
 
+// Nobody sees the end of a process that ends with its host.
+func TestControlGroupsThatNobodyUsesAreSwept(t *testing.T) {
+	needCgroups(t)
+	spec := shell(t, loop)
+	spec.Limits, spec.DieWithHost = Limits{Processes: 50}, true
+	cmd, ref := host(t, spec)
+	running := mustStart(t, func() Spec { s := shell(t, loop); s.Limits = spec.Limits; return s }())
+	defer running.Stop(within(t, 5*time.Second))
+	cmd.Process.Kill()
+	cmd.Wait()
+	waitFor(t, "the process's end", func() bool { return !alive(ref.PID) })
+	sweep := func(at time.Time) {
+		sweepCgroups(parents().unified, at)
+		sweepCgroups(parents().pids, at)
+	}
+	sweep(time.Now())
+	for _, dir := range ref.cgroups() {
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("a young one was swept: %v", err)
+		}
+	}
+	waitFor(t, "the end of its groups", func() bool { // the kernel takes the process out a little later
+		sweep(time.Now().Add(unused + time.Second))
+		for _, dir := range ref.cgroups() {
+			if _, err := os.Stat(dir); err == nil {
+				return false
+			}
+		}
+		return len(ref.cgroups()) > 0
+	})
+	for _, dir := range running.Ref().cgroups() {
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("one that is in use was swept: %v", err)
+		}
+	}
+}
+
 func TestUsage(t *testing.T) {
 	const size = 64 << 20
 	for name, limits := range map[string]Limits{"in a control group": {Memory: 1 << 30}, "in its process group": {}} {
