@@ -32,7 +32,7 @@ func (p Plugin) limits() process.Limits {
 	}
 }
 
-// EventBusy: a plugin has used a full core for a while. It goes on.
+// EventBusy tells that a plugin has used a full core for a while. It goes on.
 const EventBusy EventType = "busy"
 
 // greedy is the end of a plugin that uses more than it may.

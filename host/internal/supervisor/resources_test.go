@@ -73,6 +73,10 @@ func TestMemoryEater(t *testing.T) {
 		if !tooMuch.MatchString(st.Refused[bad.SHA256]) {
 			t.Errorf("refused: %v", st.Refused)
 		}
+		// Callers had it until the other one was up.
+		if last := st.Swaps[len(st.Swaps)-1]; !last.Rollback || last.To.Generation == 0 || w.count(supervisor.EventEnded) != 0 {
+			t.Errorf("swap %+v, %d ends", last, w.count(supervisor.EventEnded))
+		}
 		waitFor(t, "the end of the old process", func() bool { return len(w.pids()) == 1 })
 	})
 	t.Run("was left by an earlier host", func(t *testing.T) {
