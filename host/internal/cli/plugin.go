@@ -110,21 +110,23 @@ func (a *app) orderPlugin(ctx context.Context, name string, do order) error {
 	if err != nil {
 		return hint(hintPlugin(err), ExitRefused, "pannier plugin history %s tells what was tried", name)
 	}
-	return a.print(m, func() error { return a.showOrdered(m.GetPlugin()) })
+	// These two say that they had nothing to do; a pin may be of what serves already.
+	_, swapped := m.(*hostv1.SwapPluginResponse)
+	_, rolledBack := m.(*hostv1.RollbackPluginResponse)
+	return a.print(m, func() error { return a.showOrdered(m.GetPlugin(), swapped || rolledBack) })
 }
 
 func hintPlugin(err error) error {
 	return hint(err, ExitNotFound, "pannier plugin list lists the plugins")
 }
 
-// showOrdered tells who serves now.
-func (a *app) showOrdered(p *hostv1.Plugin) error {
+// showOrdered tells who serves now, and how it came to that where the order was a swap.
+func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
 	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s tells more", p.GetName(), p.GetState(), p.GetName())
 	if p.GetPid() != 0 {
 		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))
 	}
-	// Only the swap that has just led here.
-	if w := lastSwap(p); w.GetError() == "" && w.GetTo().GetGeneration() == p.GetGeneration() && p.GetPid() != 0 {
+	if w := lastSwap(p); swap && w.GetTo().GetGeneration() == p.GetGeneration() && p.GetPid() != 0 {
 		line += fmt.Sprintf(", after a swap that took %s; %s went on with generation %d", short(w.GetTook().AsDuration()),
 			count(w.GetCarried(), "call"), w.GetFrom().GetGeneration())
 	}

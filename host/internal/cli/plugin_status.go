@@ -124,7 +124,10 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	} else {
 		t.row("Process", fmt.Sprintf("none, %s", count(int64(p.GetRestarts()), "restart")))
 	}
-	t.row("Calls", fmt.Sprintf("%d in flight, %s draining", p.GetLeases(), count(int64(p.GetDraining()), "older process")))
+	t.row("Calls", fmt.Sprintf("%d in flight", p.GetLeases()))
+	if n := p.GetDraining(); n > 0 {
+		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
+	}
 	t.row("Last error", p.GetLastError())
 	if p.GetNextTryAt() != nil {
 		t.row("Next try", ahead(p.GetNextTryAt()))

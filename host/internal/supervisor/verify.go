@@ -90,7 +90,7 @@ func mayBePlugin(path, name string) error {
 	case !info.Mode().IsRegular():
 		return errors.New("it is not a regular file")
 	case info.Mode()&0o111 == 0:
-		return fmt.Errorf("it is not executable: run chmod +x %s", path)
+		return errors.New("it is not executable")
 	case ignored(filepath.Base(path)):
 		return errors.New("its name is that of a file that is still being written")
 	case !goodName.MatchString(name):

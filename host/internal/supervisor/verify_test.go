@@ -103,7 +103,7 @@ func TestVerifyRefuses(t *testing.T) {
 		"still being written":            w.candidate("fixture.tmp", "good", "2.0.0"),
 		"not that of a plugin":           w.candidate("a b", "good", "2.0.0"),
 		"run chmod go-w":                 w.mode(w.candidate("writable", "good", "2.0.0"), 0o775),
-		"run chmod +x":                   w.mode(w.candidate("data", "good", "2.0.0"), 0o644),
+		"not executable":                 w.mode(w.candidate("data", "good", "2.0.0"), 0o644),
 	} {
 		if _, err := s.Verify(within(t), path); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v; want an error with %q", path, err, says)
