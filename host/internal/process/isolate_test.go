@@ -233,15 +233,17 @@ func TestControlGroupsThatNobodyUsesAreSwept(t *testing.T) {
 	cmd, ref := host(t, spec)
 	running := mustStart(t, func() Spec { s := shell(t, loop); s.Limits = spec.Limits; return s }())
 	defer running.Stop(within(t, 5*time.Second))
+	young := Spec{Token: NewToken(), Limits: spec.Limits}
+	makeCgroups(young).close()
+	defer removeCgroups(young.Intent())
 	cmd.Process.Kill()
 	cmd.Wait()
-	waitFor(t, "the process's end", func() bool { return !alive(ref.PID) })
 	sweep := func(at time.Time) {
 		sweepCgroups(parents().unified, at)
 		sweepCgroups(parents().pids, at)
 	}
 	sweep(time.Now())
-	for _, dir := range ref.cgroups() {
+	for _, dir := range young.Intent().cgroups() {
 		if _, err := os.Stat(dir); err != nil {
 			t.Errorf("a young one was swept: %v", err)
 		}
