@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -73,9 +75,22 @@ func TestMeshDerivationTimesOut(t *testing.T) {
 		for name, fault := range map[string]consul.Fault{"no answer": hang, "made, and the answer lost": consul.Cut()} {
 			t.Run(name, func(t *testing.T) {
 				m.in(t)
+				before := m.proxy.Count(m.asks.Method, m.asks.Path)
 				m.proxy.Add(m.asks, fault)
-				m.Refused(1, []string{`identify service "web"`, "more than 1s"}, "workload", "start", spec)
+				cmd := m.Command("workload", "start", spec)
+				must(t, cmd.Start())
+				m.awaitRequest(m.asks, before+1)
+				m.Eventually("the start fails", func() error {
+					w, err := m.find("w")
+					if err == nil && (w.GetState() != "failed" || !strings.Contains(w.GetMessage(), `identify service "web"`) || !strings.Contains(w.GetMessage(), "more than 1s")) {
+						err = fmt.Errorf("it is %s: %s", w.GetState(), w.GetMessage())
+					}
+					return err
+				})
+				_ = cmd.Process.Kill() // it would try again for a while
+				exitCode(cmd)
 				m.proxy.Clear()
+				_ = m.Try("workload", "stop", "w") // where it had begun to
 				m.nothingAtAll()
 			})
 		}
