@@ -20,5 +20,6 @@ var Logger = sync.OnceValue(func() hclog.Logger {
 	if level == hclog.NoLevel {
 		level = hclog.Info
 	}
-	return hclog.New(&hclog.LoggerOptions{Level: level, Output: stderr, JSONFormat: true})
+	byHand := os.Getenv(wire.Handshake.MagicCookieKey) == "" // for a person to read
+	return hclog.New(&hclog.LoggerOptions{Level: level, Output: stderr, JSONFormat: !byHand})
 })

@@ -20,20 +20,29 @@ import (
 // Main is the whole main function of a plugin. It serves p to the host that
 // started the process and returns never: the process exits when the host says so,
 // on SIGTERM, or when no host cares for it any more.
+//
+// With PANNIER_PLUGIN_DEBUG=1 in the environment and no host, the process waits for a host
+// that was started before or after it: to be run under a debugger.
 func Main(info Info, p Plugin) {
+	if os.Getenv(wire.Handshake.MagicCookieKey) == "" && os.Getenv(wire.EnvDebug) != "" {
+		os.Exit(serveUnattended(info, p))
+	}
 	if os.Getenv(wire.Handshake.MagicCookieKey) != wire.Handshake.MagicCookieValue {
 		fmt.Fprintf(os.Stderr, "%s %s is a plugin for pannier (%s) and is not run by hand.\n"+
 			"Put it into the agent's plugin_dir; `pannier plugin status` then shows it.\n", info.Name, info.Version, p.Kind)
 		os.Exit(1)
 	}
-	os.Exit(serve(info, p))
+	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
+		os.Exit(relay(socket))
+	}
+	os.Exit(serve(&server{info: info, plugin: p}))
 }
 
-func serve(info Info, p Plugin) (exitCode int) {
+func serve(adapter *server) (exitCode int) {
 	log := Logger()
 	life := newLifetime(log)
-	adapter := &server{info: info, plugin: p, life: life}
-	closeImpl := sync.OnceValue(func() error { return closeImpl(p.Impl) })
+	adapter.life = life
+	closeImpl := sync.OnceValue(func() error { return closeImpl(adapter.plugin.Impl) })
 	life.finish = func() { _ = closeImpl() } // its error is seen below
 
 	term := make(chan os.Signal, 1)
@@ -88,11 +97,16 @@ type server struct {
 	plugin     Plugin
 	life       *lifetime
 	registered bool
+	// forward, where set, takes the calls of all services but PluginService.
+	forward grpc.StreamHandler
 }
 
 // newServer is go-plugin's ServeConfig.GRPCServer.
 func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 	calls := &interceptor{log: Logger(), life: s.life}
+	if s.forward != nil {
+		opts = append(opts, grpc.UnknownServiceHandler(s.forward), grpc.ForceServerCodecV2(frames{}))
+	}
 	srv := grpc.NewServer(append(opts,
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
@@ -104,7 +118,7 @@ func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 // register adds the services of this process to its server: those of the wire's
 // version that was agreed on, and the kind's.
 func (s *server) register(version int, srv *grpc.Server) error {
-	if version >= wire.Version2 {
+	if version >= wire.Version2 && s.forward == nil {
 		events := newEventService(emitted)
 		pluginv1.RegisterEventServiceServer(srv, events)
 		s.life.flush = events.finish

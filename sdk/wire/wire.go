@@ -38,6 +38,18 @@ const (
 	// EnvLogLevel is the least severe level that the host wants: trace, debug,
 	// info, warn or error.
 	EnvLogLevel = "PANNIER_LOG_LEVEL"
+	// EnvDebugSocket is where a process of the plugin listens that its author debugs: the
+	// calls are passed on to it.
+	EnvDebugSocket = "PANNIER_PLUGIN_DEBUG_SOCKET"
+)
+
+// The environment of who debugs a plugin.
+const (
+	// EnvDebug lets a plugin's program wait for calls when no host has started it.
+	EnvDebug = "PANNIER_PLUGIN_DEBUG"
+	// EnvReattach tells an agent which plugins are debugged: a JSON object of their names
+	// and sockets, as such a program prints it.
+	EnvReattach = "PANNIER_REATTACH_PLUGINS"
 )
 
 // Plugins is what both sides give to go-plugin: one plugin, whose register adds

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/catalog"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
@@ -33,6 +34,7 @@ import (
 	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // recentEvents is how many events can be asked for after they happened.
@@ -75,6 +77,7 @@ type agent struct {
 	tokens      *tokens.Authority
 	services    *services.Registrar
 	drivers     *drivers.Registry
+	devices     *devices.Registry
 	controllers *controllers.Controllers
 	workloads   *workload.Manager
 	watcher     *watcher.Watcher
@@ -94,6 +97,7 @@ func (a *agent) open(ctx context.Context) error {
 		{"journal", a.openJournal},
 		{"secrets", a.openSecrets},
 		{"plugins", a.openPlugins}, // they come up while the ledger is read
+		{"devices", a.followDevices},
 		{"ledger", a.openCluster},
 		{"consul", a.openConsul},
 		{"drivers", a.openDrivers},
@@ -196,6 +200,10 @@ func (a *agent) openPlugins(ctx context.Context) error {
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow,
 		})
 	}
+	var err error
+	if cfg.Plugins, err = debugged(cfg.Plugins, os.Getenv(wire.EnvReattach)); err != nil {
+		return err
+	}
 	a.plugins = supervisor.New(cfg)
 	a.catalog = catalog.New(a.plugins)
 	a.catalog.OnEvent(catalog.EveryKind, a.publish)
@@ -203,6 +211,12 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		return err
 	}
 	a.closers.add(a.plugins.Close)
+	return nil
+}
+
+func (a *agent) followDevices(ctx context.Context) error {
+	a.devices = devices.New(a.catalog, a.events, a.log.Named("devices"))
+	a.closers.loop(ctx, a.devices.Run)
 	return nil
 }
 
@@ -238,7 +252,7 @@ func (a *agent) openWorkloads(ctx context.Context) (err error) {
 }
 
 func (a *agent) openNode(ctx context.Context) error {
-	r := &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.cluster, Drivers: a.drivers, Log: a.log.Named("node")}
+	r := &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.cluster, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
 	a.closers.loop(ctx, r.Run)
 	return nil
 }

@@ -1,0 +1,93 @@
+package plugins_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// An author runs a plugin under a debugger: the agent uses that process, which may be
+// halted in the middle of a call for as long as the call may take, and then goes on.
+func TestPluginThatIsDebugged(t *testing.T) {
+	t.Parallel()
+	testbin.RequireRoot(t, "a plugin under a debugger")
+	program := testbin.BuildDir(t, "dirs")
+	author := exec.Command(program)
+	author.Env = append(os.Environ(), "PANNIER_PLUGIN_DEBUG=1")
+	said := must(author.StdoutPipe())(t)
+	must(0, author.Start())(t)
+	t.Cleanup(func() {
+		_ = author.Process.Kill()
+		_ = author.Wait()
+	})
+	env := ""
+	for lines := bufio.NewScanner(said); env == "" && lines.Scan(); {
+		if text := strings.TrimSpace(lines.Text()); strings.HasPrefix(text, "PANNIER_REATTACH_PLUGINS='") {
+			env = strings.ReplaceAll(text, "'", "")
+		}
+	}
+	if want := `PANNIER_REATTACH_PLUGINS={"dirs":"/`; !strings.HasPrefix(env, want) {
+		t.Fatalf("it printed %q", env)
+	}
+
+	root := t.TempDir()
+	h := testhost.New(t, fmt.Sprintf("csi_driver \"shared\" {\n  endpoint = \"unix://%s\"\n}\nplugin \"dirs\" {\n  config {\n    mode = \"0701\"\n  }\n}\n", root))
+	install(t, h, "dirs", must(os.ReadFile(program))(t))
+	must(0, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))(t)
+	h.Env = append(h.Env, env)
+	h.Start()
+	before := plugin(t, h, "dirs")
+
+	must(0, author.Process.Signal(unix.SIGSTOP))(t)
+	created := make(chan testhost.Result, 1)
+	go func() { created <- h.Try("volume", "create", "dirs/volume.hcl") }()
+	select {
+	case r := <-created:
+		t.Fatalf("answered while the process was halted: %+v", r)
+	case <-time.After(300 * time.Millisecond): // nothing tells that a call waits
+	}
+	must(0, author.Process.Signal(unix.SIGCONT))(t)
+	if r := <-created; r.Code != 0 {
+		t.Fatalf("%+v\n%s", r, h.LogTail())
+	}
+	made := must(filepath.Glob(filepath.Join(root, "*")))(t)
+	if len(made) != 1 || must(os.Stat(made[0]))(t).Mode().Perm() != 0o701 {
+		t.Errorf("made with the configuration: %q", made)
+	}
+	h.Run("workload", "run", "dirs/workload.hcl", "--", "sh", "-c", "echo hello > /data/hello")
+	if now := plugin(t, h, "dirs"); now.GetPid() != before.GetPid() || now.GetRestarts() != 0 {
+		t.Errorf("the agent has %v, and had %v", now, before)
+	}
+
+	// It ends when it is told to, and the agent says what is the matter.
+	must(0, author.Process.Signal(unix.SIGTERM))(t)
+	must(0, author.Wait())(t)
+	h.Eventually("the agent says that it is away", func() error {
+		if p := plugin(t, h, "dirs"); !strings.Contains(p.GetLastError(), "that is debugged does not answer") {
+			return fmt.Errorf("it says %q", p.GetLastError())
+		}
+		return nil
+	})
+	socket := strings.TrimSuffix(env[strings.Index(env, ":\"")+2:], "\"}")
+	if _, err := os.Stat(filepath.Dir(socket)); !os.IsNotExist(err) {
+		t.Errorf("the socket's folder: %v", err)
+	}
+
+	// Without it the agent's own process serves.
+	h.Stop()
+	h.Env = nil
+	h.Start()
+	h.Run("volume", "delete", "notes")
+	h.Run("agent", "stop", "-plugins")
+	h.AwaitEnd()
+}

@@ -1,0 +1,33 @@
+package agent
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+)
+
+func TestDebuggedPlugins(t *testing.T) {
+	configured := []supervisor.Plugin{{Name: "a", Version: "~> 1.0"}, {Name: "b"}}
+	got, err := debugged(configured, `{"c":"/tmp/c/plugin.sock","a":"/tmp/a/plugin.sock"}`)
+	if err != nil || len(got) != 3 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for name, want := range map[string][]string{
+		"a": {"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/a/plugin.sock"}, "b": nil, "c": {"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/c/plugin.sock"},
+	} {
+		n := slices.IndexFunc(got, func(p supervisor.Plugin) bool { return p.Name == name })
+		if !slices.Equal(got[n].Env, want) {
+			t.Errorf("%s has %q", name, got[n].Env)
+		}
+	}
+	if got[0].Version != "~> 1.0" || configured[0].Env != nil {
+		t.Errorf("%+v of %+v", got, configured)
+	}
+	for _, sockets := range []string{"dirs", `["a"]`, `{"a":"plugin.sock"}`} {
+		if _, err := debugged(nil, sockets); err == nil || !strings.Contains(err.Error(), "PANNIER_REATTACH_PLUGINS") {
+			t.Errorf("%s: %v", sockets, err)
+		}
+	}
+}
