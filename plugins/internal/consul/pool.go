@@ -75,7 +75,7 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	}
 	conf.Transport = transport
 	conf.HttpClient = &http.Client{
-		Transport: transport,
+		Transport: redacting{transport},
 		// Consul's API redirects nowhere, and a token must not follow one who does.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
