@@ -1,0 +1,28 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// TestConformance proves consul-services as any author's plugin is proved, with a real
+// Consul.
+func TestConformance(t *testing.T) {
+	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
+	c.Policy(t, "node", `
+service_prefix "" { policy = "write" }
+node_prefix    "" { policy = "read" }
+agent_prefix   "" { policy = "read" }
+`)
+	conformance.Registration(t, conformance.Config{
+		Binary: testbin.Build(t, "plugins/consul-services"),
+		Consul: c.Service(service.DefaultConsul, c.TokenFile(t, c.Token(t, "node"))),
+	})
+	if left := c.Services(t); len(left) != 0 {
+		t.Errorf("left are %v", left)
+	}
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/hostpath"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// TestConformance proves csi-bridge as any author's plugin is proved, with the bundled
+// driver, and with one that attaches.
+func TestConformance(t *testing.T) {
+	testbin.RequireRoot(t, "csi-bridge's conformance with drivers that mount")
+	for name, start := range map[string]func(*testing.T, string) string{
+		"csi-local": startLocal,
+		"hostpath": func(t *testing.T, dir string) string {
+			return hostpath.Start(t, dir, "-enable-attach")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// Not t.TempDir, whose path may be too long for a socket's address.
+			dir, err := os.MkdirTemp("", "bridge")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			endpoint := start(t, dir)
+			answers(t, strings.TrimPrefix(endpoint, "unix://"))
+			conformance.Storage(t, conformance.Config{
+				Binary: testbin.Build(t, "plugins/csi-bridge"),
+				Driver: storage.Driver{ID: name, Endpoint: endpoint},
+			})
+		})
+	}
+}
+
+// answers waits until something listens on a socket.
+func answers(t *testing.T, socket string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// TestConformance proves sids as any author's plugin is proved, with a real Consul.
+func TestConformance(t *testing.T) {
+	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
+	c.Policy(t, "pannier-sids", `acl = "write"`)
+	own := c.Token(t, "pannier-sids")
+	before := len(c.Tokens(t))
+	conformance.Identity(t, conformance.Config{
+		Binary:  testbin.Build(t, "plugins/sids"),
+		Config:  fmt.Appendf(nil, `{"token_file": %q}`, c.TokenFile(t, own)),
+		Secrets: []string{own},
+		Consul:  c.Service(service.DefaultConsul, ""),
+	})
+	if left := len(c.Tokens(t)) - before; left != 0 {
+		t.Errorf("%d tokens are left", left)
+	}
+}
