@@ -2,6 +2,7 @@ package claim_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,17 +70,23 @@ func TestVolumeFields(t *testing.T) {
 
 func TestNodeFields(t *testing.T) {
 	good := func() claim.Node {
-		return claim.Node{Name: "a", Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}}}
+		return claim.Node{
+			Name: "a", Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}},
+			Devices: []claim.NodeDevices{{Plugin: "p", Vendor: "v", Type: "gpu", Name: "T4", Total: 2, Healthy: 1}},
+		}
 	}
 	n := good()
 	if err := n.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*claim.Node){
-		"name":      func(n *claim.Node) { n.Name = "a/b" },
-		"driver id": func(n *claim.Node) { n.Drivers["../x"] = claim.NodeDriver{ID: "../x", Type: claim.Monolith} },
-		"other id":  func(n *claim.Node) { n.Drivers["e"] = claim.NodeDriver{ID: "f", Type: claim.Monolith} },
-		"type":      func(n *claim.Node) { n.Drivers["d"] = claim.NodeDriver{ID: "d"} },
+		"name":                     func(n *claim.Node) { n.Name = "a/b" },
+		"driver id":                func(n *claim.Node) { n.Drivers["../x"] = claim.NodeDriver{ID: "../x", Type: claim.Monolith} },
+		"other id":                 func(n *claim.Node) { n.Drivers["e"] = claim.NodeDriver{ID: "f", Type: claim.Monolith} },
+		"type":                     func(n *claim.Node) { n.Drivers["d"] = claim.NodeDriver{ID: "d"} },
+		"a group without a vendor": func(n *claim.Node) { n.Devices = []claim.NodeDevices{{Type: "gpu", Name: "T4"}} },
+		"more healthy than all":    func(n *claim.Node) { n.Devices[0].Healthy = 3 },
+		"too many groups":          func(n *claim.Node) { n.Devices = slices.Repeat(n.Devices, claim.MaxDeviceGroups+1) },
 	} {
 		n := good()
 		change(&n)

@@ -13,11 +13,25 @@ type Node struct {
 	BootID     string                `json:"boot_id"` // of its kernel: after a change nothing is assumed mounted
 	Address    string                `json:"address,omitempty"`
 	Drivers    map[string]NodeDriver `json:"drivers,omitempty"` // by driver id
+	Devices    []NodeDevices         `json:"devices,omitempty"` // by group and plugin
 	Attributes map[string]string     `json:"attributes,omitempty"`
 
 	CreateIndex uint64    `json:"create_index"`
 	ModifyIndex uint64    `json:"modify_index"`
 	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// NodeDevices is a group of devices that are alike on one node, such as its GPUs of one
+// model, as a device plugin's fingerprint said. Which workload has which is the node's
+// own to know.
+type NodeDevices struct {
+	Plugin     string            `json:"plugin"`
+	Vendor     string            `json:"vendor"`
+	Type       string            `json:"type"`
+	Name       string            `json:"name"`
+	Total      int               `json:"total"`
+	Healthy    int               `json:"healthy"`
+	Attributes map[string]string `json:"attributes,omitempty"` // of each of the devices
 }
 
 // DriverType is which of CSI's services a driver's process serves.
@@ -77,8 +91,11 @@ type NodeCapabilities struct {
 	VolumeMountGroup      bool `json:"volume_mount_group,omitempty"`
 }
 
-// MaxDrivers bounds the drivers of one node.
-const MaxDrivers = 64
+// Bounds of one node.
+const (
+	MaxDrivers      = 64
+	MaxDeviceGroups = 64
+)
 
 // Validate checks a node as it describes itself. The error is a *FieldError.
 func (n *Node) Validate() error {
@@ -95,6 +112,17 @@ func (n *Node) Validate() error {
 		}
 		if !slices.Contains([]DriverType{NodeService, ControllerService, Monolith}, d.Type) {
 			c.fail("driver "+id, fmt.Sprintf("has the unknown type %q", d.Type))
+		}
+	}
+	if len(n.Devices) > MaxDeviceGroups {
+		c.fail("devices", fmt.Sprintf("are more than %d groups", MaxDeviceGroups))
+	}
+	for _, d := range n.Devices {
+		if d.Vendor == "" || d.Type == "" || d.Name == "" {
+			c.fail("devices", fmt.Sprintf("have the group \"%s/%s/%s\", a part of whose name is missing", d.Vendor, d.Type, d.Name))
+		}
+		if d.Healthy < 0 || d.Healthy > d.Total {
+			c.fail("devices", fmt.Sprintf("of the group \"%s/%s/%s\" are %d, and %d of them healthy", d.Vendor, d.Type, d.Name, d.Total, d.Healthy))
 		}
 	}
 	return c.err

@@ -44,7 +44,15 @@ func (tx *writeTx) putNode(c *command.PutNode) (any, error) {
 // node that repeats itself writes nothing.
 func saysTheSame(a, b claim.Node) bool {
 	return a.BootID == b.BootID && a.Address == b.Address && maps.Equal(a.Attributes, b.Attributes) &&
-		maps.EqualFunc(a.Drivers, b.Drivers, sameDriver)
+		maps.EqualFunc(a.Drivers, b.Drivers, sameDriver) && slices.EqualFunc(a.Devices, b.Devices, sameDevices)
+}
+
+func sameDevices(a, b claim.NodeDevices) bool {
+	if !maps.Equal(a.Attributes, b.Attributes) {
+		return false
+	}
+	a.Attributes, b.Attributes = nil, nil
+	return reflect.DeepEqual(a, b)
 }
 
 func sameDriver(a, b claim.NodeDriver) bool {

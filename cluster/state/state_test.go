@@ -263,6 +263,32 @@ func TestDeregisterByForce(t *testing.T) {
 	}
 }
 
+func TestANodeThatRepeatsItsDevicesWritesNothing(t *testing.T) {
+	l := open(t)
+	put := func(healthy int, memory string) bool {
+		r := l.must(&command.PutNode{Node: claim.Node{Name: "n", Devices: []claim.NodeDevices{{
+			Plugin: "p", Vendor: "v", Type: "gpu", Name: "T4", Total: 2, Healthy: healthy, Attributes: map[string]string{"memory": memory},
+		}}}})
+		return r.(command.PutNodeResult).Changed
+	}
+	for n, row := range []struct {
+		healthy int
+		memory  string
+		changed bool
+	}{{2, "16", true}, {2, "16", false}, {1, "16", true}, {1, "32", true}, {1, "32", false}} {
+		if got := put(row.healthy, row.memory); got != row.changed {
+			t.Errorf("%d: changed is %v", n, got)
+		}
+	}
+	view(t, l, func(tx *ReadTx) error {
+		n, err := tx.Node("n")
+		if err == nil && (len(n.Devices) != 1 || n.Devices[0].Healthy != 1 || n.Devices[0].Attributes["memory"] != "32") {
+			t.Errorf("%+v", n.Devices)
+		}
+		return err
+	})
+}
+
 func TestCollection(t *testing.T) {
 	l := open(t)
 	driver := map[string]claim.NodeDriver{"hostpath": {ID: "hostpath", Type: claim.Monolith, Healthy: true}}

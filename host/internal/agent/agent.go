@@ -35,7 +35,6 @@ import (
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // recentEvents is how many events can be asked for after they happened.
@@ -200,10 +199,6 @@ func (a *agent) openPlugins(ctx context.Context) error {
 			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow,
 		})
-	}
-	var err error
-	if cfg.Plugins, err = debugged(cfg.Plugins, os.Getenv(wire.EnvReattach)); err != nil {
-		return err
 	}
 	var err error
 	if cfg.Plugins, err = debugged(cfg.Plugins, os.Getenv(wire.EnvReattach)); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,36 +30,34 @@ func (r *Registry) Run(ctx context.Context) {
 		if names, pending, err = r.plugins.AwaitDevicePlugins(ctx, names, pending); err != nil {
 			return // the host stops
 		}
-		there := map[string]bool{}
-		for _, name := range names {
-			there[name] = true
-			if watched[name] != nil {
-				continue
-			}
-			watching, stop := context.WithCancel(ctx)
-			watched[name] = stop
-			running.Go(func() { r.watch(watching, name) })
-		}
 		for name, stop := range watched {
-			if !there[name] {
+			if !slices.Contains(names, name) {
 				stop()
 				delete(watched, name)
 			}
 		}
-		r.change(func() {
-			r.listed, r.pending = true, pending
-			for name := range watched {
-				if r.told[name] == nil {
-					r.told[name] = &told{}
-				}
+		r.list(names, pending) // before any of them tells something
+		for _, name := range names {
+			if watched[name] == nil {
+				watching, stop := context.WithCancel(ctx)
+				watched[name] = stop
+				running.Go(func() { r.watch(watching, name) })
 			}
-			for name := range r.told {
-				if !there[name] {
-					delete(r.told, name)
-				}
-			}
-		})
+		}
 	}
+}
+
+// list takes in which plugins there are.
+func (r *Registry) list(names, pending []string) {
+	r.change(func() {
+		r.listed, r.pending = true, pending
+		for _, name := range names {
+			if r.told[name] == nil {
+				r.told[name] = &told{}
+			}
+		}
+		maps.DeleteFunc(r.told, func(name string, _ *told) bool { return !slices.Contains(names, name) })
+	})
 }
 
 // watch holds a fingerprint stream of a plugin, over one of its processes after the

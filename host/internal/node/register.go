@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -24,16 +25,20 @@ type Registrar struct {
 		List() []drivers.Driver
 		Changed() <-chan struct{}
 	}
+	Devices interface {
+		List() []devices.Group
+		Changed() <-chan struct{}
+	}
 	Log hclog.Logger
 }
 
-// Run writes the record at once and after each change of a driver, until ctx
+// Run writes the record at once and after each change of a driver or a device, until ctx
 // ends. A write that fails is tried again.
 func (r *Registrar) Run(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 10*time.Second
 	for {
-		changed := r.Drivers.Changed()
+		changed, others := r.Drivers.Changed(), r.Devices.Changed()
 		var again <-chan time.Time
 		if _, err := r.Cluster.PutNode(ctx, r.record()); err == nil {
 			pause.Reset()
@@ -45,6 +50,7 @@ func (r *Registrar) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-others:
 		case <-again:
 		}
 	}
@@ -55,7 +61,28 @@ func (r *Registrar) record() claim.Node {
 	for _, d := range r.Drivers.List() {
 		n.Drivers[d.ID] = nodeDriver(d)
 	}
+	groups := r.Devices.List()
+	if more := len(groups) - claim.MaxDeviceGroups; more > 0 {
+		r.Log.Warn("this node has more groups of devices than its record takes; the last ones are left out", "groups", len(groups), "left_out", more)
+		groups = groups[:claim.MaxDeviceGroups]
+	}
+	for _, g := range groups {
+		n.Devices = append(n.Devices, nodeDevices(g))
+	}
 	return n
+}
+
+// nodeDevices is a group of devices as the ledger keeps it.
+func nodeDevices(g devices.Group) claim.NodeDevices {
+	out := claim.NodeDevices{
+		Plugin: g.Plugin, Vendor: g.Vendor, Type: g.Type, Name: g.Name, Total: len(g.Devices), Attributes: g.Attributes,
+	}
+	for _, d := range g.Devices {
+		if d.Healthy {
+			out.Healthy++
+		}
+	}
+	return out
 }
 
 // nodeDriver is a driver as the ledger keeps it.

@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/api"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
@@ -309,7 +310,8 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed, Events: h.bus, Log: log,
 		GC: watcher.GC{Interval: time.Hour, Claims: time.Hour, Drivers: time.Hour, Workloads: time.Hour},
 	})
-	registrar := &node.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Log: log}
+	noDevices := devices.New(nil, h.bus, log) // nobody follows plugins
+	registrar := &node.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: noDevices, Log: log}
 	loops, stopLoops := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { h.ledger.WhileLeader(loops, releases.Run) })
