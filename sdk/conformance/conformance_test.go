@@ -76,6 +76,7 @@ func TestGood(t *testing.T) {
 		"identity":     {"stop.streams"},
 		"registration": {"work.refuse", "stop.streams"},
 		"bootstrap":    {"stop.streams"},
+		"device":       nil,
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -127,6 +128,9 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"mounts-nothing", "storage", "work.whole", "nothing is mounted"},
 	{"leaves-mount", "storage", "work.whole", "still mounted"},
 	{"broken", "registration", "work.whole", "it changes what was just registered"},
+	{"broken", "device", "work.whole", "vendor"},
+	{"relative", "device", "work.whole", "not an absolute path"},
+	{"all-rights", "device", "work.whole", "some of rwm"},
 	{"once", "storage", "work.repeat", "it is done"},
 	{"fickle-context", "storage", "work.repeat", "the second time"},
 	{"unstable", "bootstrap", "work.repeat", "the second time"},
@@ -134,6 +138,7 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"lenient", "storage", "work.refuse", "a volume that is not there: got success"},
 	{"lenient", "identity", "work.refuse", "a token that is not there: got success"},
 	{"lenient", "bootstrap", "work.refuse", "token file that cannot be read: got success"},
+	{"lenient", "device", "work.refuse", "a device that is not there: got success"},
 	{"remembers", "storage", "work.killed", "has not published it"},
 	{"jealous", "storage", "work.generations", "another process has the volume"},
 	{"exits-badly", "storage", "stop.exit", "exit status 1"},

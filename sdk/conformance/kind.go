@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -66,6 +67,7 @@ var kinds = map[string]*kind{
 	identity.Kind:     identityKind,
 	registration.Kind: registrationKind,
 	bootstrap.Kind:    bootstrapKind,
+	device.Kind:       deviceKind,
 }
 
 func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(kinds)), ", ") }

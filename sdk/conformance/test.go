@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -37,6 +38,13 @@ func Registration(t *testing.T, cfg Config) {
 func Bootstrap(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = bootstrap.Kind
+	Test(t, cfg)
+}
+
+// Device proves a device plugin, with the devices of this machine.
+func Device(t *testing.T, cfg Config) {
+	t.Helper()
+	cfg.Kind = device.Kind
 	Test(t, cfg)
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/registration"
@@ -42,6 +43,12 @@ func Registration(t testing.TB, impl registration.Registration) registration.Reg
 func Bootstrap(t testing.TB, impl bootstrap.Bootstrap) bootstrap.Bootstrap {
 	t.Helper()
 	return bootstrap.NewClient(Serve(t, bootstrap.Plugin(impl)).Conn)
+}
+
+// Device serves impl until the test ends and returns the host's side of it.
+func Device(t testing.TB, impl device.Device) device.Client {
+	t.Helper()
+	return device.NewClient(Serve(t, device.Plugin(impl)).Conn)
 }
 
 // Plugin is a plugin that is served in this process.

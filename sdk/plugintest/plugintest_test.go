@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/plugintest"
 	"github.com/pannier/pannier/sdk/registration"
@@ -65,9 +66,19 @@ func (i *impl) Validate(_ context.Context, config []byte) error {
 	return nil
 }
 
-func (i *impl) Configure(_ context.Context, config []byte) error { i.config = string(config); return nil }
-func (i *impl) Health(context.Context) error                     { return i.unwell }
-func (i *impl) Close() error                                     { i.closed = true; return nil }
+func (i *impl) Configure(_ context.Context, config []byte) error {
+	i.config = string(config)
+	return nil
+}
+func (i *impl) Health(context.Context) error { return i.unwell }
+func (i *impl) Close() error                 { i.closed = true; return nil }
+
+// gpu is a device plugin.
+type gpu struct{ device.Device }
+
+func (gpu) Reserve(_ context.Context, ids []string) (device.Reservation, error) {
+	return device.Reservation{Env: map[string]string{"GPU": ids[0]}}, nil
+}
 
 func TestKinds(t *testing.T) {
 	i := &impl{}
@@ -100,6 +111,9 @@ func TestKinds(t *testing.T) {
 		}
 		if out, err := plugintest.Bootstrap(t, i).Generate(ctx, service.Consul{Name: "c"}, bootstrap.Request{ProxyID: "p"}); err != nil || string(out) != "cp" {
 			t.Errorf("got %q, %v", out, err)
+		}
+		if r, err := plugintest.Device(t, gpu{}).Reserve(ctx, []string{"a"}); err != nil || r.Env["GPU"] != "a" {
+			t.Errorf("got %+v, %v", r, err)
 		}
 		if i.closed {
 			t.Error("closed while it is served")

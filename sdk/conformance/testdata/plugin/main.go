@@ -25,6 +25,7 @@ import (
 
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -43,6 +44,8 @@ func main() {
 		kind = registration.Plugin(&services{plugin: p})
 	case "bootstrap":
 		kind = bootstrap.Plugin(&proxies{plugin: p})
+	case "device":
+		kind = device.Plugin(&devices{plugin: p})
 	}
 	info := sdk.Info{Name: "fixture", Version: "1.2.3-rc.1+build"}
 	switch p.mode {
