@@ -29,7 +29,7 @@ type cgroupParents struct {
 }
 
 // parents are those of this host. cgroup v1's memory is left alone: Usage is enough for
-// that, and the machine's other groups may be under it.
+// that, and its groups belong to whoever started the host.
 var parents = sync.OnceValue(func() cgroupParents {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	own, ownErr := os.ReadFile("/proc/self/cgroup")
