@@ -69,11 +69,14 @@ workload %q {
 
 func (h *host) writeFiles() error {
 	return errors.Join(
-		h.writeFile("agent.hcl", fmt.Sprintf(agentConfig, h.path("data"), filepath.Join(h.bin, "plugins"), h.path("pannier.sock"),
+		h.copyPlugins(),
+		h.writeFile("agent.hcl", fmt.Sprintf(agentConfig, h.path("data"), h.path("plugins"), h.path("pannier.sock"),
 			filepath.Join(h.bin, "csi-local"), h.path("volumes"))),
 		h.writeFile("data.hcl", fmt.Sprintf(volumeSpec, "data", "")),
 		h.writeFile("writer.hcl", fmt.Sprintf(workloadSpec, "writer", "data", h.mnt())),
 		h.writeFile("ticker.hcl", fmt.Sprintf(workloadSpec, "ticker", "data", h.mnt())),
+		h.writeFile("guest-volume.hcl", fmt.Sprintf(volumeSpec, "guest", "")),
+		h.writeFile("guest.hcl", fmt.Sprintf(workloadSpec, "guest", "guest", h.mnt())),
 		h.writeFile("reader.hcl", fmt.Sprintf(workloadSpec, "reader", "copy", h.mnt())),
 	)
 }
@@ -130,16 +133,20 @@ func (h *host) signal(sig syscall.Signal) error {
 type status struct {
 	Ready   bool
 	Claims  number
-	Plugins []struct {
-		Name  string
-		PID   number
-		State string
-	}
+	Plugins []plugin
 	Drivers []struct {
 		ID      string
 		PID     number
 		Healthy bool
 	}
+}
+
+type plugin struct {
+	Name    string
+	PID     number
+	State   string
+	Refused map[string]string
+	Swaps   []struct{ Error string }
 }
 
 // number is a 64-bit integer in protobuf's JSON: a string, absent when it is 0.

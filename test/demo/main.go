@@ -1,6 +1,6 @@
 // Command demo shows Pannier at work on this machine: it starts an agent in a
 // temporary directory, gives volumes to workloads, kills the agent in the middle
-// of one, and leaves nothing behind. With -mesh it starts a Consul too, and tells how
+// of one, replaces a plugin in the middle of all, and leaves nothing behind. With -mesh it starts a Consul too, and tells how
 // workloads come into its mesh and go. Every command that it prints can be typed by
 // hand. It needs root and Linux.
 package main
@@ -90,6 +90,11 @@ func story(ctx context.Context, h *host) error {
 	s.pannier("volume", "status", "data")
 	s.say("Nobody else gets the volume meanwhile:")
 	s.refused("workload", "run", h.path("writer.hcl"), "--", "true")
+	s.say("The plugin csi-bridge is replaced five times while it works, and a sixth time by a broken file.")
+	s.pannier("volume", "create", h.path("guest-volume.hcl"))
+	s.swapBridge(5)
+	s.pannier("plugin", "history", bridge)
+	s.check("no call failed, and the second workload goes on", func() error { return s.ticksNow(second, 5) })
 	s.say("The second workload is asked to end. Its volume comes back.")
 	s.end(second)
 	s.check("nothing is mounted and nothing is claimed", s.noClaims, s.noMounts)
@@ -104,6 +109,7 @@ func story(ctx context.Context, h *host) error {
 	s.say("All is deleted, and the agent stops.")
 	s.pannier("volume", "snapshot", "delete", "local", snapshot)
 	s.pannier("volume", "delete", "copy")
+	s.pannier("volume", "delete", "guest")
 	s.pannier("volume", "delete", "data")
 	s.stopAgent()
 	s.check("no process, mount, loop device or volume file is left", s.nothingLeft)

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// bridge is the plugin that the demo swaps: every volume's calls go through it.
+const bridge = "csi-bridge"
+
+// copyPlugins gives the demo a plugin directory of its own, in which it may replace
+// what it likes.
+func (h *host) copyPlugins() error {
+	from := filepath.Join(h.bin, "plugins")
+	if err := os.Mkdir(h.path("plugins"), 0o755); err != nil {
+		return err
+	}
+	return os.CopyFS(h.path("plugins"), os.DirFS(from))
+}
+
+// swapBridge replaces csi-bridge so many times, each time by another binary, and at last
+// by half of one. Workloads with a volume come and go all the while: every start and every
+// stop is calls through csi-bridge, and each of them has to work.
+func (s *teller) swapBridge(times int) {
+	s.do(func() error {
+		good, err := os.ReadFile(filepath.Join(s.h.bin, "plugins", bridge))
+		if err != nil {
+			return err
+		}
+		others := s.comeAndGo()
+		err = s.swaps(good, times)
+		done, failed := others()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  %d workloads came and went meanwhile, %d of them failed\n", done, len(failed))
+		return errors.Join(failed...)
+	})
+}
+
+func (s *teller) swaps(good []byte, times int) error {
+	built := filepath.Join(s.h.bin, "plugins", bridge)
+	for n := range times {
+		// What is behind the end of an executable nobody reads: the same, with another sum.
+		other := fmt.Sprintln(n)
+		err := s.putBridge(fmt.Sprintf("(cat %s; echo %d)", built, n), append(slices.Clip(good), other...))
+		if err != nil {
+			return err
+		}
+		if err := s.awaitBridge("the new binary serves", func(p plugin) bool { return swapsOf(p, "") == n+1 }); err != nil {
+			return err
+		}
+	}
+	if err := s.putBridge("head -c 1M "+built, good[:1<<20]); err != nil {
+		return err
+	}
+	return s.awaitBridge("the bad binary is refused", func(p plugin) bool { return len(p.Refused) == 1 && p.State == "running" })
+}
+
+// putBridge puts data, the output of a command, in csi-bridge's place at once.
+func (s *teller) putBridge(command string, data []byte) error {
+	path := filepath.Join(s.h.path("plugins"), bridge)
+	fmt.Printf("$ %[1]s > %[2]s.tmp && chmod +x %[2]s.tmp && mv %[2]s.tmp %[2]s\n", command, path)
+	if err := os.WriteFile(path+".tmp", data, 0o755); err != nil { //nolint:gosec // it is to be run
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+func (s *teller) awaitBridge(what string, ok func(plugin) bool) error {
+	return s.h.wait(s.ctx, what, func() error {
+		st, err := s.h.status(s.ctx)
+		if err != nil {
+			return err
+		}
+		n := slices.IndexFunc(st.Plugins, func(p plugin) bool { return p.Name == bridge })
+		if n < 0 || !ok(st.Plugins[n]) {
+			return fmt.Errorf("not yet: %+v", st.Plugins)
+		}
+		return nil
+	})
+}
+
+// swapsOf counts a plugin's swaps with that error.
+func swapsOf(p plugin, problem string) (n int) {
+	for _, w := range p.Swaps {
+		if w.Error == problem {
+			n++
+		}
+	}
+	return n
+}
+
+// comeAndGo runs one workload after the other until end is called, which tells how many
+// there were and what went wrong.
+func (s *teller) comeAndGo() (end func() (done int, failed []error)) {
+	args := []string{"workload", "run", s.h.path("guest.hcl"), "--", "true"}
+	fmt.Println("$ while :; do pannier " + quote(args) + "; done &")
+	ctx, cancel := context.WithCancel(s.ctx)
+	var running sync.WaitGroup
+	var done int
+	var failed []error
+	running.Go(func() {
+		for ctx.Err() == nil {
+			done++
+			if out, err := s.h.pannier(s.ctx, args...).CombinedOutput(); err != nil {
+				failed = append(failed, fmt.Errorf("a workload failed: %w: %s", err, strings.TrimSpace(string(out))))
+			}
+		}
+	})
+	return func() (int, []error) {
+		cancel()
+		running.Wait()
+		return done, failed
+	}
+}
