@@ -44,7 +44,9 @@ func (c *Cluster) config(s *Server) map[string]any {
 		"ui_config":                   map[string]any{"enabled": false},
 		"performance":                 map[string]any{"raft_multiplier": 1, "rpc_hold_timeout": "1s"},
 		"gossip_lan":                  fast,
-		"limits":                      map[string]any{"http_max_conns_per_client": c.opts.HTTPConns},
+		// A server that is down stays a member: it comes back, or the test wants it to be missed.
+		"autopilot": map[string]any{"cleanup_dead_servers": false},
+		"limits":    map[string]any{"http_max_conns_per_client": c.opts.HTTPConns},
 	}
 	if c.opts.ACL {
 		config["acl"] = map[string]any{
