@@ -11,7 +11,7 @@ import (
 
 var out = flag.String("out", "", "the file that the table is written to")
 
-func TestMain(m *testing.M) { testns.Main(m) }
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 // BenchmarkPannier measures everything once, whatever b.N is.
 func BenchmarkPannier(b *testing.B) {

@@ -2,7 +2,6 @@ package crash
 
 import (
 	"flag"
-	"os"
 	"testing"
 
 	"github.com/pannier/pannier/test/testns"
@@ -14,17 +13,6 @@ var (
 )
 
 // sideBySide is how many hosts crash at the same time: they mostly wait.
-const sideBySide = "6"
+const sideBySide = 6
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", sideBySide); err != nil {
-			panic(err)
-		}
-		os.Args = append(os.Args[:1], append([]string{"-test.parallel=" + sideBySide}, os.Args[1:]...)...) // for testns
-	}
-	testns.Main(m)
-}
+func TestMain(m *testing.M) { testns.Main(m, sideBySide) }

@@ -6,4 +6,7 @@ import (
 	"github.com/pannier/pannier/test/testns"
 )
 
-func TestMain(m *testing.M) { testns.Main(m) }
+// sideBySide is how many tests run at the same time: they mostly wait.
+const sideBySide = 6
+
+func TestMain(m *testing.M) { testns.Main(m, sideBySide) }

@@ -8,6 +8,7 @@ package testns
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,8 +26,13 @@ import (
 const envParent = "PANNIER_TEST_NAMESPACE"
 
 // Main is what a package's TestMain calls. It does not return. Without root the
-// tests run where they are, and skip what needs root.
-func Main(m *testing.M) {
+// tests run where they are, and skip what needs root. sideBySide tests run at the same
+// time, where nobody says otherwise: most wait for something most of their time; 0:
+// as many as there are processors.
+func Main(m *testing.M, sideBySide int) {
+	if sideBySide > 0 {
+		parallel(strconv.Itoa(sideBySide))
+	}
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
@@ -42,6 +48,21 @@ func Main(m *testing.M) {
 	default: // a process that a test has started from its own program
 		os.Exit(m.Run())
 	}
+}
+
+// parallel sets the flag -test.parallel unless it is given, for the namespace's process
+// too.
+func parallel(n string) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", n); err != nil {
+		panic(err)
+	}
+	os.Args = append(os.Args[:1], append([]string{"-test.parallel=" + n}, os.Args[1:]...)...)
 }
 
 func runInNamespace() int {
