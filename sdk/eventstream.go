@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +19,7 @@ const finishEvents = 2 * time.Second
 // eventService is EventService, the same for every kind.
 type eventService struct {
 	pluginv1.UnimplementedEventServiceServer
+	log   hclog.Logger
 	queue *eventQueue
 	ended chan struct{} // closed when no more events are to come
 
@@ -27,8 +29,8 @@ type eventService struct {
 	left    chan struct{} // closed and replaced when a stream ends
 }
 
-func newEventService(q *eventQueue) *eventService {
-	return &eventService{queue: q, ended: make(chan struct{}), newest: make(chan struct{}), left: make(chan struct{})}
+func newEventService(log hclog.Logger, q *eventQueue) *eventService {
+	return &eventService{log: log, queue: q, ended: make(chan struct{}), newest: make(chan struct{}), left: make(chan struct{})}
 }
 
 // Events sends what the host does not have, until the host goes or the process ends.
@@ -111,6 +113,7 @@ func (s *eventService) finish() {
 		case <-changed:
 		case <-left:
 		case <-timeout.C:
+			s.log.Warn("the host has not taken the last events", "events", len(unread))
 			return
 		}
 	}

@@ -119,7 +119,7 @@ func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 // version that was agreed on, and the kind's.
 func (s *server) register(version int, srv *grpc.Server) error {
 	if version >= wire.Version2 && s.forward == nil {
-		events := newEventService(emitted)
+		events := newEventService(s.life.log, emitted)
 		pluginv1.RegisterEventServiceServer(srv, events)
 		s.life.flush = events.finish
 	}

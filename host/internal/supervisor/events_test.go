@@ -130,6 +130,9 @@ func TestEventsOfSwapsUnderLoad(t *testing.T) {
 	if n := l.check(0); n != swaps+1 {
 		t.Errorf("events of %d processes, want %d", n, swaps+1)
 	}
+	if strings.Contains(w.log.String(), "has not taken") {
+		t.Error("a process waited for what it had told to be acknowledged")
+	}
 	if left, _ := filepath.Glob(w.cfg.DataDir + "/plugins/events/*"); len(left) != 0 {
 		t.Errorf("left: %s", left)
 	}
@@ -237,6 +240,45 @@ func TestEventsThatNobodyTook(t *testing.T) {
 	}
 }
 
+// What a process had sent when it died is told, though the one that was told is slow.
+func TestEventsOfAPluginThatDies(t *testing.T) {
+	const emitted, tries = 50, 5
+	for range tries { // it may die before it has sent anything
+		w, l := newEmitter(t, 0)
+		held, first := make(chan struct{}), make(chan struct{}, 1)
+		w.cfg.OnPluginEvent = func(e supervisor.PluginEvent) {
+			select {
+			case first <- struct{}{}:
+			default:
+			}
+			<-held
+			l.add(e)
+		}
+		s := w.open()
+		emit(t, s, 1)
+		<-first
+		emit(t, s, emitted)
+		time.Sleep(50 * time.Millisecond) // not to wait for something: it most likely sends them
+		killProcess(t, status(t, s, "fixture").PID)
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 })
+		time.Sleep(50 * time.Millisecond) // not to wait for something: the dead process is cleared away
+		close(held)
+		s.Close()
+		l.mu.Lock()
+		n := 0
+		for _, e := range l.events {
+			if e.Generation == 1 {
+				n++
+			}
+		}
+		l.mu.Unlock()
+		if n == emitted+1 {
+			return
+		}
+	}
+	t.Errorf("in none of %d times all events were told", tries)
+}
+
 // A plugin of before events, and one of today, with the host of today.
 func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
 	w, l := newEmitter(t, 0)
@@ -258,6 +300,9 @@ func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
 	s = w.open() // it is found again with the version that it speaks
 	if answer := mustCall(t, s, "fixture", ""); answer["old"] != "yes" || status(t, s, "fixture").PID != before {
 		t.Errorf("the plugin answers %v from %+v", answer, status(t, s, "fixture"))
+	}
+	if got := recordedWire(t, w); got != wire.Version1 || strings.Contains(w.log.String(), "has none") {
+		t.Errorf("the old plugin was found again with version %d of the wire", got)
 	}
 	w.putEmitter("")
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.0.0" })
