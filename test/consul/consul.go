@@ -195,7 +195,8 @@ func (c *Cluster) client(s *Server, token string) (*api.Client, error) {
 }
 
 func (c *Cluster) newTransport() *http.Transport {
-	transport := &http.Transport{MaxIdleConnsPerHost: 64}
+	// A port that was a server's may be another program's by now, which never answers.
+	transport := &http.Transport{MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: startTimeout}
 	if c.ca != nil {
 		transport.TLSClientConfig = c.ca.clientTLS(c.t)
 	}
