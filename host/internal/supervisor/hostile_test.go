@@ -59,9 +59,9 @@ func TestHostilePlugins(t *testing.T) {
 			if !strings.Contains(st.LastError, tc.says) || st.PID != 0 {
 				t.Errorf("status %+v, want an error with %q", st, tc.says)
 			}
-			if log := w.log.String(); !strings.Contains(log, "[ERROR] hostile: plugin: event=start-failed") {
-				t.Errorf("the log does not say which it is:\n%s", log)
-			}
+			waitFor(t, "the log to say which it is", func() bool { // a moment after the status
+				return strings.Contains(w.log.String(), "[ERROR] hostile: plugin: event=start-failed")
+			})
 			if n := len(w.pids()); n != 1 {
 				t.Errorf("%d processes of plugins are left, want the good one's", n)
 			}
