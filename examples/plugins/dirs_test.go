@@ -1,6 +1,7 @@
 package plugins_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -101,14 +102,20 @@ func install(t *testing.T, h *testhost.Host, name string, data []byte) {
 // plugin is what the agent tells of a plugin.
 func plugin(t *testing.T, h *testhost.Host, name string) *hostv1.Plugin {
 	t.Helper()
-	resp := must(h.Client().Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})))(t)
+	return must(find(h, name))(t)
+}
+
+func find(h *testhost.Host, name string) (*hostv1.Plugin, error) {
+	resp, err := h.Client().Plugins.ListPlugins(context.Background(), connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	if err != nil {
+		return nil, err
+	}
 	for _, p := range resp.Msg.GetPlugins() {
 		if p.GetName() == name {
-			return p
+			return p, nil
 		}
 	}
-	t.Fatalf("there is no plugin %q among %v", name, resp.Msg.GetPlugins())
-	return nil
+	return nil, fmt.Errorf("there is no plugin %q among %v", name, resp.Msg.GetPlugins())
 }
 
 func must[T any](value T, err error) func(*testing.T) T {

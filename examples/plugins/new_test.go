@@ -1,0 +1,64 @@
+package plugins_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// From nothing to running plugins, as docs/plugins.md tells it: made by the command in a
+// folder outside the tree, built, proved, and found by an agent that runs.
+func TestNewPlugins(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and proves a plugin of each kind; not covered: plugins that are made by the command")
+	}
+	t.Parallel()
+	h := testhost.New(t, "")
+	h.Start()
+	for _, kind := range []string{"storage", "identity", "registration", "bootstrap", "device"} {
+		name := "my-" + kind
+		dir := filepath.Join(t.TempDir(), name)
+		h.Run("plugin", "new", kind, dir, "-sdk", testbin.Root())
+		build := exec.Command("go", "build", ".")
+		build.Dir = dir
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", kind, err, out)
+		}
+		binary := filepath.Join(dir, name)
+		h.Run("plugin", "test", "-kind", kind, binary)
+		install(t, h, name, must(os.ReadFile(binary))(t))
+		h.Eventually(name+" is up", func() error {
+			p, err := find(h, name)
+			if err != nil || p.GetState() != "running" || p.GetKind() != kind+".v1" {
+				return fmt.Errorf("it is %v, %w", p, err)
+			}
+			return nil
+		})
+	}
+	h.Run("agent", "stop", "-plugins")
+	h.AwaitEnd()
+}
+
+func TestExamplesAreProved(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills and swaps plugins for seconds; not covered: that the examples are conformant")
+	}
+	t.Parallel()
+	for name, build := range map[string]func(*testing.T) string{
+		"dirs":      func(t *testing.T) string { return testbin.BuildDir(t, "dirs") },
+		"node-dirs": built,
+	} {
+		t.Run(name, func(t *testing.T) {
+			testbin.RequireRoot(t, "volumes of "+name)
+			conformance.Storage(t, conformance.Config{
+				Binary: build(t), Config: []byte(`{"mode":"0750"}`), Driver: conformance.Driver("unix://" + t.TempDir()),
+			})
+		})
+	}
+}
