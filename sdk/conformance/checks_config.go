@@ -80,7 +80,7 @@ var configChecks = []*Check{
 			callCtx, cancel := context.WithTimeout(ctx, callTime)
 			defer cancel()
 			if _, err := p.api.Configure(callCtx, &pluginv1.ConfigureRequest{Config: []byte(bad)}); err == nil {
-				return errors.New("Configure takes what Validate refuses")
+				return errors.New("it is configured with what it does not validate")
 			}
 			return same("before", before, "after a configuration that was refused", r.kind.asked(ctx, p.conn, r.asked()))
 		},
@@ -101,10 +101,10 @@ func (r *run) refused(ctx context.Context, c *checking, config string) error {
 	_, err = p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(config)})
 	switch status.Code(err) {
 	case codes.OK:
-		return errors.New("Validate takes it")
+		return errors.New("it is found valid")
 	case codes.InvalidArgument:
 		return fmt.Errorf("%w: %w", errRefused, err)
 	default:
-		return fmt.Errorf("Validate answers %w, not InvalidArgument", err)
+		return fmt.Errorf("it is refused with another code than InvalidArgument: %w", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -34,7 +35,7 @@ var stopChecks = []*Check{
 			if err != nil {
 				return err
 			}
-			if left := marked(p.mark, p.pid()); len(left) > 0 {
+			if left := p.family(); len(left) > 0 {
 				name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", left[0])) // it may have ended
 				return fmt.Errorf("%d of its processes still run, such as %d (%.20q)", len(left), left[0], name)
 			}
@@ -80,7 +81,10 @@ func (r *run) stopped(ctx context.Context, c *checking) (*process, error) {
 		return nil, err
 	}
 	r.kind.asked(ctx, p.conn, r.asked())
-	return p, p.stop(ctx)
+	if err := p.stop(ctx); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 func checkStopStreams(ctx context.Context, r *run, c *checking) error {
@@ -92,15 +96,11 @@ func checkStopStreams(ctx context.Context, r *run, c *checking) error {
 		return err
 	}
 	streamCtx, cancel := context.WithCancel(ctx)
-	opened, closed := make(chan struct{}), make(chan error, 1)
+	opened, closed := make(chan struct{}), make(chan struct{})
+	var ended error // of the stream; read once closed is
 	go func() {
-		first := true
-		closed <- r.kind.stream(streamCtx, p.conn, r.asked(), func() {
-			if first {
-				close(opened)
-			}
-			first = false
-		})
+		defer close(closed)
+		ended = r.kind.stream(streamCtx, p.conn, r.asked(), sync.OnceFunc(func() { close(opened) }))
 	}()
 	defer func() {
 		cancel()
@@ -110,9 +110,8 @@ func checkStopStreams(ctx context.Context, r *run, c *checking) error {
 	defer timer.Stop()
 	select {
 	case <-opened:
-	case err := <-closed:
-		closed <- err
-		return fmt.Errorf("the stream ended: %w", orSuccess(err))
+	case <-closed:
+		return fmt.Errorf("the stream ended: %w", orSuccess(ended))
 	case <-timer.C:
 		return errors.New("the stream says nothing")
 	}

@@ -124,18 +124,16 @@ func (k *kind) outcomes(ctx context.Context, conn grpc.ClientConnInterface, at b
 
 // served says whether the plugin has the kind's service.
 func (k *kind) served(ctx context.Context, conn grpc.ClientConnInterface) error {
-	for i := range k.service.Methods().Len() {
-		m := k.service.Methods().Get(i)
-		if m.IsStreamingServer() {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(ctx, hopeless)
-		defer cancel()
-		err := invokeEmpty(ctx, conn, m, backend{})
-		if status.Code(err) == codes.Unimplemented && strings.Contains(err.Error(), "unknown service") {
-			return fmt.Errorf("it does not serve %s: %w", k.service.FullName(), err)
-		}
-		return nil
+	methods := k.service.Methods()
+	m := methods.Get(0)
+	for i := 1; m.IsStreamingServer() && i < methods.Len(); i++ {
+		m = methods.Get(i)
+	}
+	ctx, cancel := context.WithTimeout(ctx, hopeless)
+	defer cancel()
+	err := invokeEmpty(ctx, conn, m, backend{})
+	if status.Code(err) == codes.Unimplemented && strings.Contains(err.Error(), "unknown service") {
+		return fmt.Errorf("it does not serve %s: %w", k.service.FullName(), err)
 	}
 	return nil
 }

@@ -155,7 +155,7 @@ func (p *process) stop(ctx context.Context) error {
 // end notes what others could read of the process, and kills what is left of it.
 func (p *process) end() {
 	if p.done != nil {
-		for _, pid := range marked(p.mark, p.pid()) {
+		for _, pid := range p.family() {
 			p.r.heard.note(fmt.Sprintf("process %d", pid), public(pid))
 		}
 		p.kill()

@@ -11,8 +11,9 @@ import (
 // envMark marks a process and what it starts, as a host does.
 const envMark = "PANNIER_PROCESS_ID"
 
-// marked are the living processes that carry a mark or are in the group of pid.
-func marked(mark string, group int) []int {
+// marked are the living processes that carry a mark or are in the group of its leader,
+// a pid. Those that were there before the leader was started are not looked at.
+func marked(mark string, leader int, since uint64) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -23,31 +24,39 @@ func marked(mark string, group int) []int {
 		if err != nil {
 			continue
 		}
-		state, pgrp := stateOf(pid)
-		if state == "Z" || state == "" {
+		s := statOf(pid)
+		if s.state == "Z" || s.state == "" || s.start < since {
 			continue
 		}
 		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // not ours: not marked
-		if pgrp == group || bytes.Contains(environ, []byte(envMark+"="+mark)) {
+		if s.group == leader || bytes.Contains(environ, []byte(envMark+"="+mark)) {
 			found = append(found, pid)
 		}
 	}
 	return found
 }
 
-// stateOf is a process's state and its group (proc(5), /proc/PID/stat).
-func stateOf(pid int) (state string, group int) {
+// stat is of proc(5), /proc/PID/stat; empty where the process is gone.
+type stat struct {
+	state string
+	group int
+	start uint64 // in clock ticks since boot
+}
+
+func statOf(pid int) (s stat) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return "", 0
+		return s
 	}
-	// The name, in parentheses, may have anything in it.
+	// The name, in parentheses, may have anything in it. The state is the third field.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	if len(fields) < 3 {
-		return "", 0
+	if len(fields) < 20 {
+		return s
 	}
-	group, _ = strconv.Atoi(fields[2])
-	return fields[0], group
+	s.state = fields[0]
+	s.group, _ = strconv.Atoi(fields[2])
+	s.start, _ = strconv.ParseUint(fields[19], 10, 64)
+	return s
 }
 
 // public is what others may read of a process: its arguments and its environment.

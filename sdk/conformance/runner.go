@@ -26,6 +26,7 @@ type program struct {
 
 	cmd    *exec.Cmd
 	stdout *os.File
+	born   uint64        // when it was started, in clock ticks since boot
 	done   chan struct{} // closed when it has ended
 }
 
@@ -48,7 +49,7 @@ func (p *program) Start(context.Context) error {
 		_ = reader.Close()
 		return err
 	}
-	p.stdout, p.done = reader, make(chan struct{})
+	p.stdout, p.born, p.done = reader, statOf(p.pid()).start, make(chan struct{})
 	go func() {
 		_ = p.cmd.Wait() // its state tells
 		close(p.done)
@@ -63,7 +64,7 @@ func (p *program) start() error {
 		cmd := *p.cmd
 		err := cmd.Start()
 		if err == nil {
-			*p.cmd = cmd //nolint:govet // a Cmd that was started is used in one place only
+			*p.cmd = cmd
 			return nil
 		}
 		if try == 100 || !strings.Contains(err.Error(), unix.ETXTBSY.Error()) {
@@ -90,13 +91,16 @@ func (p *program) exit() string { return p.cmd.ProcessState.String() }
 
 func (p *program) pid() int { return p.cmd.Process.Pid }
 
+// family are the processes that it has started and that live, itself with them.
+func (p *program) family() []int { return marked(p.mark, p.pid(), p.born) }
+
 // kill ends the process, its group and all that carry its mark.
 func (p *program) kill() {
 	if p.done == nil {
 		return
 	}
 	for {
-		left := marked(p.mark, p.pid())
+		left := p.family()
 		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
