@@ -50,11 +50,16 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	defer end()
 	for n, mode := range []string{"exit", "plain", "other-certificate", "wrong-kind", "panic", "unwell"} {
 		swapBridge(t, h)
+		before, err := bridge(h)
+		must(t, err)
 		sum := putBridge(t, h, append(slices.Clip(hostile), fmt.Sprintf("\n#fixture %s 9.0.%d\n", mode, n)...))
 		h.Eventually(mode+" is refused", func() error {
 			p, err := bridge(h)
 			if err == nil && p.GetRefused()[sum] == "" {
 				err = fmt.Errorf("refused are %v", p.GetRefused())
+			}
+			if err == nil && p.GetPid() != before.GetPid() {
+				t.Errorf("%s took over: %v", mode, p)
 			}
 			return err
 		})
