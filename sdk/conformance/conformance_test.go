@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/conformance"
 	"github.com/pannier/pannier/sdk/service"
@@ -51,6 +52,15 @@ func check(t *testing.T, mode, kind string) *conformance.Report {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, path := range report.Left {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+		_ = os.RemoveAll(filepath.Dir(filepath.Dir(path)))
+	}
+	if left := len(report.Left) > 0; left != (mode == "leaves-mount") {
+		t.Errorf("left is %q", report.Left)
 	}
 	return report
 }

@@ -9,6 +9,9 @@ type Report struct {
 	Version string   `json:"version,omitempty"`
 	Kind    string   `json:"kind,omitempty"`
 	Results []Result `json:"results"`
+	// Left is what the plugin has left mounted: the kit does not touch it, since it may
+	// be somebody's data.
+	Left []string `json:"left,omitempty"`
 }
 
 // Result of one check.

@@ -29,11 +29,12 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, fmt.Errorf("make the folder of the run: %w", err)
 	}
 	r := &run{cfg: cfg, dir: dir, heard: &heard{}, secret: "s3cr3t-" + rand.Text()}
-	defer r.clear()
-	if r.authority, err = wire.NewAuthority(); err != nil {
+	if r.authority, err = wire.NewAuthority(); err == nil {
+		r.all(ctx)
+	}
+	if err := errors.Join(err, r.clear()); err != nil {
 		return nil, err
 	}
-	r.all(ctx)
 	r.report.Binary = cfg.Binary
 	return &r.report, ctx.Err()
 }
@@ -179,9 +180,12 @@ func (r *run) folder() (string, error) {
 
 // clear removes the run's folder, but nothing that is mounted in it: a plugin that does
 // not unmount must not cost anybody data.
-func (r *run) clear() {
-	mounts, err := mountsBelow(r.dir)
-	if err == nil && len(mounts) == 0 {
-		_ = os.RemoveAll(r.dir)
+func (r *run) clear() (err error) {
+	if r.report.Left, err = mountsBelow(r.dir); err != nil || len(r.report.Left) > 0 {
+		return err
 	}
+	if err := os.RemoveAll(r.dir); err != nil {
+		return fmt.Errorf("remove the folder of the run: %w", err)
+	}
+	return nil
 }

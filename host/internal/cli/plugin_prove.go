@@ -99,6 +99,9 @@ func (a *app) showProof(report *conformance.Report) error {
 			fmt.Fprintf(a.out, "\n%s failed: %s\n  It must be so: %s\n  What to do:    %s\n", res.ID, printable(res.Reason), res.Says, res.Fix)
 		}
 	}
+	for _, path := range report.Left {
+		a.note("left mounted: %s", path)
+	}
 	who := report.Binary
 	if report.Name != "" {
 		who = fmt.Sprintf("%s %s (%s)", report.Name, report.Version, report.Kind)
