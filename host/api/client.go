@@ -28,6 +28,7 @@ const (
 type Client struct {
 	Volumes   hostv1connect.VolumeServiceClient
 	Drivers   hostv1connect.DriverServiceClient
+	Devices   hostv1connect.DeviceServiceClient
 	Plugins   hostv1connect.PluginServiceClient
 	Workloads hostv1connect.WorkloadServiceClient
 	Tokens    hostv1connect.TokenServiceClient
@@ -59,6 +60,7 @@ func New(address string) (*Client, error) {
 	return &Client{
 		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, options),
 		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, options),
+		Devices:   hostv1connect.NewDeviceServiceClient(httpClient, baseURL, options),
 		Plugins:   hostv1connect.NewPluginServiceClient(httpClient, baseURL, options),
 		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, options),
 		Tokens:    hostv1connect.NewTokenServiceClient(httpClient, baseURL, options),

@@ -60,25 +60,25 @@ type Instance struct {
 
 // Reservation is what a workload needs to use its devices.
 type Reservation struct {
-	Mounts  []Mount
-	Devices []Node
-	Env     map[string]string
+	Mounts  []Mount           `json:"mounts,omitempty"`
+	Devices []Node            `json:"devices,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
 }
 
 // Mount is a file or a folder of the host that the workload is to see. Both paths are
 // absolute.
 type Mount struct {
-	HostPath string
-	TaskPath string
-	ReadOnly bool
+	HostPath string `json:"host_path"`
+	TaskPath string `json:"task_path"`
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // Node is a device file of the host that the workload is to see. Both paths are
 // absolute.
 type Node struct {
-	HostPath    string
-	TaskPath    string
-	Permissions string // some of "rwm": read, write, mknod
+	HostPath    string `json:"host_path"`
+	TaskPath    string `json:"task_path"`
+	Permissions string `json:"permissions"` // some of "rwm": read, write, mknod
 }
 
 // Stats is how one device is used.

@@ -232,7 +232,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	files := secretsdir.New(a.cfg.SecretsDir)
 	a.closers.add(files.Close)
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
-		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers,
+		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Calls: calls, Secrets: a.unseal, Events: a.events, Tokens: a.tokens, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: a.identityTimeouts(),
@@ -277,7 +277,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir,
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
-		Plugins: a.plugins, Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Workloads: a.workloads, Releaser: a.watcher,
+		Plugins: a.plugins, Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads, Releaser: a.watcher,
 		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
 		Events: a.events, Sealer: a.sealer,
 	})

@@ -26,7 +26,7 @@ func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.Stat
 		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
 		Leader: stats.Leader, RaftIndex: stats.AppliedIndex,
 		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
-		Plugins: s.shownPlugins(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
+		Plugins: s.shownPlugins(), Devices: s.shownDevices(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
 	}
 	for state, n := range s.workloadCounts() {
 		resp.Workloads[state] = int64(n)

@@ -49,6 +49,9 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 			Service: c.GetService(), Command: notEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
 		})
 	}
+	for _, d := range spec.GetDevices() {
+		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
+	}
 	return out, nil
 }
 
@@ -77,6 +80,9 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 		out.Sidecars = append(out.Sidecars, &hostv1.Sidecar{
 			Service: c.Service, Command: notEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
 		})
+	}
+	for _, d := range spec.Devices {
+		out.Devices = append(out.Devices, &hostv1.DeviceRequest{Name: d.Name, Count: int32(d.Count)})
 	}
 	return out, nil
 }
@@ -112,6 +118,12 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 			out.Ports = map[string]int32{}
 		}
 		out.Ports[label] = int32(number)
+	}
+	for _, d := range w.Devices {
+		out.Devices = append(out.Devices, &hostv1.GivenDevice{Request: d.Request, Plugin: d.Plugin, Group: d.Group, Id: d.ID})
+	}
+	if len(w.Devices) > 0 {
+		out.Reservation = shownReservation(w.Reservation)
 	}
 	return out, nil
 }

@@ -35,6 +35,7 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 		}, {Name: "plain"}},
 		Ports:    []*hostv1.Port{{Label: "http"}, {Label: "admin", Static: 8080}},
 		Sidecars: []*hostv1.Sidecar{{Service: "web", Command: []string{"envoy", "-c", "${bootstrap}"}, Env: map[string]string{"X": "y"}, User: "envoy"}},
+		Devices:  []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/tokens"
@@ -45,6 +46,13 @@ type Drivers interface {
 	List() []drivers.Driver
 	Register(ctx context.Context, spec drivers.Spec) (drivers.Driver, error)
 	Deregister(ctx context.Context, id string, force bool) error
+}
+
+// Devices are those of this node (devices.Registry).
+type Devices interface {
+	List() []devices.Group
+	// Sample asks each plugin once how its devices are used.
+	Sample(ctx context.Context) []devices.Sample
 }
 
 // Plugins are the plugin processes of this host (supervisor.Supervisor).

@@ -298,8 +298,9 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		return fn(ctx, h.fake)
 	}}
 	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: "c1", Calls: calls, Secrets: unseal})
+	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Calls: calls, Secrets: unseal, Events: h.bus,
+		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Secrets: unseal, Events: h.bus,
 		Tokens: noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)
@@ -310,12 +311,12 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed, Events: h.bus, Log: log,
 		GC: watcher.GC{Interval: time.Hour, Claims: time.Hour, Drivers: time.Hour, Workloads: time.Hour},
 	})
-	noDevices := devices.New(nil, h.bus, log) // nobody follows plugins
-	registrar := &node.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: noDevices, Log: log}
+	registrar := &node.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: pseudo, Log: log}
 	loops, stopLoops := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { h.ledger.WhileLeader(loops, releases.Run) })
 	running.Go(func() { registrar.Run(loops) })
+	running.Go(func() { pseudo.Run(loops) })
 	// Cleanups run in reverse: the manager's workloads stop while the releases run.
 	t.Cleanup(func() { stopAll(t, manager); stopLoops(); running.Wait() })
 
@@ -324,7 +325,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
 		Plugins: onePlugin{},
-		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
+		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
 		Services: h.consul, Tokens: h.consul,
 	}
 	for _, c := range change {

@@ -50,6 +50,7 @@ type Config struct {
 	Ledger      Ledger
 	Controllers Controllers
 	Drivers     Drivers
+	Devices     Devices
 	Workloads   Workloads
 	Releaser    Releaser
 	Services    Services
@@ -185,6 +186,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewVolumeServiceHandler(volumeService{s}, options))
 	mux.Handle(hostv1connect.NewWorkloadServiceHandler(workloadService{s}, options))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(driverService{s}, options))
+	mux.Handle(hostv1connect.NewDeviceServiceHandler(deviceService{s}, options))
 	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
 	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
 	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))

@@ -5,11 +5,13 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/ports"
 	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -88,11 +90,25 @@ type Services interface {
 	Changed()
 }
 
+// Devices are those of this node (devices.Registry).
+type Devices interface {
+	// Pick gives a workload free and healthy devices for all requests, or none
+	// (devices.ErrTooFew). It waits until ctx ends for plugins that have yet to tell of theirs.
+	Pick(ctx context.Context, holder claim.WorkloadRef, want []devices.Request) ([]devices.Given, error)
+	// Reserve asks what the workload needs to use them. It may be repeated.
+	Reserve(ctx context.Context, given []devices.Given) (device.Reservation, error)
+	// Hold notes what a workload was given before a restart of the host.
+	Hold(holder claim.WorkloadRef, given []devices.Given)
+	// Free takes all devices of a workload back.
+	Free(holder claim.WorkloadRef)
+}
+
 // Deps are what a Manager works with.
 type Deps struct {
 	Ledger     Ledger
 	Controller Controller
 	Drivers    Drivers
+	Devices    Devices
 	Calls      drivers.Caller
 	Tokens     Tokens
 	Services   Services

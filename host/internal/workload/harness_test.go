@@ -82,6 +82,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		driver: patience, ledger: patience, stopGrace: patience, killGrace: patience,
 		undoMin: time.Millisecond, undoMax: 5 * time.Millisecond,
 		register: patience, identity: patience, readBack: patience, bootstrap: patience, release: patience,
+		devices: patience, reserve: patience,
 		retryMin: time.Millisecond, retryMax: 5 * time.Millisecond, look: time.Hour,
 	}
 	return out, nil

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/sdk/device"
 )
 
 // instance is one workload on this node. Its goroutine (run.live) is the only
@@ -240,6 +242,10 @@ type Workload struct {
 	Ports     map[string]int // by label
 	// SecretsDir is the workload's, where a service has one; empty: none.
 	SecretsDir string
+	// Devices that it was given, and what it needs to use them. They are shared: nobody
+	// changes them.
+	Devices     []devices.Given
+	Reservation device.Reservation
 }
 
 // ServiceStatus is how a service of a workload stands.
@@ -285,6 +291,7 @@ func (i *instance) snapshot() Workload {
 		w.PID = i.rec.Process.PID
 	}
 	w.Ports = maps.Clone(i.rec.Ports)
+	w.Devices, w.Reservation = i.rec.Devices, i.rec.Reservation
 	for _, s := range i.services {
 		w.Services = append(w.Services, s.status(i.secrets))
 		if s.meshed {

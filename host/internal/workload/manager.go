@@ -69,6 +69,7 @@ type limits struct {
 	// reading back, and the making of a bootstrap, whose plugin waits for the proxy's
 	// registration (60 s).
 	register, identity, readBack, bootstrap time.Duration
+	devices, reserve                        time.Duration // for plugins to tell of theirs; for a reservation
 	release                                 time.Duration // for one attempt to take a service out of Consul
 	retryMin, retryMax                      time.Duration // the pause between two calls to Consul
 	look                                    time.Duration // from one look at a service that runs to the next
@@ -85,6 +86,8 @@ var defaultLimits = limits{
 	identity:  5 * time.Minute,
 	readBack:  10 * time.Second,
 	bootstrap: 2 * time.Minute,
+	devices:   30 * time.Second,
+	reserve:   2 * time.Minute,
 	release:   10 * time.Second,
 	retryMin:  100 * time.Millisecond,
 	retryMax:  30 * time.Second,

@@ -4,9 +4,11 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -46,6 +48,10 @@ type record struct {
 	// Ports that the workload was given, by label, and UID of the user of its secrets.
 	Ports map[string]int `json:"ports,omitempty"`
 	UID   int            `json:"uid,omitempty"`
+
+	// Set by reserve. Devices are noted before the plugins are asked.
+	Devices     []devices.Given    `json:"devices,omitempty"`
+	Reservation device.Reservation `json:"reservation,omitzero"`
 
 	// Steps of the whole workload by name; those of volumes and services are theirs.
 	Steps    map[string]progress `json:"steps"`

@@ -43,6 +43,11 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if leftovers, err = m.leftovers(claims, found); err != nil {
 		return nil, err
 	}
+	for _, rec := range found {
+		if len(rec.Devices) > 0 {
+			m.Devices.Hold(rec.Spec.WorkloadRef, rec.Devices)
+		}
+	}
 	if err := m.restoreServices(ctx, found); err != nil {
 		return nil, err
 	}

@@ -50,6 +50,7 @@ func differences(was, is Spec) string {
 		{"ports", was.Ports, is.Ports},
 		{"user", was.User, is.User},
 		{"sidecars", was.Sidecars, is.Sidecars},
+		{"devices", was.Devices, is.Devices},
 	} {
 		if !sameJSON(part.a, part.b) {
 			all = append(all, part.name)

@@ -11,6 +11,8 @@ import (
 	"unicode"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -26,6 +28,14 @@ type Spec struct {
 	// Canary makes the services bear their canary tags and meta.
 	Canary   bool      `json:"canary,omitempty"`
 	Sidecars []Sidecar `json:"sidecars,omitempty"`
+	// Devices that no other workload has while this one runs.
+	Devices []DeviceRequest `json:"devices,omitempty"`
+}
+
+// DeviceRequest asks for devices of this node.
+type DeviceRequest struct {
+	Name  string `json:"name"` // TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME; unique in the workload
+	Count int    `json:"count"`
 }
 
 // Port is a port of the node that the workload listens on.
@@ -72,6 +82,8 @@ const (
 	maxVolumes = 128
 	// maxServices bounds the services of a workload: the ledger takes no more tokens of one.
 	maxServices = 64
+	// maxDevices bounds what a workload asks for at once: a plugin has no more.
+	maxDevices = device.MaxDevices
 	// maxSpec bounds a specification, in bytes of JSON: the journal writes it again
 	// with every step.
 	maxSpec = 128 << 10
@@ -124,6 +136,7 @@ func (s *Spec) Validate() error {
 		}
 	}
 	s.validateServices(bad)
+	s.validateDevices(bad)
 	if s.Exec != nil && s.Exec.Command == "" {
 		bad("exec: command is missing")
 	}
@@ -131,6 +144,23 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("%w %q: %w", ErrInvalid, s.ID, errors.Join(errs...))
 	}
 	return nil
+}
+
+// validateDevices checks the requests for devices.
+func (s *Spec) validateDevices(bad func(format string, args ...any)) {
+	names := map[string]bool{}
+	for _, d := range s.Devices {
+		if err := devices.CheckName(d.Name); err != nil {
+			bad("device: %w", err)
+		}
+		if names[d.Name] {
+			bad("device %q is there twice; count says how many are needed", d.Name)
+		}
+		names[d.Name] = true
+		if d.Count < 1 || d.Count > maxDevices {
+			bad("device %q: count %d must be from 1 to %d", d.Name, d.Count, maxDevices)
+		}
+	}
 }
 
 // validateServices checks ports, services and sidecars.

@@ -128,7 +128,7 @@ func TestTheTableIsCutIntoGroups(t *testing.T) {
 		}
 		got = append(got, strings.Join(names, "+"))
 	}
-	if s := strings.Join(got, " "); s != "claim attach+stage+publish+register+identify+bootstrap" {
+	if s := strings.Join(got, " "); s != "claim reserve attach+stage+publish+register+identify+bootstrap" {
 		t.Errorf("got %s", s)
 	}
 }

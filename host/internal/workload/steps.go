@@ -7,7 +7,8 @@ import "context"
 // A step of the whole workload is taken alone. Steps of each volume, and those of each
 // service, run in their order for one of them, and side by side for all.
 var steps = []step{
-	ofAll("claim", (*run).claim, (*run).release),
+	ofAll("claim", anyway, (*run).claim, (*run).release),
+	ofAll("reserve", asksForDevices, (*run).reserve, (*run).freeDevices),
 	ofVolume("attach", attaches, (*run).attach, (*run).leaveAttachment),
 	ofVolume("stage", stages, (*run).stage, (*run).unstage),
 	ofVolume("publish", always, (*run).publish, (*run).withdraw),
@@ -51,10 +52,10 @@ type subject interface {
 }
 
 // ofAll makes a step of the whole workload.
-func ofAll(name string, do, undo func(r *run, ctx context.Context) error) step {
+func ofAll(name string, when func(i *instance) bool, do, undo func(r *run, ctx context.Context) error) step {
 	return step{
 		name: name, of: wholeWorkload,
-		when: func(subject) bool { return true },
+		when: func(of subject) bool { return when(of.(whole).instance) },
 		do:   func(r *run, ctx context.Context, _ subject) error { return do(r, ctx) },
 		undo: func(r *run, ctx context.Context, _ subject) error { return undo(r, ctx) },
 	}
@@ -79,6 +80,10 @@ func ofService(name string, when func(s *svc) bool, do, undo func(r *run, ctx co
 		undo: func(r *run, ctx context.Context, of subject) error { return undo(r, ctx, of.(*svc)) },
 	}
 }
+
+func anyway(*instance) bool { return true }
+
+func asksForDevices(i *instance) bool { return len(i.rec.Spec.Devices) > 0 }
 
 func always(*volume) bool { return true }
 

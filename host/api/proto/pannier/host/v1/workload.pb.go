@@ -37,8 +37,9 @@ type WorkloadSpec struct {
 	// or root.
 	User string `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	// canary makes the services bear their canary_tags and canary_meta.
-	Canary        bool       `protobuf:"varint,8,opt,name=canary,proto3" json:"canary,omitempty"`
-	Sidecars      []*Sidecar `protobuf:"bytes,9,rep,name=sidecars,proto3" json:"sidecars,omitempty"`
+	Canary        bool             `protobuf:"varint,8,opt,name=canary,proto3" json:"canary,omitempty"`
+	Sidecars      []*Sidecar       `protobuf:"bytes,9,rep,name=sidecars,proto3" json:"sidecars,omitempty"`
+	Devices       []*DeviceRequest `protobuf:"bytes,10,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -136,6 +137,68 @@ func (x *WorkloadSpec) GetSidecars() []*Sidecar {
 	return nil
 }
 
+func (x *WorkloadSpec) GetDevices() []*DeviceRequest {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// DeviceRequest asks for devices of this node that no other workload has.
+type DeviceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name is TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// count is above 0.
+	Count         int32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceRequest) Reset() {
+	*x = DeviceRequest{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceRequest) ProtoMessage() {}
+
+func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
+func (*DeviceRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *DeviceRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeviceRequest) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // Port is a port of the node that the workload listens on.
 type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -148,7 +211,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -160,7 +223,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[1]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -173,7 +236,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{1}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Port) GetLabel() string {
@@ -207,7 +270,7 @@ type Sidecar struct {
 
 func (x *Sidecar) Reset() {
 	*x = Sidecar{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -219,7 +282,7 @@ func (x *Sidecar) String() string {
 func (*Sidecar) ProtoMessage() {}
 
 func (x *Sidecar) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[2]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -232,7 +295,7 @@ func (x *Sidecar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sidecar.ProtoReflect.Descriptor instead.
 func (*Sidecar) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{2}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Sidecar) GetService() string {
@@ -283,7 +346,7 @@ type VolumeRequest struct {
 
 func (x *VolumeRequest) Reset() {
 	*x = VolumeRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -295,7 +358,7 @@ func (x *VolumeRequest) String() string {
 func (*VolumeRequest) ProtoMessage() {}
 
 func (x *VolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[3]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -308,7 +371,7 @@ func (x *VolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeRequest.ProtoReflect.Descriptor instead.
 func (*VolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{3}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *VolumeRequest) GetName() string {
@@ -372,7 +435,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -384,7 +447,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -397,7 +460,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{4}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Exec) GetCommand() string {
@@ -453,14 +516,18 @@ type Workload struct {
 	// ports by label.
 	Ports map[string]int32 `protobuf:"bytes,13,rep,name=ports,proto3" json:"ports,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// secrets_dir is the workload's, where a service has one; empty: none.
-	SecretsDir    string `protobuf:"bytes,14,opt,name=secrets_dir,json=secretsDir,proto3" json:"secrets_dir,omitempty"`
+	SecretsDir string `protobuf:"bytes,14,opt,name=secrets_dir,json=secretsDir,proto3" json:"secrets_dir,omitempty"`
+	// devices that it was given.
+	Devices []*GivenDevice `protobuf:"bytes,15,rep,name=devices,proto3" json:"devices,omitempty"`
+	// reservation is what it needs to use them; absent: it has none.
+	Reservation   *DeviceReservation `protobuf:"bytes,16,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -472,7 +539,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -485,7 +552,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{5}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Workload) GetSpec() *WorkloadSpec {
@@ -586,6 +653,277 @@ func (x *Workload) GetSecretsDir() string {
 	return ""
 }
 
+func (x *Workload) GetDevices() []*GivenDevice {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *Workload) GetReservation() *DeviceReservation {
+	if x != nil {
+		return x.Reservation
+	}
+	return nil
+}
+
+// GivenDevice is a device that a workload has.
+type GivenDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// request is the name that it was asked for by.
+	Request string `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Plugin  string `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	// group is VENDOR/TYPE/NAME.
+	Group string `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
+	// id is unique in the plugin.
+	Id            string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GivenDevice) Reset() {
+	*x = GivenDevice{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GivenDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GivenDevice) ProtoMessage() {}
+
+func (x *GivenDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GivenDevice.ProtoReflect.Descriptor instead.
+func (*GivenDevice) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GivenDevice) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *GivenDevice) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
+}
+
+func (x *GivenDevice) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *GivenDevice) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// DeviceReservation is what a workload needs to use its devices. Paths are absolute.
+type DeviceReservation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// mounts are files and folders of the host.
+	Mounts []*DeviceMount `protobuf:"bytes,1,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// nodes are device files of the host.
+	Nodes []*DeviceNode `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// env is added to the workload's environment.
+	Env           map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceReservation) Reset() {
+	*x = DeviceReservation{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceReservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceReservation) ProtoMessage() {}
+
+func (x *DeviceReservation) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceReservation.ProtoReflect.Descriptor instead.
+func (*DeviceReservation) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DeviceReservation) GetMounts() []*DeviceMount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+func (x *DeviceReservation) GetNodes() []*DeviceNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *DeviceReservation) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+type DeviceMount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	HostPath      string                 `protobuf:"bytes,1,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
+	TaskPath      string                 `protobuf:"bytes,2,opt,name=task_path,json=taskPath,proto3" json:"task_path,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceMount) Reset() {
+	*x = DeviceMount{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceMount) ProtoMessage() {}
+
+func (x *DeviceMount) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceMount.ProtoReflect.Descriptor instead.
+func (*DeviceMount) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DeviceMount) GetHostPath() string {
+	if x != nil {
+		return x.HostPath
+	}
+	return ""
+}
+
+func (x *DeviceMount) GetTaskPath() string {
+	if x != nil {
+		return x.TaskPath
+	}
+	return ""
+}
+
+func (x *DeviceMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+type DeviceNode struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	HostPath string                 `protobuf:"bytes,1,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
+	TaskPath string                 `protobuf:"bytes,2,opt,name=task_path,json=taskPath,proto3" json:"task_path,omitempty"`
+	// permissions are some of "rwm": read, write, mknod.
+	Permissions   string `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceNode) Reset() {
+	*x = DeviceNode{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceNode) ProtoMessage() {}
+
+func (x *DeviceNode) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
+func (*DeviceNode) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DeviceNode) GetHostPath() string {
+	if x != nil {
+		return x.HostPath
+	}
+	return ""
+}
+
+func (x *DeviceNode) GetTaskPath() string {
+	if x != nil {
+		return x.TaskPath
+	}
+	return ""
+}
+
+func (x *DeviceNode) GetPermissions() string {
+	if x != nil {
+		return x.Permissions
+	}
+	return ""
+}
+
 // ServiceStatus is how a service of a workload stands.
 type ServiceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -613,7 +951,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +963,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +976,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{6}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -744,7 +1082,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -756,7 +1094,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -769,7 +1107,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Mount) GetVolume() string {
@@ -824,7 +1162,7 @@ func (x *Mount) GetPropagation() string {
 // Step is one step of a workload as it went.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name: claim, attach, stage, publish, register, identify, bootstrap; undo of
+	// name: claim, reserve, attach, stage, publish, register, identify, bootstrap; undo of
 	// these has undo set.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// volume is the request's name; empty for other steps.
@@ -845,7 +1183,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +1195,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +1208,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Step) GetName() string {
@@ -948,7 +1286,7 @@ type StartWorkloadRequest struct {
 
 func (x *StartWorkloadRequest) Reset() {
 	*x = StartWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1298,7 @@ func (x *StartWorkloadRequest) String() string {
 func (*StartWorkloadRequest) ProtoMessage() {}
 
 func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1311,7 @@ func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StartWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StartWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -1003,7 +1341,7 @@ type StartWorkloadResponse struct {
 
 func (x *StartWorkloadResponse) Reset() {
 	*x = StartWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1353,7 @@ func (x *StartWorkloadResponse) String() string {
 func (*StartWorkloadResponse) ProtoMessage() {}
 
 func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1366,7 @@ func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StartWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartWorkloadResponse) GetEvent() isStartWorkloadResponse_Event {
@@ -1083,7 +1421,7 @@ type RunningWorkloadRequest struct {
 
 func (x *RunningWorkloadRequest) Reset() {
 	*x = RunningWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1433,7 @@ func (x *RunningWorkloadRequest) String() string {
 func (*RunningWorkloadRequest) ProtoMessage() {}
 
 func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1446,7 @@ func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RunningWorkloadRequest) GetNamespace() string {
@@ -1140,7 +1478,7 @@ type RunningWorkloadResponse struct {
 
 func (x *RunningWorkloadResponse) Reset() {
 	*x = RunningWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1490,7 @@ func (x *RunningWorkloadResponse) String() string {
 func (*RunningWorkloadResponse) ProtoMessage() {}
 
 func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1503,7 @@ func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
 }
 
 type StopWorkloadRequest struct {
@@ -1178,7 +1516,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1528,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1541,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -1233,7 +1571,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1583,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1596,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -1312,7 +1650,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1662,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1675,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -1363,7 +1701,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1713,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1726,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -1408,7 +1746,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1758,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1771,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -1452,7 +1790,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1464,7 +1802,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1477,7 +1815,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -1491,7 +1829,7 @@ var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xe9\x02\n" +
+	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xa3\x03\n" +
 	"\fWorkloadSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x128\n" +
@@ -1501,7 +1839,12 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x05ports\x18\x06 \x03(\v2\x15.pannier.host.v1.PortR\x05ports\x12\x12\n" +
 	"\x04user\x18\a \x01(\tR\x04user\x12\x16\n" +
 	"\x06canary\x18\b \x01(\bR\x06canary\x124\n" +
-	"\bsidecars\x18\t \x03(\v2\x18.pannier.host.v1.SidecarR\bsidecars\"4\n" +
+	"\bsidecars\x18\t \x03(\v2\x18.pannier.host.v1.SidecarR\bsidecars\x128\n" +
+	"\adevices\x18\n" +
+	" \x03(\v2\x1e.pannier.host.v1.DeviceRequestR\adevices\"9\n" +
+	"\rDeviceRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x05R\x05count\"4\n" +
 	"\x04Port\x12\x14\n" +
 	"\x05label\x18\x01 \x01(\tR\x05label\x12\x16\n" +
 	"\x06static\x18\x02 \x01(\x05R\x06static\"\xbe\x01\n" +
@@ -1529,7 +1872,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf3\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf1\x05\n" +
 	"\bWorkload\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -1548,11 +1891,34 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\bservices\x18\f \x03(\v2\x1e.pannier.host.v1.ServiceStatusR\bservices\x12:\n" +
 	"\x05ports\x18\r \x03(\v2$.pannier.host.v1.Workload.PortsEntryR\x05ports\x12\x1f\n" +
 	"\vsecrets_dir\x18\x0e \x01(\tR\n" +
-	"secretsDir\x1a8\n" +
+	"secretsDir\x126\n" +
+	"\adevices\x18\x0f \x03(\v2\x1c.pannier.host.v1.GivenDeviceR\adevices\x12D\n" +
+	"\vreservation\x18\x10 \x01(\v2\".pannier.host.v1.DeviceReservationR\vreservation\x1a8\n" +
 	"\n" +
 	"PortsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\x85\x03\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"e\n" +
+	"\vGivenDevice\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
+	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\tR\x05group\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\tR\x02id\"\xf3\x01\n" +
+	"\x11DeviceReservation\x124\n" +
+	"\x06mounts\x18\x01 \x03(\v2\x1c.pannier.host.v1.DeviceMountR\x06mounts\x121\n" +
+	"\x05nodes\x18\x02 \x03(\v2\x1b.pannier.host.v1.DeviceNodeR\x05nodes\x12=\n" +
+	"\x03env\x18\x03 \x03(\v2+.pannier.host.v1.DeviceReservation.EnvEntryR\x03env\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"d\n" +
+	"\vDeviceMount\x12\x1b\n" +
+	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12\x1b\n" +
+	"\ttask_path\x18\x02 \x01(\tR\btaskPath\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"h\n" +
+	"\n" +
+	"DeviceNode\x12\x1b\n" +
+	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12\x1b\n" +
+	"\ttask_path\x18\x02 \x01(\tR\btaskPath\x12 \n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\x85\x03\n" +
 	"\rServiceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x19\n" +
@@ -1636,76 +2002,88 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
-	(*Port)(nil),                    // 1: pannier.host.v1.Port
-	(*Sidecar)(nil),                 // 2: pannier.host.v1.Sidecar
-	(*VolumeRequest)(nil),           // 3: pannier.host.v1.VolumeRequest
-	(*Exec)(nil),                    // 4: pannier.host.v1.Exec
-	(*Workload)(nil),                // 5: pannier.host.v1.Workload
-	(*ServiceStatus)(nil),           // 6: pannier.host.v1.ServiceStatus
-	(*Mount)(nil),                   // 7: pannier.host.v1.Mount
-	(*Step)(nil),                    // 8: pannier.host.v1.Step
-	(*StartWorkloadRequest)(nil),    // 9: pannier.host.v1.StartWorkloadRequest
-	(*StartWorkloadResponse)(nil),   // 10: pannier.host.v1.StartWorkloadResponse
-	(*RunningWorkloadRequest)(nil),  // 11: pannier.host.v1.RunningWorkloadRequest
-	(*RunningWorkloadResponse)(nil), // 12: pannier.host.v1.RunningWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 13: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 14: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 15: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 16: pannier.host.v1.GetWorkloadResponse
-	(*ListWorkloadsRequest)(nil),    // 17: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 18: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 19: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 20: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 21: pannier.host.v1.Workload.PortsEntry
-	(*v1.Service)(nil),              // 22: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 23: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 24: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 25: google.protobuf.Duration
+	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
+	(*Port)(nil),                    // 2: pannier.host.v1.Port
+	(*Sidecar)(nil),                 // 3: pannier.host.v1.Sidecar
+	(*VolumeRequest)(nil),           // 4: pannier.host.v1.VolumeRequest
+	(*Exec)(nil),                    // 5: pannier.host.v1.Exec
+	(*Workload)(nil),                // 6: pannier.host.v1.Workload
+	(*GivenDevice)(nil),             // 7: pannier.host.v1.GivenDevice
+	(*DeviceReservation)(nil),       // 8: pannier.host.v1.DeviceReservation
+	(*DeviceMount)(nil),             // 9: pannier.host.v1.DeviceMount
+	(*DeviceNode)(nil),              // 10: pannier.host.v1.DeviceNode
+	(*ServiceStatus)(nil),           // 11: pannier.host.v1.ServiceStatus
+	(*Mount)(nil),                   // 12: pannier.host.v1.Mount
+	(*Step)(nil),                    // 13: pannier.host.v1.Step
+	(*StartWorkloadRequest)(nil),    // 14: pannier.host.v1.StartWorkloadRequest
+	(*StartWorkloadResponse)(nil),   // 15: pannier.host.v1.StartWorkloadResponse
+	(*RunningWorkloadRequest)(nil),  // 16: pannier.host.v1.RunningWorkloadRequest
+	(*RunningWorkloadResponse)(nil), // 17: pannier.host.v1.RunningWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 18: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 19: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 20: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 21: pannier.host.v1.GetWorkloadResponse
+	(*ListWorkloadsRequest)(nil),    // 22: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 23: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 24: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 25: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 26: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 27: pannier.host.v1.DeviceReservation.EnvEntry
+	(*v1.Service)(nil),              // 28: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 29: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 30: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 31: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
-	3,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
-	4,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	22, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
-	1,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
-	2,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
-	19, // 5: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	23, // 6: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	20, // 7: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
-	0,  // 8: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
-	7,  // 9: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
-	8,  // 10: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	24, // 11: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	24, // 12: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
-	6,  // 13: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	21, // 14: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
-	24, // 15: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	24, // 16: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	25, // 17: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 18: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	8,  // 19: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	5,  // 20: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	8,  // 21: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	5,  // 22: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	5,  // 23: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	5,  // 24: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	9,  // 25: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	11, // 26: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	13, // 27: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	15, // 28: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	17, // 29: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	10, // 30: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	12, // 31: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	14, // 32: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	16, // 33: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	18, // 34: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
+	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
+	28, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
+	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
+	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
+	24, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	29, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	25, // 8: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	0,  // 9: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
+	12, // 10: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
+	13, // 11: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
+	30, // 12: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	30, // 13: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	11, // 14: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
+	26, // 15: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	7,  // 16: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
+	8,  // 17: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
+	9,  // 18: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
+	10, // 19: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
+	27, // 20: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	30, // 21: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	30, // 22: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	31, // 23: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 24: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	13, // 25: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 26: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	13, // 27: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 28: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 29: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 30: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	14, // 31: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	16, // 32: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	18, // 33: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	20, // 34: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	22, // 35: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	15, // 36: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	17, // 37: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	19, // 38: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	21, // 39: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	23, // 40: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	36, // [36:41] is the sub-list for method output_type
+	31, // [31:36] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -1714,11 +2092,11 @@ func file_pannier_host_v1_workload_proto_init() {
 		return
 	}
 	file_pannier_host_v1_volume_proto_init()
-	file_pannier_host_v1_workload_proto_msgTypes[10].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[15].OneofWrappers = []any{
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[14].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[19].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -1728,7 +2106,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
