@@ -1,76 +1,24 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/sdk/wire"
 	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testplugin"
 )
-
-// startPlugin runs the built plugin as a host does and returns the host's side
-// of it, and what the process writes into its log.
-func startPlugin(t *testing.T) (registration.Registration, *output) {
-	t.Helper()
-	bin := testbin.Build(t, "plugins/consul-services")
-	authority, err := wire.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := authority.Issue("consul-services")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "tls")
-	if err := os.WriteFile(file, bundle, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(bin)
-	// The host's own way to a Consul, which is none of the plugin's business.
-	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file, wire.EnvLogLevel+"=trace", "CONSUL_HTTP_TOKEN_FILE=/none")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	log := &output{}
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(nil),
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		Cmd:              cmd,
-		TLSConfig:        authority.ClientTLS("consul-services"),
-		Stderr:           log,
-		Logger:           hclog.NewNullLogger(),
-	})
-	t.Cleanup(client.Kill)
-	protocol, err := client.Client()
-	if err != nil {
-		t.Fatalf("start the plugin: %v\n%s", err, log)
-	}
-	conn, err := protocol.Dispense("pannier")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return registration.NewClient(conn.(*grpc.ClientConn)), log
-}
 
 // TestPluginProcess registers, keeps and removes a service through the process's border.
 func TestPluginProcess(t *testing.T) {
-	plugin, log := startPlugin(t)
+	process := testplugin.Start(t, "consul-services", "CONSUL_HTTP_TOKEN_FILE=/none")
+	plugin, log := registration.NewClient(process.Conn), process.Log
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	c.Policy(t, "node", `
 service_prefix "" { policy = "write" }
@@ -135,22 +83,4 @@ agent_prefix   "" { policy = "read" }
 			t.Errorf("a secret in the log, or in an error:\n%s", said)
 		}
 	}
-}
-
-// output is the process's log, which may be read while it is written.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }

@@ -18,13 +18,14 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/hostpath"
 	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testplugin"
 )
 
 // TestRealDrivers takes a volume through its whole life, through the built
 // plugin, on the bundled driver and on one that nobody here wrote.
 func TestRealDrivers(t *testing.T) {
 	testbin.RequireRoot(t, "the plugin on real drivers")
-	plugin, _ := startPlugin(t)
+	plugin := storage.NewClient(testplugin.Start(t, "csi-bridge").Conn)
 	for name, start := range map[string]func(*testing.T, string) string{
 		"csi-local": startLocal,
 		"hostpath": func(t *testing.T, dir string) string {

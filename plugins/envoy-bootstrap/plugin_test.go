@@ -1,73 +1,23 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/bootstrap"
-	"github.com/pannier/pannier/sdk/wire"
 	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testplugin"
 	"github.com/pannier/pannier/test/xds"
 )
-
-// startPlugin runs the built plugin as a host does and returns the host's side of it,
-// its pid, and what the process writes into its log.
-func startPlugin(t *testing.T) (bootstrap.Bootstrap, int, *output) {
-	t.Helper()
-	bin := testbin.Build(t, "plugins/envoy-bootstrap")
-	authority, err := wire.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := authority.Issue("envoy-bootstrap")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "tls")
-	if err := os.WriteFile(file, bundle, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(bin)
-	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file, wire.EnvLogLevel+"=trace")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	log := &output{}
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(nil),
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		Cmd:              cmd,
-		TLSConfig:        authority.ClientTLS("envoy-bootstrap"),
-		Stderr:           log,
-		Logger:           hclog.NewNullLogger(),
-	})
-	t.Cleanup(client.Kill)
-	protocol, err := client.Client()
-	if err != nil {
-		t.Fatalf("start the plugin: %v\n%s", err, log)
-	}
-	conn, err := protocol.Dispense("pannier")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bootstrap.NewClient(conn.(*grpc.ClientConn)), cmd.Process.Pid, log
-}
 
 // TestPluginProcess makes a bootstrap, and fails to, through the process's border, and
 // looks for the token everywhere that it must not be.
@@ -86,7 +36,8 @@ func TestPluginProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plugin, pid, log := startPlugin(t)
+	process := testplugin.Start(t, "envoy-bootstrap")
+	plugin, pid, log := bootstrap.NewClient(process.Conn), process.Process.Pid, process.Log
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	at := c.Service("default", "")
@@ -158,22 +109,4 @@ func procFile(t *testing.T, pid int, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-// output is the process's log, which may be read while it is written.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }

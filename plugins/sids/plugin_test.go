@@ -1,70 +1,20 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/identity"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/sdk/wire"
 	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testplugin"
 )
-
-// startPlugin runs the built plugin as a host does and returns a connection to it, and
-// the process with what it writes into its log.
-func startPlugin(t *testing.T) (*grpc.ClientConn, *exec.Cmd, *output) {
-	t.Helper()
-	authority, err := wire.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := authority.Issue("sids")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "tls")
-	if err := os.WriteFile(file, bundle, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(testbin.Build(t, "plugins/sids"))
-	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file, wire.EnvLogLevel+"=trace")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	log := &output{}
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(nil),
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		Cmd:              cmd,
-		TLSConfig:        authority.ClientTLS("sids"),
-		Stderr:           log,
-		Logger:           hclog.NewNullLogger(),
-	})
-	t.Cleanup(client.Kill)
-	protocol, err := client.Client()
-	if err != nil {
-		t.Fatalf("start the plugin: %v\n%s", err, log)
-	}
-	conn, err := protocol.Dispense("pannier")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn.(*grpc.ClientConn), cmd, log
-}
 
 // TestPluginProcess follows a token through the process's border: configured, derived,
 // read, derived again by a new process after the first was killed, listed, revoked. No
@@ -81,7 +31,8 @@ func TestPluginProcess(t *testing.T) {
 	}
 	ctx := t.Context()
 
-	conn, process, firstLog := startPlugin(t)
+	first := testplugin.Start(t, "sids")
+	conn, process, firstLog := first.Conn, first.Process, first.Log
 	plugin := pluginv1.NewPluginServiceClient(conn)
 	if info, err := plugin.Info(ctx, &pluginv1.InfoRequest{}); err != nil || info.GetName() != "sids" || info.GetKind() != identity.Kind {
 		t.Errorf("got %v, %v", info, err)
@@ -101,12 +52,13 @@ func TestPluginProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	public := readable(t, process.Process.Pid)
-	if err := process.Process.Kill(); err != nil {
+	public := readable(t, process.Pid)
+	if err := process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 
-	conn, process, log := startPlugin(t)
+	second := testplugin.Start(t, "sids")
+	conn, process, log := second.Conn, second.Process, second.Log
 	ids = identity.NewClient(conn)
 	if _, err := pluginv1.NewPluginServiceClient(conn).Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
 		t.Fatal(err)
@@ -128,7 +80,7 @@ func TestPluginProcess(t *testing.T) {
 		t.Errorf("got %v, want NotFound", err)
 	}
 
-	public += readable(t, process.Process.Pid) + firstLog.String() + log.String()
+	public += readable(t, process.Pid) + firstLog.String() + log.String()
 	if !strings.Contains(public, "sids") {
 		t.Errorf("neither the command line nor the log was read: %s", public)
 	}
@@ -151,22 +103,4 @@ func readable(t *testing.T, pid int) string {
 		out += string(text) + "\n"
 	}
 	return out
-}
-
-// output is the process's log, which may be read while it is written.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }
