@@ -18,6 +18,7 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
@@ -225,5 +226,37 @@ func TestAnOlderHost(t *testing.T) {
 	}
 	if _, err := stream.Recv(); status.Code(err) != codes.Unimplemented {
 		t.Errorf("events: %v, want Unimplemented", err)
+	}
+}
+
+// A call that meets a process which ends is answered, or meets a connection that ends:
+// only that tells the host to make it again.
+func TestTheEndRefusesNoCall(t *testing.T) {
+	client, conn, cmd := startEmitter(t, wire.Version2)
+	rpc := storagev1.NewStorageServiceClient(conn)
+	answered := 0
+	for n := 0; ; n++ {
+		_, err := rpc.Attach(t.Context(), &storagev1.AttachRequest{NodeId: "1"})
+		if err == nil {
+			answered++
+		} else if status.Code(err) != codes.Unavailable || strings.Contains(err.Error(), errStopping.Error()) || conn.GetState() == connectivity.Ready {
+			t.Errorf("call %d: %v, and the connection is %v", n, err, conn.GetState())
+		}
+		if err != nil {
+			break
+		}
+		if n == 100 {
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for end := time.Now().Add(10 * time.Second); !client.Exited(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the process goes on")
+		}
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 0 || answered < 100 {
+		t.Errorf("it ended with %d after %d answers", code, answered)
 	}
 }

@@ -14,6 +14,9 @@ const (
 	firstAttend = time.Minute
 	// finishCalls bounds how long calls in flight may go on after a stop.
 	finishCalls = 30 * time.Second
+	// goAway is how long a host may take to hear that it is to make no more calls. One
+	// that comes until then is answered: refused by us, it would look like a failure.
+	goAway = 20 * time.Millisecond
 )
 
 // lifetime decides when the process ends: when it is told to, or when no host
@@ -21,7 +24,7 @@ const (
 type lifetime struct {
 	log      hclog.Logger
 	stopping chan struct{} // closed when the end begins
-	idle     chan struct{} // closed when it has begun and no call is left
+	idle     chan struct{} // closed when no call is left and none is admitted any more
 	// finish, where set, is called when no call is left, and flush after it: what they
 	// do may take the server.
 	finish, flush func()
@@ -31,7 +34,9 @@ type lifetime struct {
 	attended int // hosts that hold Attend open: two for a moment when one replaces another
 	orphan   *time.Timer
 	stopped  bool
-	calls    int // in flight
+	calls    int  // in flight
+	ending   bool // no more are to come
+	closed   bool // none is admitted any more
 }
 
 func newLifetime(log hclog.Logger) *lifetime {
@@ -76,11 +81,11 @@ func (l *lifetime) orphaned(after time.Duration) {
 	}
 }
 
-// begin admits a call, or says that the end has begun.
+// begin admits a call, or says that it is too late.
 func (l *lifetime) begin() (end func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stopped {
+	if l.closed {
 		return nil, false
 	}
 	l.calls++
@@ -93,7 +98,8 @@ func (l *lifetime) begin() (end func(), ok bool) {
 }
 
 func (l *lifetime) checkIdle() {
-	if l.stopped && l.calls == 0 {
+	if l.ending && l.calls == 0 && !l.closed {
+		l.closed = true
 		close(l.idle)
 	}
 }
@@ -111,7 +117,6 @@ func (l *lifetime) stop(why string) {
 	l.orphan.Stop()
 	l.log.Info("stopping", "reason", why)
 	close(l.stopping)
-	l.checkIdle()
 	if l.server != nil { // else serving stops it
 		go l.end(l.server)
 	}
@@ -120,6 +125,17 @@ func (l *lifetime) stop(why string) {
 func (l *lifetime) end(srv *grpc.Server) {
 	force := time.AfterFunc(finishCalls, srv.Stop)
 	defer force.Stop()
+	go l.finishAll()
+	srv.GracefulStop() // returns when the host's stream of events has ended, too
+}
+
+// finishAll does what comes after the last call.
+func (l *lifetime) finishAll() {
+	time.Sleep(goAway)
+	l.mu.Lock()
+	l.ending = true
+	l.checkIdle()
+	l.mu.Unlock()
 	late := time.NewTimer(finishCalls)
 	defer late.Stop()
 	select {
@@ -131,5 +147,4 @@ func (l *lifetime) end(srv *grpc.Server) {
 			do()
 		}
 	}
-	srv.GracefulStop()
 }
