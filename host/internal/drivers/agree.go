@@ -31,7 +31,8 @@ func (r *Registry) Agrees(ctx context.Context, client storage.Client) error {
 		if now, err := r.Get(d.ID); err != nil || !now.Healthy {
 			continue // it went away while it was asked
 		}
-		seen.Fingerprint.Message = d.Fingerprint.Message // words, not abilities
+		// Words, not abilities: where a plugin is the driver itself, the version is the plugin's.
+		seen.Fingerprint.Message, seen.Fingerprint.Version = d.Fingerprint.Message, d.Fingerprint.Version
 		switch {
 		case !seen.Healthy:
 			return fmt.Errorf("driver %q is healthy, and this process finds it unhealthy: %s", d.ID, seen.Message)

@@ -37,7 +37,8 @@ func TestAnotherProcessOfThePluginMustSeeTheSame(t *testing.T) {
 		other other
 		want  string // "": it agrees
 	}{
-		"the same": {},
+		"the same":        {},
+		"another version": {other: other{see: func(fp *storage.Fingerprint) { fp.Version += "-next" }}},
 		"another node id": {other{see: func(fp *storage.Fingerprint) {
 			n := *fp.Node
 			n.NodeID = "x"
