@@ -6,4 +6,4 @@ import (
 	"github.com/pannier/pannier/test/testns"
 )
 
-func TestMain(m *testing.M) { testns.Main(m) }
+func TestMain(m *testing.M) { testns.Main(m, 0) }
