@@ -51,7 +51,10 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	}()
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
-	if !aborted() {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		<-ctx.Done() // the process, which knows the deadline too, may have been the first to see it
+	}
+	if !aborted() || ctx.Err() != nil {
 		if gen != nil {
 			gen.health.close()
 		}
