@@ -25,6 +25,7 @@ func BenchmarkPannier(b *testing.B) {
 		{"Claims in the ledger, one durable voter", measureLedger},
 		{"Start and stop of a workload with a sidecar: service, token and bootstrap", measureMesh},
 		{"The agent's start", measureStart},
+		{"The agent's start with plugins of all kinds that outlived the one before it", measureReattach},
 		{"Memory, with 10,000 volumes", measureMemory},
 		{"Restart with 100,000 claims", measureRestart},
 	} {
