@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
@@ -20,6 +21,9 @@ type backend struct {
 	consul service.Consul
 	marker string // begins the secrets that are passed
 	dir    string // where paths lie that are not there
+	proxy  string // that is registered, where the backend is real
+	// patience is how long a plugin may wait for the backend in a question.
+	patience time.Duration
 }
 
 func (b backend) path(name string) string { return filepath.Join(b.dir, name) }
@@ -33,7 +37,7 @@ func (r *run) asked() backend {
 }
 
 func (r *run) real() backend {
-	return backend{driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none")}
+	return backend{driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none"), proxy: r.cfg.ProxyID, patience: callTime / 2}
 }
 
 // away is a backend that is not there.
@@ -47,7 +51,7 @@ func (r *run) at(socket, secret string) backend {
 			Name: service.DefaultConsul, Address: "unix://" + socket, GRPCAddress: "unix://" + socket,
 			TokenFile: r.tokenFile(secret),
 		},
-		marker: secret, dir: filepath.Join(r.dir, "none"),
+		marker: secret, dir: filepath.Join(r.dir, "none"), proxy: "nobodys-sidecar-proxy", patience: hopeless / 2,
 	}
 }
 
@@ -99,15 +103,15 @@ func (r *run) silent(c *checking) (backend, error) {
 
 // echo is a backend that refuses every request with all that it was sent, as text. It
 // speaks HTTP: a driver's calls fail in another way there.
-func (r *run) echo(c *checking, secret string) (backend, error) {
+func (r *run) echo(c *checking, secret string) (at backend, socket string, err error) {
 	dir, err := r.folder()
 	if err != nil {
-		return backend{}, err
+		return backend{}, "", err
 	}
-	socket := filepath.Join(dir, "s")
+	socket = filepath.Join(dir, "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
-		return backend{}, fmt.Errorf("make a backend that repeats what it gets: %w", err)
+		return backend{}, "", fmt.Errorf("make a backend that repeats what it gets: %w", err)
 	}
 	srv := &http.Server{ReadHeaderTimeout: callTime, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body) // what there is of it
@@ -124,5 +128,5 @@ func (r *run) echo(c *checking, secret string) (backend, error) {
 		_ = srv.Close()
 		serving.Wait()
 	})
-	return r.at(socket, secret), nil
+	return r.at(socket, secret), socket, nil
 }

@@ -117,7 +117,7 @@ func checkEcho(ctx context.Context, r *run, c *checking) error {
 	}
 	// Its own marker: what it finds, the other checks do not find again.
 	secret := "3ch0-" + rand.Text()
-	at, err := r.echo(c, secret)
+	at, _, err := r.echo(c, secret)
 	if err != nil {
 		return err
 	}

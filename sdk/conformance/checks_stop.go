@@ -9,6 +9,12 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 var stopChecks = []*Check{
@@ -45,6 +51,13 @@ var stopChecks = []*Check{
 			}
 			return err
 		},
+	},
+	{
+		ID:    "stop.in-flight",
+		Says:  "Told to stop in the middle of a call, it ends when the call has its answer, and not before.",
+		Fix:   "Finish the calls in flight before the process ends (grpc's GracefulStop; the SDK does): a swap moves no call from one process to another.",
+		after: append([]string{"stop.exit"}, configured...),
+		run:   checkInFlight,
 	},
 	{
 		ID:    "stop.streams",
@@ -116,4 +129,52 @@ func checkStopStreams(ctx context.Context, r *run, c *checking) error {
 		return errors.New("the stream says nothing")
 	}
 	return p.stop(ctx)
+}
+
+func checkInFlight(ctx context.Context, r *run, c *checking) error {
+	if r.kind.final == nil {
+		return skip("the kind's calls wait for no backend")
+	}
+	// Before the process is: the check ends them in reverse.
+	socket := r.cfg.Driver.Endpoint
+	if r.report.Kind != storage.Kind {
+		var err error
+		if _, socket, err = r.echo(c, r.secret); err != nil {
+			return err
+		}
+	} else if socket == "" {
+		return skip(r.kind.missing(&r.cfg))
+	}
+	slow, err := r.hold(c, socket)
+	if err != nil {
+		return err
+	}
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	callCtx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	answer := make(chan error, 1)
+	go func() { answer <- r.kind.final(callCtx, p.conn, slow.backend) }()
+	select {
+	case <-slow.came:
+	case err := <-answer:
+		return skip(fmt.Sprintf("its call does not wait for the backend: %.100s", outcome(orSuccess(err))))
+	}
+	if _, err := p.api.Stop(callCtx, &pluginv1.StopRequest{}); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	if p.ended(underway) {
+		return fmt.Errorf("it ended (%s) while a call waited for its answer", p.exit())
+	}
+	slow.release()
+	switch err := <-answer; status.Code(err) {
+	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded, codes.Unknown:
+		return fmt.Errorf("the call was cut: %w", err)
+	}
+	if !p.ended(stopTime) {
+		return fmt.Errorf("it still runs %v after its last call", stopTime)
+	}
+	return nil
 }

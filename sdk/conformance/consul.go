@@ -56,6 +56,10 @@ var identityKind = &kind{
 	},
 	missing: needsConsul,
 	job:     identityJob,
+	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
+		_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
+		return err
+	},
 	refusals: []refusal{{"to read a token that is not there", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
 		_, err := identity.NewClient(conn).Read(ctx, r.cfg.Consul, uuid())
 		return err
@@ -131,6 +135,9 @@ var registrationKind = &kind{
 	},
 	missing: needsConsul,
 	job:     registrationJob,
+	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
+		return registration.NewClient(conn).Deregister(ctx, at.consul, instance("gone").ID)
+	},
 }
 
 func instance(name string) registration.Instance {
@@ -185,7 +192,10 @@ func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name
 var bootstrapKind = &kind{
 	service: bootstrapv1.File_pannier_plugin_bootstrap_v1_bootstrap_proto.Services().ByName("BootstrapService"),
 	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
-		out, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, bootstrapRequest("nobodys-sidecar-proxy", 100*time.Millisecond))
+		req := bootstrapRequest(at.proxy, at.patience)
+		req.TokenFile = at.consul.TokenFile
+		req.Admin.Port++ // tells it from the work, in our tests
+		out, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
 		return fmt.Sprintf("%x", digest(string(out))), err
 	},
 	methods: []method{{"Generate", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
@@ -202,6 +212,10 @@ var bootstrapKind = &kind{
 			return "needs a proxy that is registered in the Consul (-proxy ID, Config.ProxyID)"
 		}
 		return ""
+	},
+	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
+		_, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, bootstrapRequest("gone", callTime))
+		return err
 	},
 	job: func(_ context.Context, r *run, _ grpc.ClientConnInterface, _ string) ([]step, error) {
 		return []step{{name: "Generate", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {

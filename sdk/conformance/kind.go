@@ -34,6 +34,8 @@ type kind struct {
 	job func(ctx context.Context, r *run, conn grpc.ClientConnInterface, name string) ([]step, error)
 	// refusals are calls that must fail with a certain code, with a real backend.
 	refusals []refusal
+	// final is a call that the backend behind socket answers with a final error.
+	final func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error
 	// stream opens a stream that ends with its context only; nil: the kind has none. It
 	// calls opened with the first answer.
 	stream func(ctx context.Context, conn grpc.ClientConnInterface, at backend, opened func()) error
@@ -74,14 +76,13 @@ func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(kinds)), "
 
 // The times that calls have which are expected to fail, or to hang.
 const (
-	askTime  = 3 * time.Second
 	hopeless = time.Second
 	underway = 200 * time.Millisecond // until a call has come to its backend
 )
 
 // asked is the answer of ask, or what kind of error came instead.
 func (k *kind) asked(ctx context.Context, conn grpc.ClientConnInterface, at backend) string {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, at.patience+2*time.Second)
 	defer cancel()
 	answer, err := k.ask(ctx, conn, at)
 	if err != nil {

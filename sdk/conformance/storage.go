@@ -28,27 +28,36 @@ var storageKind = &kind{
 	},
 	job: storageJob,
 	refusals: []refusal{{"to validate a volume that is not there", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
-		v := storage.Volume{Name: "gone", ExternalID: "no-such-volume", Capability: plain}
-		_, err := storage.NewClient(conn).ValidateVolume(ctx, r.cfg.Driver, storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{plain}})
-		return err
+		return validateGone(ctx, conn, r.cfg.Driver)
 	}}},
+	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
+		return validateGone(ctx, conn, at.driver)
+	},
 	stream: func(ctx context.Context, conn grpc.ClientConnInterface, at backend, opened func()) error {
-		opts := fingerprintSoon
+		opts := fingerprintWithin(at.patience)
 		opts.Interval /= 2 // tells it from a question, in our tests
 		return storage.NewClient(conn).Fingerprint(ctx, at.driver, opts, func(storage.Fingerprint) error { opened(); return nil })
 	},
 }
 
-// fingerprintSoon makes a driver that is away a report at once.
-var fingerprintSoon = storage.FingerprintOptions{Interval: time.Hour, ProbeTimeout: 500 * time.Millisecond}
+// fingerprintWithin makes a driver that is away a report after a time.
+func fingerprintWithin(d time.Duration) storage.FingerprintOptions {
+	return storage.FingerprintOptions{Interval: time.Hour, ProbeTimeout: d}
+}
 
 // plain is what every driver has.
 var plain = storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
 
+func validateGone(ctx context.Context, conn grpc.ClientConnInterface, d storage.Driver) error {
+	v := storage.Volume{Name: "gone", ExternalID: "no-such-volume", Capability: plain}
+	_, err := storage.NewClient(conn).ValidateVolume(ctx, d, storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{plain}})
+	return err
+}
+
 var errEnough = errors.New("enough")
 
-func fingerprint(ctx context.Context, conn grpc.ClientConnInterface, d storage.Driver) (fp storage.Fingerprint, err error) {
-	err = storage.NewClient(conn).Fingerprint(ctx, d, fingerprintSoon, func(f storage.Fingerprint) error {
+func fingerprint(ctx context.Context, conn grpc.ClientConnInterface, at backend) (fp storage.Fingerprint, err error) {
+	err = storage.NewClient(conn).Fingerprint(ctx, at.driver, fingerprintWithin(at.patience), func(f storage.Fingerprint) error {
 		fp = f
 		return errEnough
 	})
@@ -59,7 +68,7 @@ func fingerprint(ctx context.Context, conn grpc.ClientConnInterface, d storage.D
 }
 
 func askStorage(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
-	fp, err := fingerprint(ctx, conn, at.driver)
+	fp, err := fingerprint(ctx, conn, at)
 	if err != nil {
 		return "", err
 	}
@@ -120,7 +129,7 @@ type volumeJob struct {
 }
 
 func storageJob(ctx context.Context, r *run, conn grpc.ClientConnInterface, name string) ([]step, error) {
-	fp, err := fingerprint(ctx, conn, r.cfg.Driver)
+	fp, err := fingerprint(ctx, conn, r.real())
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("fingerprint: %w", err)

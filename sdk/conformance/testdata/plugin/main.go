@@ -66,7 +66,7 @@ func main() {
 		if os.Getenv(wire.Handshake.MagicCookieKey) == "" {
 			os.Exit(0)
 		}
-	case "open-to-all", "fickle", "one-host", "hasty", "stays", "mute":
+	case "open-to-all", "fickle", "one-host", "hasty", "stays", "mute", "cuts":
 		serve(p.mode, info, kind)
 		return
 	}

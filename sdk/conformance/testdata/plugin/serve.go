@@ -44,7 +44,7 @@ func serve(mode string, info sdk.Info, kind sdk.Plugin) {
 			return config, err
 		},
 		GRPCServer: func(opts []grpc.ServerOption) *grpc.Server {
-			return grpc.NewServer(append(opts, grpc.StatsHandler(&connections{mode: mode}))...)
+			return grpc.NewServer(append(opts, grpc.StatsHandler(&connections{mode: mode}), grpc.UnaryInterceptor(p.call))...)
 		},
 	})
 }
@@ -67,6 +67,7 @@ type ownService struct {
 	info sdk.Info
 	kind sdk.Plugin
 
+	calls sync.WaitGroup // in flight
 	mu    sync.Mutex
 	asked int
 }
@@ -94,7 +95,18 @@ func (p *ownService) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.Sto
 	return &pluginv1.StopResponse{}, nil
 }
 
+// call keeps the process for as long as a call is in flight.
+func (p *ownService) call(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	p.calls.Add(1)
+	defer p.calls.Done()
+	return handler(ctx, req)
+}
+
 func (p *ownService) exit() {
+	if p.mode != "cuts" {
+		p.calls.Wait()
+		time.Sleep(10 * time.Millisecond) // the answer is on its way
+	}
 	_ = os.RemoveAll(os.Getenv("PLUGIN_UNIX_SOCKET_DIR"))
 	os.Exit(0)
 }
