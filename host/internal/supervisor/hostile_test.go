@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/supervisor"
 )
@@ -140,6 +141,54 @@ func TestFloodIsBounded(t *testing.T) {
 	if st := status(t, s, "spiller"); st.Restarts != 0 || st.State != supervisor.Running {
 		t.Errorf("status %+v", st)
 	}
+}
+
+// A binary that cannot be copied is not to blame: it takes over when it can be.
+func TestBinaryThatCannotBeCopied(t *testing.T) {
+	t.Run("others may write it", func(t *testing.T) {
+		w := newWorld(t)
+		s := w.open()
+		mustCall(t, s, "fixture", "")
+		path := filepath.Join(w.cfg.PluginDir, "fixture")
+		w.must(os.WriteFile(path+".tmp", w.binary("good", "1.3.0"), 0o755))
+		w.must(os.Chmod(path+".tmp", 0o777))
+		w.must(os.Rename(path+".tmp", path))
+		st := await(t, s, "fixture", func(st supervisor.Status) bool { return len(st.Swaps) > 0 })
+		if !strings.Contains(st.LastError, "run chmod go-w") || len(st.Refused) > 0 || st.Version != "1.2.3" {
+			t.Errorf("status %+v", st)
+		}
+		w.must(os.Chmod(path, 0o755))
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+		w.settled(s)
+	})
+	t.Run("the disk is full", func(t *testing.T) {
+		if os.Geteuid() != 0 {
+			t.Skip("needs root; not covered: a data directory that is full")
+		}
+		w := newWorld(t)
+		size := len(w.binary("good", "1.3.0"))
+		w.must(os.Mkdir(w.cfg.DataDir, 0o755))
+		w.must(unix.Mount("tmpfs", w.cfg.DataDir, "tmpfs", 0, fmt.Sprintf("size=%d", size+size/2)))
+		t.Cleanup(func() {
+			if err := unix.Unmount(w.cfg.DataDir, 0); err != nil {
+				t.Error(err)
+			}
+		})
+		s := w.open()
+		before := mustCall(t, s, "fixture", "")["pid"]
+		w.put("fixture", "good", "1.3.0")
+		st := await(t, s, "fixture", func(st supervisor.Status) bool { return len(st.Swaps) > 0 })
+		if !strings.Contains(st.LastError, "no space left on device") || len(st.Refused) > 0 {
+			t.Errorf("status %+v", st)
+		}
+		if now := mustCall(t, s, "fixture", "")["pid"]; now != before {
+			t.Errorf("process %s serves, and %s did", now, before)
+		}
+		w.must(unix.Mount("", w.cfg.DataDir, "", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 4*size)))
+		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
+		w.settled(s)
+		s.Close()
+	})
 }
 
 // unflooded is a log without the lines of the flood.

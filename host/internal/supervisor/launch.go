@@ -78,11 +78,20 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 	} else {
 		bin, unpin, err = i.sup.store.add(src.path, i.name, checksum)
 	}
-	if errors.Is(err, errChecksum) {
+	switch {
+	case errors.Is(err, errChecksum):
 		err = permanent{err}
+	case err != nil:
+		err = notCopied{err}
 	}
 	return bin, unpin, err
 }
+
+// notCopied is a start that failed before there was anything to start: the disk is full,
+// or others may write the file. That says nothing of the binary.
+type notCopied struct{ error }
+
+func (n notCopied) Unwrap() error { return n.error }
 
 // late is the error of a start that took too long or was called off; err is how
 // far it came.

@@ -133,10 +133,13 @@ func (i *instance) end(ctx context.Context, gen *generation) error {
 }
 
 // notSwapped notes a swap that failed. The binary is not tried again until it
-// changes, or an operator asks for it.
+// changes, or an operator asks for it; one that could not be copied is, after a while.
 func (i *instance) notSwapped(s Swap, src source, err error) {
 	s.Error, s.Took = err.Error(), time.Since(s.At)
-	if s.To.SHA256 != s.From.SHA256 {
+	switch copyErr := (notCopied{}); {
+	case errors.As(err, &copyErr):
+		time.AfterFunc(i.sup.cfg.Restart.Max, i.look)
+	case s.To.SHA256 != s.From.SHA256:
 		i.rec.refuse(src.sha, err.Error())
 	}
 	i.rec.swapped(s)
