@@ -23,7 +23,7 @@ func TestPluginThatIsDebugged(t *testing.T) {
 	testbin.RequireRoot(t, "a plugin under a debugger")
 	program := testbin.BuildDir(t, "dirs")
 	author := exec.Command(program)
-	author.Env = append(os.Environ(), "PANNIER_PLUGIN_DEBUG=1")
+	author.Env = append(os.Environ(), "PANNIER_PLUGIN_DEBUG=1", "TMPDIR="+t.TempDir())
 	said := must(author.StdoutPipe())(t)
 	must(0, author.Start())(t)
 	t.Cleanup(func() {
