@@ -212,6 +212,10 @@ workload "report" {
     }
   }
 
+  device "nvidia/gpu" { # or its type alone, or VENDOR/TYPE/NAME
+    count = 2 # default: 1
+  }
+
   exec {
     command = "/usr/bin/report"
     args    = ["-from", "/srv/mysql", "-listen", ":${port.http}"]

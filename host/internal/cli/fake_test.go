@@ -28,6 +28,7 @@ import (
 // those that begin with "forgotten" are gone when their stop breaks off.
 type fake struct {
 	hostv1connect.UnimplementedAgentServiceHandler
+	hostv1connect.UnimplementedDeviceServiceHandler
 	hostv1connect.UnimplementedDriverServiceHandler
 	hostv1connect.UnimplementedPluginServiceHandler
 	hostv1connect.UnimplementedTokenServiceHandler
@@ -74,6 +75,7 @@ func (f *fake) start() error {
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mux := http.NewServeMux()
 	mux.Handle(hostv1connect.NewAgentServiceHandler(f))
+	mux.Handle(hostv1connect.NewDeviceServiceHandler(f))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(f))
 	mux.Handle(hostv1connect.NewPluginServiceHandler(f))
 	mux.Handle(hostv1connect.NewTokenServiceHandler(f))
@@ -274,7 +276,7 @@ func (f *fake) GetDriver(_ context.Context, r *connect.Request[hostv1.GetDriverR
 func (f *fake) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
 	return connect.NewResponse(&hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",
-		Leader: true, Ready: true, Plugins: []*hostv1.Plugin{plugin()}, Drivers: []*hostv1.Driver{driver("local")}, Volumes: 1, Claims: 2, Releasing: 1,
+		Leader: true, Ready: true, Plugins: []*hostv1.Plugin{plugin()}, Drivers: []*hostv1.Driver{driver("local")}, Devices: deviceGroups(), Volumes: 1, Claims: 2, Releasing: 1,
 		Workloads: map[string]int64{"running": 2, "failed": 1}, Leftovers: []string{"/data/x"}, RaftIndex: 99,
 	}), nil
 }
@@ -339,6 +341,9 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 			Volume: v.GetSource(), Request: v.GetName(), HostPath: path,
 			Destination: v.GetDestination(), ReadOnly: v.GetReadOnly(), Propagation: "rprivate",
 		})
+	}
+	if len(spec.GetDevices()) > 0 {
+		f.reserve(w)
 	}
 	w.Steps = []*hostv1.Step{step("claim", "", "done", false)}
 	for _, p := range spec.GetPorts() {

@@ -35,11 +35,16 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 		}
 		out.WriteString(lines)
 	}
-	told := dockerTold
+	reserved, told := dockerReserved, dockerTold
 	if a.format == formatSystemd {
-		told = a.systemdTold
+		reserved, told = a.systemdReserved, a.systemdTold
 	}
-	lines, err := told(w)
+	lines, err := reserved(w.GetReservation())
+	if err != nil {
+		return fmt.Errorf("devices: %w", err)
+	}
+	out.WriteString(lines)
+	lines, err = told(w)
 	if err != nil {
 		return fmt.Errorf("secrets: %w", err)
 	}
@@ -59,6 +64,7 @@ func (a *app) showMounts(w *hostv1.Workload) error {
 		}
 		t.row(m.GetVolume(), m.GetDestination(), m.GetHostPath(), access, kind)
 	}
+	rowsOfReservation(t, w.GetReservation())
 	return a.show(t)
 }
 
@@ -101,20 +107,30 @@ func systemdMount(m *hostv1.Mount) (string, error) {
 	if !m.GetBlock() {
 		return text, nil
 	}
-	// DeviceAllow takes names under /dev only (systemd.resource-control(5)).
-	info, err := os.Stat(m.GetHostPath())
-	if err != nil {
-		return "", fmt.Errorf("find its device: %w", err)
-	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || stat.Mode&syscall.S_IFMT != syscall.S_IFBLK {
-		return "", fmt.Errorf("%s is not a block device", m.GetHostPath())
-	}
 	access := "rwm"
 	if m.GetReadOnly() {
 		access = "r"
 	}
-	return text + fmt.Sprintf("DeviceAllow=/dev/block/%d:%d %s\n", unix.Major(stat.Rdev), unix.Minor(stat.Rdev), access), nil
+	allow, err := deviceAllow(m.GetHostPath(), access, syscall.S_IFBLK)
+	return text + allow, err
+}
+
+// deviceAllow is a unit's line that lets it use a device file of one of the kinds.
+// DeviceAllow takes names under /dev only (systemd.resource-control(5)).
+func deviceAllow(path, access string, kinds ...uint32) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("find its device: %w", err)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !slices.Contains(kinds, stat.Mode&syscall.S_IFMT) {
+		return "", fmt.Errorf("%s is no device file of the kind that it should be", path)
+	}
+	folder := "block"
+	if stat.Mode&syscall.S_IFMT == syscall.S_IFCHR {
+		folder = "char"
+	}
+	return fmt.Sprintf("DeviceAllow=/dev/%s/%d:%d %s\n", folder, unix.Major(stat.Rdev), unix.Minor(stat.Rdev), access), nil
 }
 
 // dockerTold writes the flags that give a container its secrets, and tell it where they

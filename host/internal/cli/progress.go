@@ -40,7 +40,7 @@ type stepLine struct {
 
 // undoNames are what the undoing of a step is called.
 var undoNames = map[string]string{
-	"claim": "release", "attach": "detach", "stage": "unstage", "publish": "unpublish",
+	"claim": "release", "reserve": "free", "attach": "detach", "stage": "unstage", "publish": "unpublish",
 	"register": "deregister", "identify": "revoke",
 }
 

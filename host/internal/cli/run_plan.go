@@ -33,7 +33,9 @@ func (r *run) programPlan(w *hostv1.Workload) (launch.Plan, error) {
 			Source: m.GetHostPath(), Destination: m.GetDestination(), ReadOnly: m.GetReadOnly(), Block: m.GetBlock(),
 		})
 	}
-	return plan, nil
+	reserved, err := reservedMounts(w.GetReservation())
+	plan.Mounts = append(plan.Mounts, reserved...)
+	return plan, err
 }
 
 // plan says what a sidecar is to find. It shares the program's mounts.

@@ -70,6 +70,14 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 	if err := a.showDrivers(s.GetDrivers()); err != nil {
 		return err
 	}
+	if len(s.GetDevices()) > 0 {
+		if err := a.heading("Devices"); err != nil {
+			return err
+		}
+		if err := a.showDevices(s.GetDevices()); err != nil {
+			return err
+		}
+	}
 	for _, leftover := range s.GetLeftovers() {
 		a.note("warning: nothing explains %s; look at it, and unmount or remove it", leftover)
 	}

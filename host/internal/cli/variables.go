@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"maps"
 	"path"
 	"strconv"
 	"strings"
@@ -8,11 +9,12 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
-// variables are the environment that tells a program of its workload's ports and
-// secrets: where they are, never what is in them. secretsAt is where the program sees
+// variables are the environment that tells a program of its workload's devices, ports and
+// secrets: where these are, never what is in them. secretsAt is where the program sees
 // the workload's secrets directory.
 func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 	env := map[string]string{}
+	maps.Copy(env, w.GetReservation().GetEnv())
 	for label, number := range w.GetPorts() {
 		env[variable("PORT", label)] = strconv.Itoa(int(number))
 	}

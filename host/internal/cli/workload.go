@@ -318,13 +318,16 @@ func (a *app) showWorkload(w *hostv1.Workload) error {
 	if err := a.show(t); err != nil {
 		return err
 	}
-	if len(w.GetMounts()) > 0 {
+	if len(w.GetMounts())+len(w.GetReservation().GetMounts())+len(w.GetReservation().GetNodes()) > 0 {
 		if err := a.heading("Mounts"); err != nil {
 			return err
 		}
 		if err := a.showMounts(w); err != nil {
 			return err
 		}
+	}
+	if err := a.showGiven(w.GetDevices()); err != nil {
+		return err
 	}
 	for _, s := range w.GetServices() {
 		if err := a.showService(s); err != nil {

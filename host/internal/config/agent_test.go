@@ -360,7 +360,7 @@ func TestExamplesParse(t *testing.T) {
 func TestEveryKeyIsShown(t *testing.T) {
 	for page, all := range map[string][]fields{
 		"workload": {
-			workloadFields, requestFields, networkFields, portFields, serviceFields, checkFields, connectFields, sidecarServiceFields,
+			workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields, sidecarServiceFields,
 			proxyFields, upstreamFields, gatewayFields, gatewayProxyFields, linkedFields,
 		},
 		"agent": {rootFields, consulFields, driverFields},

@@ -1,17 +1,21 @@
 package config
 
 import (
+	"strings"
+
 	"github.com/hashicorp/hcl/v2"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/sdk/device"
 )
 
 var (
 	workloadFields = fields{
 		attrs: []string{"namespace", "user", "canary"}, blocks: []string{"network", "exec", "sidecar"},
-		labelled: []string{"volume"}, named: []string{"service"},
+		labelled: []string{"volume", "device"}, named: []string{"service"},
 	}
+	deviceFields  = fields{attrs: []string{"count"}}
 	requestFields = fields{
 		attrs:  []string{"source", "read_only", "access_mode", "attachment_mode", "destination"},
 		blocks: []string{"mount_options"},
@@ -68,6 +72,10 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	for _, block := range in.content.Blocks.OfType("volume") {
 		spec.Volumes = append(spec.Volumes, in.request(block, seen, destinations))
 	}
+	named := map[string]bool{}
+	for _, block := range in.content.Blocks.OfType("device") {
+		spec.Devices = append(spec.Devices, in.device(block, named))
+	}
 	in.str("user", &spec.User)
 	in.boolean("canary", &spec.Canary)
 	spec.Ports = in.ports()
@@ -81,6 +89,26 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	spec.Exec = in.exec(variables)
 	spec.Sidecars = in.sidecars(variables, services)
 	return spec
+}
+
+// device reads one device block. named are those before it.
+func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.DeviceRequest {
+	r := &hostv1.DeviceRequest{Name: block.Labels[0]}
+	in := s.inner(block, deviceFields)
+	for _, part := range strings.SplitN(r.Name, "/", 3) {
+		if part == "" {
+			s.problems.add(block.DefRange, "%s: the name must be TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME", in.path)
+			break
+		}
+	}
+	if named[r.Name] {
+		s.problems.add(block.DefRange, "%s: block given twice; count says how many are needed", in.path)
+	}
+	named[r.Name] = true
+	count := int64(1)
+	in.integer("count", 1, device.MaxDevices, &count)
+	r.Count = int32(count)
+	return r
 }
 
 // request reads one volume block. destinations are those of the blocks before it.

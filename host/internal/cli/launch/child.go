@@ -242,7 +242,7 @@ func bind(source int, m Mount) error {
 	return nil
 }
 
-// makeDestination makes the folder, or for a device the file, to bind on. It is the
+// makeDestination makes the folder, or for a device or a file a file, to bind on. It is the
 // host's own file system that it appears in, as with docker run -v.
 func makeDestination(m Mount) error {
 	if !m.Block {

@@ -33,7 +33,7 @@ type Mount struct {
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
 	ReadOnly    bool   `json:"read_only"`
-	// Block says that the source is a device, not a folder.
+	// Block says that the source is a device or another file, not a folder.
 	Block bool `json:"block"`
 }
 
