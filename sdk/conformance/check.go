@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"slices"
-	"strings"
 )
 
 // Check is one thing that is asked of a plugin.
@@ -32,12 +31,4 @@ func Checks() []Check {
 		out[i] = *c
 	}
 	return out
-}
-
-// Needs says what else the Config must have for it; empty: nothing.
-func (c Check) Needs() string {
-	if strings.HasPrefix(c.ID, "work.") {
-		return "a driver or a Consul"
-	}
-	return ""
 }
