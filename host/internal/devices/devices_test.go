@@ -368,6 +368,28 @@ func TestWhatWasKnownStandsOverASwap(t *testing.T) {
 	}
 }
 
+func TestAPluginThatRepeatsItselfWakesNobody(t *testing.T) {
+	h := newHost(t)
+	p := tells(group("T4", well("a")))
+	h.put(t, "p", p)
+	h.run(t)
+	h.has(t, "a")
+	changed := h.Changed()
+	r, ctx := h.Registry, t.Context()
+	r.report(ctx, "p", []device.Group{group("T4", well("a"))})
+	select {
+	case <-changed:
+		t.Error("it says the same again, and everyone is told")
+	default:
+	}
+	r.report(ctx, "p", []device.Group{group("T4")})
+	select {
+	case <-changed:
+	default:
+		t.Error("it says something else, and nobody is told")
+	}
+}
+
 func TestAPluginThatIsAwayHasNoDevicesToGive(t *testing.T) {
 	h := newHost(t)
 	h.timing.stand = 20 * time.Millisecond

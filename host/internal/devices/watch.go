@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -118,8 +119,16 @@ func (r *Registry) fingerprint(ctx context.Context, plugin string) (heard bool, 
 	return heard, err
 }
 
-// report takes in what a plugin says; one that is not watched any more says nothing.
+// report takes in what a plugin says; one that is not watched any more says nothing, and
+// one that repeats itself nothing new.
 func (r *Registry) report(ctx context.Context, plugin string, groups []device.Group) {
+	r.mu.Lock()
+	t := r.told[plugin]
+	again := t != nil && t.once && t.away == "" && reflect.DeepEqual(t.groups, groups)
+	r.mu.Unlock()
+	if again {
+		return
+	}
 	r.change(func() {
 		if ctx.Err() == nil && r.told[plugin] != nil {
 			r.told[plugin] = &told{groups: groups, once: true}

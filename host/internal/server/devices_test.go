@@ -2,11 +2,14 @@ package server
 
 import (
 	"context"
+	"reflect"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/device"
 )
@@ -109,6 +112,14 @@ func TestWorkloadsGetDevices(t *testing.T) {
 	if d := h.zero(t); d.Workload != "" {
 		t.Errorf("afterwards it is %v", d)
 	}
+	eventually(t, "the node's record has its devices", func() bool {
+		var n claim.Node
+		err := h.ledger.Read(h.ctx, func(tx *state.ReadTx) (err error) { n, err = tx.Node("n1"); return err })
+		want := []claim.NodeDevices{{
+			Plugin: "pseudo", Vendor: "pannier", Type: "pseudo", Name: "zero", Total: 2, Healthy: 1, Attributes: map[string]string{"bytes": "0"},
+		}}
+		return err == nil && reflect.DeepEqual(n.Devices, want)
+	})
 	status, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
 	must(t, err)
 	if g := status.Msg.Devices; len(g) != 1 || len(g[0].Devices) != 2 {
