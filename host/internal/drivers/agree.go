@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -13,8 +14,9 @@ import (
 var errHeard = errors.New("heard")
 
 // Agrees asks a process of the storage plugin that is to take over what it sees of
-// each driver that is healthy now. The error names the driver and what differs: with
-// other abilities, calls that are under way would go wrong in the middle.
+// each driver that is healthy now. The error names the driver and what differs: where an
+// ability is gone, calls that are under way would go wrong in the middle. One that comes
+// in addition is welcome.
 func (r *Registry) Agrees(ctx context.Context, client storage.Client) error {
 	for _, d := range r.List() {
 		if !d.Healthy {
@@ -31,14 +33,45 @@ func (r *Registry) Agrees(ctx context.Context, client storage.Client) error {
 		if now, err := r.Get(d.ID); err != nil || !now.Healthy {
 			continue // it went away while it was asked
 		}
-		// Words, not abilities: where a plugin is the driver itself, the version is the plugin's.
-		seen.Fingerprint.Message, seen.Fingerprint.Version = d.Fingerprint.Message, d.Fingerprint.Version
-		switch {
-		case !seen.Healthy:
+		if !seen.Healthy {
 			return fmt.Errorf("driver %q is healthy, and this process finds it unhealthy: %s", d.ID, seen.Message)
-		case !reflect.DeepEqual(seen.Fingerprint, d.Fingerprint):
-			return fmt.Errorf("driver %q: this process sees another fingerprint: %+v, not %+v", d.ID, seen.Fingerprint, d.Fingerprint)
+		}
+		if lost := differences(d.Fingerprint, seen.Fingerprint); len(lost) > 0 {
+			return fmt.Errorf("driver %q: this process sees another fingerprint: %s", d.ID, strings.Join(lost, ", "))
 		}
 	}
 	return nil
+}
+
+// differences are what of a fingerprint may not be another at a swap: who the driver is,
+// and each ability that it has. Version and message are words: where a plugin is the
+// driver itself, the version is the plugin's.
+func differences(was, is storage.Fingerprint) (out []string) {
+	if is.Provider != was.Provider {
+		out = append(out, fmt.Sprintf("provider %q, not %q", is.Provider, was.Provider))
+	}
+	if was.Controller != nil {
+		out = append(out, lost("controller", was.Controller, is.Controller)...)
+	}
+	if was.Node != nil {
+		out = append(out, lost("node", was.Node, is.Node)...)
+	}
+	return out
+}
+
+// lost are the fields of a service's capabilities that are not as they were, but for
+// abilities that came in addition.
+func lost[T any](service string, was, is *T) (out []string) {
+	if is == nil {
+		return []string{"no " + service + " service"}
+	}
+	before, after := reflect.ValueOf(*was), reflect.ValueOf(*is)
+	for n := range before.NumField() {
+		name, from, to := before.Type().Field(n).Name, before.Field(n).Interface(), after.Field(n).Interface()
+		if from == false || reflect.DeepEqual(from, to) {
+			continue
+		}
+		out = append(out, fmt.Sprintf("%s %s %v, not %v", service, name, to, from))
+	}
+	return out
 }

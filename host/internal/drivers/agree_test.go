@@ -43,7 +43,13 @@ func TestAnotherProcessOfThePluginMustSeeTheSame(t *testing.T) {
 			n := *fp.Node
 			n.NodeID = "x"
 			fp.Node = &n
-		}}, `driver "e": this process sees another fingerprint`},
+		}}, `driver "e": this process sees another fingerprint: node NodeID x, not node-1`},
+		"another provider": {other{see: func(fp *storage.Fingerprint) { fp.Provider = "x" }}, `provider "x", not "test.example.com"`},
+		"more abilities": {other: other{see: func(fp *storage.Fingerprint) {
+			n := *fp.Node
+			n.StageUnstage, n.Expand = true, true
+			fp.Node, fp.Controller = &n, &storage.ControllerCapabilities{}
+		}}},
 		"fewer abilities": {other{see: func(fp *storage.Fingerprint) { fp.Node = nil }}, `finds it unhealthy: the type is monolith`},
 		"unhealthy":       {other{see: func(fp *storage.Fingerprint) { fp.Healthy, fp.Message = false, "no luck" }}, `driver "e" is healthy, and this process finds it unhealthy: no luck`},
 		"a failed call":   {other{err: errors.New("not today")}, `driver "e": not today`},
@@ -58,5 +64,23 @@ func TestAnotherProcessOfThePluginMustSeeTheSame(t *testing.T) {
 	h.wait("e", "unhealthy", func(d Driver) bool { return !d.Healthy })
 	if err := h.Agrees(t.Context(), &other{err: errors.New("not today")}); err != nil {
 		t.Errorf("a driver that is down keeps a plugin from being swapped: %v", err)
+	}
+}
+
+func TestAnAbilityThatIsLostIsNamed(t *testing.T) {
+	was := storage.Fingerprint{
+		Controller: &storage.ControllerCapabilities{AttachDetach: true, Clone: true},
+		Node:       &storage.NodeCapabilities{NodeID: "n", MaxVolumes: 4, StageUnstage: true},
+	}
+	is := storage.Fingerprint{
+		Controller: &storage.ControllerCapabilities{AttachDetach: true, Expand: true},
+		Node:       &storage.NodeCapabilities{NodeID: "n", MaxVolumes: 5, StageUnstage: true},
+	}
+	if got := strings.Join(differences(was, is), "; "); got != "controller Clone false, not true; node MaxVolumes 5, not 4" {
+		t.Errorf("got %s", got)
+	}
+	is.Node = nil
+	if got := strings.Join(differences(was, is), "; "); got != "controller Clone false, not true; no node service" {
+		t.Errorf("got %s", got)
 	}
 }
