@@ -411,10 +411,13 @@ func TestAPluginThatIsAwayHasNoDevicesToGive(t *testing.T) {
 
 func TestAPluginThatTellsWhatIsWrongIsNotBelieved(t *testing.T) {
 	h := newHost(t)
+	h.timing.stand = time.Hour
 	h.put(t, "p", tells(group("")))
 	h.run(t)
-	_, err := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}})
-	if !errors.Is(err, ErrTooFew) || len(h.List()) != 0 {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := h.Pick(ctx, workload("w"), []Request{{"gpu", 1}})
+	if !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be asked: what it tells of its devices is wrong`) || len(h.List()) != 0 {
 		t.Errorf("%v, %+v", err, h.List())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -109,7 +110,7 @@ func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given
 			}
 		}
 		if free := len(given) - before; free < req.Count {
-			return nil, tooFew(req, free, groups, given[:before])
+			return nil, r.withSilent(tooFew(req, free, groups, given[:before]))
 		}
 	}
 	for _, g := range given {
@@ -154,6 +155,16 @@ func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 		}
 	}
 	return fmt.Errorf("device %q: %w: %d asked for, %d free: %s", req.Name, ErrTooFew, req.Count, min(free, req.Count), why)
+}
+
+// withSilent adds to an error why plugins have told of no devices. mu is held.
+func (r *Registry) withSilent(err error) error {
+	for _, plugin := range slices.Sorted(maps.Keys(r.told)) {
+		if t := r.told[plugin]; !t.once && t.away != "" {
+			err = fmt.Errorf("%w; %s", err, t.away)
+		}
+	}
+	return err
 }
 
 // Hold notes what a workload was given before a restart of the host.
