@@ -83,8 +83,8 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 bench: consul ## Measure what Pannier costs, and keep the table in bench/results.txt (root)
 	@mkdir -p bench
 	@rm -f bench/results.txt
-	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh)$$' -benchtime 1x -timeout 15m \
-		./test/bench ./host/internal/meshbench -args -out $(CURDIR)/bench/results.txt
+	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins)$$' -benchtime 1x -timeout 15m \
+		./test/bench ./host/internal/meshbench ./host/internal/pluginbench -args -out $(CURDIR)/bench/results.txt
 	@cat bench/results.txt
 
 .PHONY: lint

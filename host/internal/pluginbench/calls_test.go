@@ -1,0 +1,133 @@
+package pluginbench
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/pannier/pannier/host/internal/catalog"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// measureCalls makes the same call in three ways, in turns, each of a process of its own.
+func measureCalls(b *testing.B, r *table.Report) {
+	const turns, each = 60, 200
+	rig := newRig(b, "identity")
+	rig.open(b)
+	plugin := catalog.New(rig.host)
+	server := testbin.BuildDir(b, "testdata/server")
+	bare, theirs := newBare(b, server), newTheirs(b, server)
+
+	ways := []struct {
+		times table.Samples
+		call  func() error
+	}{
+		{call: func() error { return read(b.Context(), bare) }},
+		{call: func() error { return read(b.Context(), theirs) }},
+		{call: func() error {
+			return plugin.DoIdentity(b.Context(), func(ctx context.Context, client identity.Identity) error {
+				_, err := client.Read(ctx, service.Consul{}, "secret")
+				return err
+			})
+		}},
+	}
+	for turn := range turns {
+		for i := range ways {
+			way := &ways[(turn+i)%len(ways)]
+			for range each {
+				began := time.Now()
+				if err := way.call(); err != nil {
+					b.Fatal(err)
+				}
+				if turn > 0 {
+					way.times = append(way.times, time.Since(began))
+				}
+			}
+		}
+	}
+	bareP50, theirsP50, ours := ways[0].times.P50(), ways[1].times.P50(), ways[2].times.P50()
+	r.Add(
+		table.Row{What: "a bare gRPC call on a unix socket, p50", Value: 1000 * bareP50, Unit: "µs"},
+		table.Row{What: "through go-plugin's own client with AutoMTLS, p50", Value: 1000 * theirsP50, Unit: "µs"},
+		table.Row{What: "through the host, p50", Value: 1000 * ours, Unit: "µs"},
+		table.Row{What: "through the host, p99", Value: 1000 * ways[2].times.P99(), Unit: "µs"},
+		table.Row{What: "added by the host to a bare call, p50", Value: 1000 * (ours - bareP50), Unit: "µs", AtMost: 60},
+		table.Row{What: "ratio to go-plugin's own client, p50", Value: ours / theirsP50, AtMost: 1.15},
+	)
+}
+
+func read(ctx context.Context, client identity.Identity) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, err := client.Read(ctx, service.Consul{}, "secret")
+	return err
+}
+
+// newBare starts a plain gRPC server and connects to it.
+func newBare(b *testing.B, program string) identity.Identity {
+	b.Helper()
+	socket := filepath.Join(shortDir(b), "bare.sock")
+	cmd := exec.Command(program, "bare", socket)
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = conn.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	client := identity.NewClient(conn)
+	if err := read(b.Context(), client); err != nil {
+		b.Fatal(err)
+	}
+	return client
+}
+
+// newTheirs starts the program as go-plugin's client does, with its own TLS.
+func newTheirs(b *testing.B, program string) identity.Identity {
+	b.Helper()
+	client := goplugin.NewClient(&goplugin.ClientConfig{
+		HandshakeConfig:  goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
+		Plugins:          goplugin.PluginSet{"reader": dispensed{}},
+		Cmd:              exec.Command(program),
+		AutoMTLS:         true,
+		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
+		Logger:           hclog.NewNullLogger(),
+	})
+	b.Cleanup(client.Kill)
+	proto, err := client.Client()
+	if err != nil {
+		b.Fatal(err)
+	}
+	raw, err := proto.Dispense("reader")
+	if err != nil {
+		b.Fatal(err)
+	}
+	return raw.(identity.Identity) //nolint:forcetypeassert // dispensed gives nothing else
+}
+
+// dispensed is the client's side of go-plugin's interface.
+type dispensed struct {
+	goplugin.NetRPCUnsupportedPlugin
+}
+
+func (dispensed) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error { return nil }
+
+func (dispensed) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return identity.NewClient(conn), nil
+}

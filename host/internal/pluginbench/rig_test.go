@@ -1,0 +1,167 @@
+package pluginbench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// rig is a plugin directory with one plugin, and the host's supervisor over it.
+type rig struct {
+	kind string
+	name string // the plugin's
+	cfg  supervisor.Config
+	host *supervisor.Supervisor
+	// good is the path of the executable; a line may be added to it.
+	good string
+	// fixture is the supervisor's: it is as bad as its last line says.
+	fixture string
+}
+
+// newRig has csi-bridge as its storage plugin, and the fixture of any other kind.
+func newRig(b *testing.B, kind string) *rig {
+	b.Helper()
+	dir := shortDir(b)
+	g := &rig{kind: kind, name: "fixture", cfg: supervisor.Config{
+		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"),
+		StopPlugins: true, StartTimeout: 2 * time.Second,
+	}}
+	g.fixture = testbin.BuildDir(b, filepath.Join(testbin.Root(), "host/internal/supervisor/testdata/plugin"))
+	g.good = g.fixture
+	if kind == "storage" {
+		g.name, g.good = "csi-bridge", testbin.Build(b, "plugins/csi-bridge")
+	}
+	if err := os.Mkdir(g.cfg.PluginDir, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	g.put(b, "good", "1.0.0")
+	return g
+}
+
+// open starts the supervisor, and waits until the plugin serves.
+func (g *rig) open(b *testing.B) {
+	b.Helper()
+	g.host = supervisor.New(g.cfg)
+	if err := g.host.Open(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := g.host.Close(); err != nil {
+			b.Error(err)
+		}
+		if left := g.processes(); len(left) > 0 {
+			b.Errorf("processes %v are left", left)
+		}
+	})
+	g.await(b, "it runs", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+}
+
+// put puts an executable into the plugin directory, as an operator would, and tells
+// when it was there. The sum of each is another one. It is copied by another process:
+// that is not the host's work.
+func (g *rig) put(b *testing.B, mode, version string) (at time.Time) {
+	b.Helper()
+	from := g.fixture
+	if mode == "good" {
+		from = g.good
+	}
+	path := filepath.Join(g.cfg.PluginDir, g.name)
+	if out, err := exec.Command("cp", from, path+".tmp").CombinedOutput(); err != nil {
+		b.Fatalf("copy %s: %v: %s", from, err, out)
+	}
+	f, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, err = fmt.Fprintf(f, "\n#fixture %s %s %s\n", mode, version, g.kind)
+	if err := errors.Join(err, f.Close()); err != nil {
+		b.Fatal(err)
+	}
+	at = time.Now()
+	if err := os.Rename(path+".tmp", path); err != nil {
+		b.Fatal(err)
+	}
+	return at
+}
+
+// await waits for the plugin's status.
+func (g *rig) await(b *testing.B, what string, ok func(supervisor.Status) bool) (st supervisor.Status) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), 30*time.Second)
+	defer cancel()
+	err := g.host.Await(ctx, func(all []supervisor.Status) bool {
+		if n := slices.IndexFunc(all, func(s supervisor.Status) bool { return s.Name == g.name }); n >= 0 {
+			st = all[n]
+		}
+		return ok(st)
+	})
+	if err != nil {
+		b.Fatalf("%s: %s: %v; it is %+v", g.kind, what, err, st)
+	}
+	return st
+}
+
+// processes run from the copies in the data directory.
+func (g *rig) processes() (pids []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*/exe") // the pattern is right
+	for _, path := range all {
+		if exe, err := os.Readlink(path); err == nil && strings.HasPrefix(exe, g.cfg.DataDir) {
+			pids = append(pids, filepath.Base(filepath.Dir(path)))
+		}
+	}
+	return pids
+}
+
+// sockets of the plugin's processes.
+func (g *rig) sockets() (paths []string) {
+	paths, _ = filepath.Glob(filepath.Join(g.cfg.DataDir, "plugins", "run", "*", "*")) // the pattern is right
+	return paths
+}
+
+// startDriver runs csi-local, which csi-bridge asks.
+func startDriver(b *testing.B) storage.Driver {
+	b.Helper()
+	dir := shortDir(b)
+	d := storage.Driver{ID: "local", Endpoint: "unix://" + filepath.Join(dir, "csi.sock")}
+	var said bytes.Buffer
+	cmd := exec.Command(testbin.Build(b, "plugins/csi-local"), "-endpoint", d.Endpoint, "-node-id", "a", "-data-dir", filepath.Join(dir, "volumes"))
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if b.Failed() {
+			b.Logf("csi-local said:\n%s", said.String())
+		}
+	})
+	return d
+}
+
+// shortDir is a temporary folder whose path leaves room for a socket's.
+func shortDir(b *testing.B) string {
+	b.Helper()
+	dir, err := os.MkdirTemp("", "pb-")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			b.Error(err)
+		}
+	})
+	return dir
+}

@@ -1,0 +1,180 @@
+package pluginbench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/catalog"
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/bench/table"
+)
+
+// bad are the ways in which a new binary is bad, in turns.
+var bad = []string{
+	"exit", "hang", "garbage", "wrong-cookie", "wrong-wire", "plain", "other-certificate", "wrong-kind", "panic", "unwell",
+	"hang-in-configure", "exit-after-handshake",
+}
+
+// measureSwaps swaps one plugin of each kind after the other, under load.
+func measureSwaps(b *testing.B, r *table.Report) {
+	const swaps, quietFor = 100, 10 * time.Second
+	driver := startDriver(b)
+	var inPlace table.Samples
+	for _, kind := range []string{"storage", "identity", "registration", "bootstrap"} {
+		g := newRig(b, kind)
+		g.open(b)
+		call := callOf(kind, catalog.New(g.host), driver)
+		processes, sockets := len(g.processes()), len(g.sockets())
+
+		quiet := startLoad(call)
+		select {
+		case <-time.After(quietFor):
+		case <-b.Context().Done():
+		}
+		quiet.end()
+
+		swapping := startLoad(call)
+		for n := range swaps / 2 {
+			inPlace = append(inPlace, g.swap(b, n))
+			g.refuse(b, n)
+		}
+		swapping.end()
+
+		g.await(b, "the old processes are gone", func(st supervisor.Status) bool { return st.Draining == 0 })
+		if p, s := len(g.processes()), len(g.sockets()); p != processes || s != sockets {
+			b.Errorf("%s: %d processes and %d sockets after the swaps, before them %d and %d", kind, p, s, processes, sockets)
+		}
+		if failed := slices.Concat(quiet.failed, swapping.failed); len(failed) > 0 {
+			b.Errorf("%s: %d calls failed, the first with %v", kind, len(failed), failed[0])
+		}
+		usual := quiet.times.Quantile(0.5)
+		extra := func(s table.Samples, q float64) float64 {
+			return float64(max(s.Quantile(q)-usual, 0)) / float64(time.Millisecond)
+		}
+		r.Add(
+			table.Row{What: kind + ": calls in that time", Value: float64(len(swapping.times))},
+			table.Row{What: kind + ": calls that failed", Value: float64(len(swapping.failed))},
+			table.Row{What: kind + ": extra delay of a call, p99.9", Value: extra(swapping.times, 0.999), Unit: "ms", AtMost: 20},
+			table.Row{What: kind + ": the longest extra delay", Value: extra(swapping.times, 1), Unit: "ms"},
+			table.Row{What: kind + ": the same without swaps, p99.9", Value: extra(quiet.times, 0.999), Unit: "ms"},
+			table.Row{What: kind + ": the longest without swaps", Value: extra(quiet.times, 1), Unit: "ms"},
+		)
+	}
+	r.Add(
+		table.Row{What: "file in place → the new generation serves, all kinds, p50", Value: inPlace.P50(), Unit: "ms"},
+		table.Row{What: "file in place → the new generation serves, all kinds, p99", Value: inPlace.P99(), Unit: "ms"},
+	)
+}
+
+// swap puts a good binary there and returns how long it takes until it serves.
+func (g *rig) swap(b *testing.B, n int) time.Duration {
+	b.Helper()
+	before := g.await(b, "it runs", func(st supervisor.Status) bool { return st.State == supervisor.Running }).SHA256
+	at := g.put(b, "good", fmt.Sprintf("2.%d.0", n))
+	g.await(b, "the new one serves", func(st supervisor.Status) bool { return st.SHA256 != before })
+	return time.Since(at)
+}
+
+// refuse puts a bad binary there and waits until it has been refused.
+func (g *rig) refuse(b *testing.B, n int) {
+	b.Helper()
+	before := g.await(b, "it runs", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+	mode := bad[n%len(bad)]
+	at := g.put(b, mode, fmt.Sprintf("3.%d.0", n)).UTC()
+	st := g.await(b, mode+" is refused", func(st supervisor.Status) bool {
+		return len(st.Swaps) > 0 && st.Swaps[len(st.Swaps)-1].At.After(at) && st.Swaps[len(st.Swaps)-1].Error != ""
+	})
+	if st.PID != before.PID {
+		b.Fatalf("%s: %s took over: %+v", g.kind, mode, st)
+	}
+}
+
+// callOf makes one call of a kind, as the host does.
+func callOf(kind string, plugins *catalog.Catalog, driver storage.Driver) func(context.Context) error {
+	switch kind {
+	case "storage":
+		return func(ctx context.Context) error {
+			return plugins.DoStorage(ctx, func(ctx context.Context, client storage.Client) error {
+				// Not Probe: csi-local syncs a file for each, and the disk would be measured.
+				_, err := client.List(ctx, driver, storage.Page{})
+				return err
+			})
+		}
+	case "identity":
+		return func(ctx context.Context) error {
+			return plugins.DoIdentity(ctx, func(ctx context.Context, client identity.Identity) error {
+				_, err := client.Read(ctx, service.Consul{}, "secret")
+				return err
+			})
+		}
+	case "registration":
+		return func(ctx context.Context) error {
+			return plugins.DoRegistration(ctx, func(ctx context.Context, client registration.Registration) error {
+				return client.Heartbeat(ctx, service.Consul{}, nil)
+			})
+		}
+	default:
+		return func(ctx context.Context) error {
+			return plugins.DoBootstrap(ctx, func(ctx context.Context, client bootstrap.Bootstrap) error {
+				_, err := client.Generate(ctx, service.Consul{}, bootstrap.Request{})
+				return err
+			})
+		}
+	}
+}
+
+// load makes a call every millisecond, whether those before it have ended or not. A
+// call's time begins when it is due: what holds up the caller counts.
+type load struct {
+	stop chan struct{}
+	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	times  table.Samples
+	failed []error
+}
+
+func startLoad(call func(context.Context) error) *load {
+	l := &load{stop: make(chan struct{})}
+	l.wg.Go(func() {
+		due := time.Now()
+		for {
+			due = due.Add(time.Millisecond)
+			select {
+			case <-l.stop:
+				return
+			case <-time.After(time.Until(due)):
+			}
+			at := due
+			l.wg.Go(func() {
+				err := call(context.Background())
+				l.note(time.Since(at), err)
+			})
+		}
+	})
+	return l
+}
+
+func (l *load) note(took time.Duration, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.times = append(l.times, took)
+	if err != nil {
+		l.failed = append(l.failed, err)
+	}
+}
+
+// end makes no more calls and waits for those under way.
+func (l *load) end() {
+	close(l.stop)
+	l.wg.Wait()
+}
