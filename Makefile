@@ -15,9 +15,10 @@ VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unkno
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
 
 # Tests run built programs, which the test cache does not see change: -count=1.
-# gotestsum ends with the number of tests that ran, failed and were skipped.
+# gotestsum ends with the number of tests that ran, failed and were skipped. Packages
+# mostly wait, so that more of them run at the same time than there are processors.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -count=1 -timeout 10m
+GO_TEST   = $(GOTESTSUM) -count=1 -p 4 -timeout 10m
 
 PROTO_ROOTS := sdk/proto host/api/proto
 MODULES     := . examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,16 +71,23 @@ func (s *Server) start(config map[string]any) error {
 	cmd.Dir = s.dir
 	cmd.Env = cleanEnv()
 	cmd.Stdout, cmd.Stderr = log, log
-	// Should the test be killed, its servers go with it.
+	// Should the test be killed, its servers go with it. The kernel does so when the thread
+	// ends that forked: this one waits.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	started, ended := make(chan error), make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+		close(ended)
+	}()
+	if err := <-started; err != nil {
 		return fmt.Errorf("start Consul: %w", err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait()
-	}()
 	s.cmd, s.ended = cmd, ended
 	return nil
 }

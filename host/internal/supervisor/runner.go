@@ -15,6 +15,7 @@ import (
 
 	"github.com/hashicorp/go-plugin/runner"
 
+	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/process"
 )
 
@@ -53,6 +54,7 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 	if err := r.save(r.spec.Intent()); err != nil {
 		return err
 	}
+	crashpoint.Here("process", "intended")
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("make the handshake's pipe: %w", err)
@@ -64,6 +66,7 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 		_ = reader.Close()
 		return err
 	}
+	crashpoint.Here("process", "forked")
 	r.proc, r.stdout = proc, reader
 	r.readHandshake()
 	r.measure()

@@ -153,6 +153,7 @@ type impl struct {
 func (i *impl) Validate(ctx context.Context, config []byte) error {
 	if i.mode == "hang-in-validate" {
 		<-ctx.Done()
+		return ctx.Err()
 	}
 	if strings.Contains(string(config), "wrong") {
 		return errors.New(`key "wrong" is not known`)
@@ -164,6 +165,7 @@ func (i *impl) Configure(ctx context.Context, config []byte) error {
 	switch i.mode {
 	case "hang-in-configure":
 		<-ctx.Done()
+		return ctx.Err()
 	case "refuses":
 		return errors.New("the configuration is not to its taste")
 	case "exit-in-configure":
