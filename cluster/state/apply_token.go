@@ -98,18 +98,10 @@ func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	wanted := make([]claim.Token, len(c.Tokens))
 	seen := map[string]bool{}
 	for i, w := range c.Tokens {
-		if w.Node == "" {
-			w.Node = c.Node
+		if problem := settleOwner(c, &w.Workload, &w.Node); problem != "" {
+			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q %s", w.ID, problem)}
 		}
-		if w.Workload == (claim.WorkloadRef{}) {
-			w.Workload = c.Ref
-		}
-		switch {
-		case w.Workload != c.Ref:
-			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is for workload %q", w.ID, w.Workload)}
-		case w.Node != c.Node:
-			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is for node %q, the workload is on node %q", w.ID, w.Node, c.Node)}
-		case seen[w.ID]:
+		if seen[w.ID] {
 			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is wanted twice", w.ID)}
 		}
 		seen[w.ID] = true

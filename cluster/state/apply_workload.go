@@ -102,18 +102,10 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 	wanted := make([]claim.Claim, len(c.Claims))
 	seen := map[claim.VolumeRef]bool{}
 	for i, w := range c.Claims {
-		if w.Node == "" {
-			w.Node = c.Node
+		if problem := settleOwner(c, &w.Workload, &w.Node); problem != "" {
+			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q %s", w.Volume, problem)}
 		}
-		if w.Workload == (claim.WorkloadRef{}) {
-			w.Workload = c.Ref
-		}
-		switch {
-		case w.Workload != c.Ref:
-			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is for workload %q", w.Volume, w.Workload)}
-		case w.Node != c.Node:
-			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is for node %q, the workload is on node %q", w.Volume, w.Node, c.Node)}
-		case seen[w.Volume]:
+		if seen[w.Volume] {
 			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume)}
 		}
 		seen[w.Volume] = true
@@ -123,6 +115,25 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 		wanted[i] = w
 	}
 	return wanted, nil
+}
+
+// settleOwner fills in the workload and the node that a claim or a token of a start may
+// leave empty. It says what is wrong where they are not the start's; empty: nothing is.
+func settleOwner(c *command.StartWorkload, workload *claim.WorkloadRef, node *string) (problem string) {
+	if *node == "" {
+		*node = c.Node
+	}
+	if *workload == (claim.WorkloadRef{}) {
+		*workload = c.Ref
+	}
+	switch {
+	case *workload != c.Ref:
+		return fmt.Sprintf("is for workload %q", *workload)
+	case *node != c.Node:
+		return fmt.Sprintf("is for node %q, the workload is on node %q", *node, c.Node)
+	default:
+		return ""
+	}
 }
 
 // take asks the rules for one claim. It writes nothing.
