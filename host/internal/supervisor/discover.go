@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,51 +49,42 @@ func discover(dir string, skipped func(file, reason string)) (map[string][]file,
 			skipped(e.Name(), "a plugin's name must be 1 to 64 letters, digits, - and _")
 			continue
 		}
-		same := func(f file) bool {
-			return v == nil && f.version == nil || v != nil && f.version != nil && v.Equal(f.version)
-		}
-		if n := slices.IndexFunc(found[name], same); n >= 0 {
+		this := file{path: path, version: v}
+		if n := slices.IndexFunc(found[name], func(f file) bool { return f.compare(this) == 0 }); n >= 0 {
 			skipped(e.Name(), fmt.Sprintf("plugin %q is %s already", name, filepath.Base(found[name][n].path)))
 			continue
 		}
-		found[name] = append(found[name], file{path: path, version: v})
+		found[name] = append(found[name], this)
 	}
 	for _, files := range found {
-		slices.SortFunc(files, func(a, b file) int {
-			switch {
-			case a.version == nil || b.version == nil:
-				return cmp.Compare(boolToInt(a.version == nil), boolToInt(b.version == nil))
-			default:
-				return b.version.Compare(a.version)
-			}
-		})
+		slices.SortFunc(files, file.compare)
 	}
 	return found, nil
 }
 
-func boolToInt(b bool) int {
-	if b {
+// compare puts the higher version first, and what names none last; 0: they name the
+// same.
+func (f file) compare(o file) int {
+	switch {
+	case f.version == nil && o.version == nil:
+		return 0
+	case f.version == nil:
 		return 1
+	case o.version == nil:
+		return -1
+	default:
+		return o.version.Compare(f.version)
 	}
-	return 0
 }
 
 // splitName gives the plugin's name and the version that a file's name has.
 func splitName(base string) (name string, v *version.Version) {
-	if stem, suffix, ok := cutLast(base, "_v"); ok {
-		if v, err := version.NewSemver(suffix); err == nil {
-			return stem, v
+	if n := strings.LastIndex(base, "_v"); n >= 0 {
+		if v, err := version.NewSemver(base[n+len("_v"):]); err == nil {
+			return base[:n], v
 		}
 	}
 	return strings.TrimSuffix(base, filepath.Ext(base)), nil
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	n := strings.LastIndex(s, sep)
-	if n < 0 {
-		return s, "", false
-	}
-	return s[:n], s[n+len(sep):], true
 }
 
 func ignored(file string) bool {
