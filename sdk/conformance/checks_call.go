@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -221,8 +220,8 @@ func checkKilled(ctx context.Context, r *run, c *checking) error {
 	if err != nil {
 		return err
 	}
-	if err := syscall.Kill(first.pid(), syscall.SIGKILL); err != nil {
-		return fmt.Errorf("kill its process: %w", err)
+	if err := first.die(ctx); err != nil {
+		return err
 	}
 	ended()
 	second, err := r.up(ctx, c)

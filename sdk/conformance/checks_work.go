@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -202,8 +201,8 @@ func checkWorkKilled(ctx context.Context, r *run, c *checking) error {
 				_, _ = s.try(ctx, p.conn) // however far it comes
 			}()
 			time.Sleep(time.Duration(i%4) * time.Millisecond)
-			if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
-				return fmt.Errorf("kill its process: %w", err)
+			if err := p.die(ctx); err != nil {
+				return err
 			}
 			<-called
 			next, err := r.up(ctx, c)

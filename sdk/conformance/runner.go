@@ -113,6 +113,19 @@ func (p *program) kill() {
 	_ = p.stdout.Close()
 }
 
+// die kills the process alone, as a crash would, and waits until it is gone: who comes after it must not find it still dying.
+func (p *program) die(ctx context.Context) error {
+	if err := unix.Kill(p.pid(), unix.SIGKILL); err != nil {
+		return fmt.Errorf("kill its process: %w", err)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("it has been killed and is still there: %w", ctx.Err())
+	}
+}
+
 // The rest is what go-plugin's runner.Runner wants.
 
 func (p *program) Wait(context.Context) error                       { <-p.done; return nil }
