@@ -53,6 +53,12 @@ var (
 	ErrWorkloadNotFound = claim.ErrWorkloadNotFound
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
 	ErrNotRunning = claim.ErrNotRunning
+	// ErrNodeSecret: the node is known with another secret.
+	ErrNodeSecret = claim.ErrNodeSecret
+	// ErrIneligible: the node takes no workloads now: it is drained, or was made ineligible.
+	ErrIneligible = claim.ErrIneligible
+	// ErrCycle: workloads would wait for one another for ever.
+	ErrCycle = claim.ErrCycle
 	// ErrTokenNotFound: the ledger knows no such token.
 	ErrTokenNotFound = claim.ErrTokenNotFound
 	// ErrNodeNotFound: the ledger knows no such node.

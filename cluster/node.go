@@ -36,6 +36,8 @@ type Config struct {
 
 // Node is this server's part in the ledger.
 type Node struct {
+	Commands
+
 	dir   string
 	store *state.Store
 	raft  *raftnode.Node
@@ -89,6 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		return nil, errors.Join(err, store.Close())
 	}
 	n := &Node{dir: cfg.Dir, store: store, raft: r, log: log, now: now}
+	n.Commands = Commands{to: n}
 	n.leadership.init()
 	n.running, n.stop = context.WithCancel(context.Background())
 	n.follower.Go(func() { n.followLeadership(n.running) })

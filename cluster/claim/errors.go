@@ -36,6 +36,12 @@ var (
 	ErrNodeNotFound = errors.New("node not found")
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
 	ErrNotRunning = errors.New("workload does not run there")
+	// ErrNodeSecret: the node is known with another secret.
+	ErrNodeSecret = errors.New("node is known with another secret")
+	// ErrIneligible: the node takes no workloads now.
+	ErrIneligible = errors.New("node takes no workloads")
+	// ErrCycle: workloads would wait for one another for ever.
+	ErrCycle = errors.New("workloads wait for one another")
 	// ErrTokenNotFound: the ledger knows no such token.
 	ErrTokenNotFound = errors.New("token not found")
 	// ErrDriverNotFound: no node has, or lately had, such a driver.

@@ -16,9 +16,49 @@ type Node struct {
 	Devices    []NodeDevices         `json:"devices,omitempty"` // by group and plugin
 	Attributes map[string]string     `json:"attributes,omitempty"`
 
+	// What follows is the ledger's own; what a node says of itself never changes it.
+
+	// SecretHash is the SHA-256 of the node's secret, in hexadecimal, as it first said it.
+	SecretHash string     `json:"secret_hash,omitempty"`
+	Status     NodeStatus `json:"status,omitempty"` // empty: ready
+	StatusAt   time.Time  `json:"status_at,omitzero"`
+	// Ineligible nodes start no workload.
+	Ineligible bool   `json:"ineligible,omitempty"`
+	Drain      *Drain `json:"drain,omitempty"` // nil: the node is not drained
+
 	CreateIndex uint64    `json:"create_index"`
 	ModifyIndex uint64    `json:"modify_index"`
 	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// NodeStatus is what the leader knows of whether a node is there.
+type NodeStatus string
+
+// The statuses. A node without one is ready: an older version wrote it, or it is the
+// only host.
+const (
+	NodeReady        NodeStatus = "ready"
+	NodeDisconnected NodeStatus = "disconnected" // not heard from for heartbeat_ttl; its claims stand
+	NodeDown         NodeStatus = "down"         // it has stopped by its own clock, and its claims were let go
+)
+
+// Drain is an operator's order to stop all workloads of a node.
+type Drain struct {
+	StartedAt time.Time `json:"started_at"`
+	By        string    `json:"by,omitempty"`
+	// DoneAt is when the node had nothing left; zero: not yet.
+	DoneAt time.Time `json:"done_at,omitzero"`
+}
+
+// Liveness is what the cluster has promised its nodes: how long after the last heartbeat that
+// was answered a node's claims are left alone. A leader keeps what was promised before it.
+type Liveness struct {
+	// HeartbeatTTL is how long after its last heartbeat a node counts as connected.
+	HeartbeatTTL time.Duration `json:"heartbeat_ttl"`
+	// StopAfter is how long after the heartbeat that was answered last a node begins to stop its workloads.
+	StopAfter time.Duration `json:"stop_after"`
+	// Margin is how much later the leader lets go of the node's claims.
+	Margin time.Duration `json:"margin"`
 }
 
 // NodeDevices is a group of devices that are alike on one node, such as its GPUs of one

@@ -15,6 +15,8 @@ const (
 	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers, DeleteTokens and
 	// DeregisterVolume's claims; DeleteWorkloads stops at as many.
 	MaxItems = 128
+	// MaxAfter bounds the workloads that one waits for.
+	MaxAfter = 32
 )
 
 // Command is one of this package's commands.
@@ -27,6 +29,9 @@ type Command interface {
 type Stamp struct {
 	// At is the leader's time when it took the command in.
 	At time.Time `json:"at"`
+	// Key makes the command safe to repeat: one that was applied under the same key within
+	// the last hour is answered with its result and changes nothing. Empty: none.
+	Key string `json:"key,omitempty"`
 }
 
 func (s *Stamp) stamp(at time.Time) { s.At = at }
@@ -86,9 +91,14 @@ type StartWorkloadResult struct {
 
 // EndWorkload records that a workload has ended and sends its claims on their way
 // out. It may be repeated.
+//
+// Node and Run say which run of it has ended, for a caller that may be late: one that
+// runs elsewhere, or again, is left alone. Empty and 0: whichever is there.
 type EndWorkload struct {
 	Stamp
-	Ref claim.WorkloadRef `json:"ref"`
+	Ref  claim.WorkloadRef `json:"ref"`
+	Node string            `json:"node,omitempty"`
+	Run  uint64            `json:"run,omitempty"` // claim.Workload.CreateIndex
 }
 
 // EndWorkloadResult answers EndWorkload: the workload's claims as they stand now.
@@ -177,6 +187,9 @@ type PutSigningKeyResult struct {
 
 // PutNode records what a node says of itself, and with it the counts of its
 // drivers.
+//
+// A node that the ledger has a secret's hash of is written only with the same one
+// (claim.ErrNodeSecret). A node that was down or disconnected is ready again.
 type PutNode struct {
 	Stamp
 	Node claim.Node `json:"node"`
@@ -224,4 +237,64 @@ type DeleteWorkloads struct {
 type DeleteWorkloadsResult struct {
 	Deleted []claim.WorkloadRef
 	More    bool
+}
+
+// AwaitWorkload records that a workload waits on a node for others to end, wherever they
+// run. It is refused (claim.ErrCycle) where one of them waits, over others, for this one.
+type AwaitWorkload struct {
+	Stamp
+	Ref   claim.WorkloadRef   `json:"ref"`
+	Node  string              `json:"node"`
+	After []claim.WorkloadRef `json:"after"` // at most MaxAfter
+}
+
+// AwaitWorkloadResult answers AwaitWorkload with those that have not ended.
+type AwaitWorkloadResult struct {
+	Workload claim.Workload
+	Left     []claim.WorkloadRef
+}
+
+// SetNodeStatus records whether a node is heard from. An unknown node is claim.ErrNodeNotFound.
+// With down, its workloads are ended and its claims are node-detached, at most
+// MaxItems claims a command: More says that there are others.
+type SetNodeStatus struct {
+	Stamp
+	Name   string           `json:"name"`
+	Status claim.NodeStatus `json:"status"`
+	// By is the operator who vouches that the node is down; empty where nobody had to.
+	By string `json:"by,omitempty"`
+}
+
+// SetNodeStatusResult answers SetNodeStatus.
+type SetNodeStatusResult struct {
+	Node  claim.Node
+	Ended []claim.WorkloadRef
+	Freed []claim.Claim // that were let go of
+	More  bool
+}
+
+// SetNodeDuty records what an operator wants of a node: whether it starts workloads, and
+// whether it is drained. nil: as it is.
+type SetNodeDuty struct {
+	Stamp
+	Name       string       `json:"name"`
+	Ineligible *bool        `json:"ineligible,omitempty"`
+	Drain      *claim.Drain `json:"drain,omitempty"`
+	StopDrain  bool         `json:"stop_drain,omitempty"`
+}
+
+// SetNodeDutyResult answers SetNodeDuty.
+type SetNodeDutyResult struct {
+	Node claim.Node
+}
+
+// PutLiveness records what the leader promises nodes from now on.
+type PutLiveness struct {
+	Stamp
+	Liveness claim.Liveness `json:"liveness"`
+}
+
+// PutLivenessResult answers PutLiveness with what was promised before.
+type PutLivenessResult struct {
+	Before claim.Liveness
 }

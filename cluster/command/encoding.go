@@ -43,6 +43,10 @@ const (
 	kindPutToken         kind = 11
 	kindDeleteTokens     kind = 12
 	kindPutSigningKey    kind = 13
+	kindAwaitWorkload    kind = 14
+	kindSetNodeStatus    kind = 15
+	kindSetNodeDuty      kind = 16
+	kindPutLiveness      kind = 17
 )
 
 func (*RegisterVolume) kind() kind   { return kindRegisterVolume }
@@ -58,6 +62,10 @@ func (*Identify) kind() kind         { return kindIdentify }
 func (*PutToken) kind() kind         { return kindPutToken }
 func (*DeleteTokens) kind() kind     { return kindDeleteTokens }
 func (*PutSigningKey) kind() kind    { return kindPutSigningKey }
+func (*AwaitWorkload) kind() kind    { return kindAwaitWorkload }
+func (*SetNodeStatus) kind() kind    { return kindSetNodeStatus }
+func (*SetNodeDuty) kind() kind      { return kindSetNodeDuty }
+func (*PutLiveness) kind() kind      { return kindPutLiveness }
 
 func empty(k kind) Command {
 	switch k {
@@ -87,6 +95,14 @@ func empty(k kind) Command {
 		return &DeleteTokens{}
 	case kindPutSigningKey:
 		return &PutSigningKey{}
+	case kindAwaitWorkload:
+		return &AwaitWorkload{}
+	case kindSetNodeStatus:
+		return &SetNodeStatus{}
+	case kindSetNodeDuty:
+		return &SetNodeDuty{}
+	case kindPutLiveness:
+		return &PutLiveness{}
 	default:
 		return nil
 	}

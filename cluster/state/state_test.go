@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -162,7 +163,7 @@ func TestStartWorkloadAgain(t *testing.T) {
 	}
 	before := l.records()
 	again, err := start("n1", "a")
-	if err != nil || again.Created || again.Claims[0] != first.Claims[0] || again.Workload != first.Workload {
+	if err != nil || again.Created || again.Claims[0] != first.Claims[0] || !reflect.DeepEqual(again.Workload, first.Workload) {
 		t.Errorf("the same again: %+v, %v", again, err)
 	}
 	for name, args := range map[string][]string{"another node": {"n2", "a"}, "one more": {"n1", "a", "b"}, "none": {"n1"}, "other": {"n1", "b"}} {

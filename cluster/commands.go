@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// Commands change the ledger, here or on another server: a Node and a Client have them.
+type Commands struct{ to applier }
+
+// applier brings a command to the leader and back comes its result.
+type applier interface {
+	apply(ctx context.Context, c command.Command) (any, error)
+}
+
+// RegisterVolume inserts a volume or updates its definition. Errors: ErrInvalid;
+// ErrVolumeInUse where claims stand that the new definition does not fit.
+func (c Commands) RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error) {
+	return apply[command.RegisterVolumeResult](ctx, c.to, &command.RegisterVolume{Volume: v})
+}
+
+// DeregisterVolume removes a volume. Errors: ErrVolumeNotFound; ErrVolumeInUse while
+// claims stand. With force these are deleted, wherever their mounts are, and
+// returned.
+func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error) {
+	var left []claim.Claim
+	for {
+		result, err := apply[command.DeregisterVolumeResult](ctx, c.to, &command.DeregisterVolume{Ref: ref, Force: force})
+		left = append(left, result.LeftBehind...)
+		if err != nil || !result.More {
+			result.LeftBehind = left
+			return result, err
+		}
+	}
+}
+
+// StartWorkload records that a workload runs on a node, takes all the claims that
+// it wants, or none, and notes the tokens that Consul will be asked for. It may be
+// repeated with the same arguments. Claims need Volume, Mode, AccessMode and
+// AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Tokens of a
+// run before stay noted until they are deleted, and their ids cannot be used again. Errors:
+// ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrConflict where
+// it runs already with other arguments, or a token's id is taken; ErrInvalid.
+func (c Commands) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
+	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{Ref: ref, Node: node, Claims: claims, Tokens: tokens})
+}
+
+// EndWorkload records that a workload has ended and sends its claims on their way
+// out. It may be repeated; a workload that the ledger does not know is no
+// error.
+func (c Commands) EndWorkload(ctx context.Context, ref claim.WorkloadRef) (command.EndWorkloadResult, error) {
+	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: ref})
+}
+
+// EndRun is EndWorkload for the run that began on a node at an index of the ledger: one that
+// runs elsewhere, or again, is left alone, and Found is then false.
+func (c Commands) EndRun(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) (command.EndWorkloadResult, error) {
+	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: ref, Node: node, Run: run})
+}
+
+// AdvanceClaims checkpoints claims on their way out, all items or none, at most
+// command.MaxItems. by is the operator who vouches that the claims' node is
+// down; empty where nobody had to. What was freed before counts as done.
+// Errors: ErrBackwards, ErrInvalid.
+func (c Commands) AdvanceClaims(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error) {
+	return apply[command.AdvanceClaimsResult](ctx, c.to, &command.AdvanceClaims{Items: items, By: by})
+}
+
+// PutNode records what a node says of itself and its drivers. Errors: ErrInvalid.
+func (c Commands) PutNode(ctx context.Context, node claim.Node) (command.PutNodeResult, error) {
+	return apply[command.PutNodeResult](ctx, c.to, &command.PutNode{Node: node})
+}
+
+// DeleteNode removes a node's record; its claims stay. An unknown node is no error.
+func (c Commands) DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error) {
+	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name})
+}
+
+// DeleteDrivers removes those of the drivers (at most command.MaxItems) that no
+// node has, no volume names, and nothing has changed since unusedBefore.
+func (c Commands) DeleteDrivers(ctx context.Context, unusedBefore time.Time, ids ...string) (command.DeleteDriversResult, error) {
+	return apply[command.DeleteDriversResult](ctx, c.to, &command.DeleteDrivers{IDs: ids, IfUnusedBefore: unusedBefore})
+}
+
+// DeleteWorkloads removes workloads that ended before a time and have no claim
+// left, the oldest command.MaxItems of them.
+func (c Commands) DeleteWorkloads(ctx context.Context, endedBefore time.Time) (command.DeleteWorkloadsResult, error) {
+	return apply[command.DeleteWorkloadsResult](ctx, c.to, &command.DeleteWorkloads{EndedBefore: endedBefore})
+}
+
+// PutToken notes that Consul will be asked for a token or, of one that stands, its
+// accessor and when it ends. It may be repeated. Errors: ErrNotRunning where the token
+// is new and its workload does not run on its node; ErrConflict where the id is
+// another token's; ErrInvalid.
+func (c Commands) PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error) {
+	return apply[command.PutTokenResult](ctx, c.to, &command.PutToken{Token: t})
+}
+
+// DeleteTokens forgets tokens that Consul does not have any more, at most
+// command.MaxItems. Unknown ones are no error.
+func (c Commands) DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error) {
+	return apply[command.DeleteTokensResult](ctx, c.to, &command.DeleteTokens{IDs: ids})
+}
+
+// PutSigningKey gives the cluster its signing key and returns the one that stands: the
+// first that it was given. Errors: ErrInvalid.
+func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error) {
+	result, err := apply[command.PutSigningKeyResult](ctx, c.to, &command.PutSigningKey{Key: k})
+	return result.Key, err
+}
+
+// AwaitWorkload records that a workload waits on a node for others to end, and returns those
+// that have not. It may be repeated, and is over with StartWorkload or EndWorkload.
+// Errors: ErrCycle; ErrConflict where the workload runs, or waits elsewhere; ErrInvalid.
+func (c Commands) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error) {
+	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{Ref: ref, Node: node, After: after})
+}
+
+// SetNodeStatus records whether a node is heard from. With down, by the operator who vouches
+// for it or by its own clock, all its workloads are ended and its claims are
+// node-detached. Errors: ErrNodeNotFound, ErrInvalid.
+func (c Commands) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error) {
+	var all command.SetNodeStatusResult
+	for {
+		result, err := apply[command.SetNodeStatusResult](ctx, c.to, &command.SetNodeStatus{Name: name, Status: status, By: by})
+		result.Ended, result.Freed = append(all.Ended, result.Ended...), append(all.Freed, result.Freed...)
+		if err != nil || !result.More {
+			return result, err
+		}
+		all = result
+	}
+}
+
+// SetNodeDuty records what an operator wants of a node. Errors: ErrNodeNotFound.
+func (c Commands) SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error) {
+	result, err := apply[command.SetNodeDutyResult](ctx, c.to, &duty)
+	return result.Node, err
+}
+
+// PutLiveness records what the leader promises nodes from now on, and returns what was
+// promised before.
+func (c Commands) PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error) {
+	result, err := apply[command.PutLivenessResult](ctx, c.to, &command.PutLiveness{Liveness: l})
+	return result.Before, err
+}
+
+// apply brings a command to the leader and gives its result the type that it has.
+func apply[R any](ctx context.Context, to applier, c command.Command) (result R, err error) {
+	outcome, err := to.apply(ctx, c)
+	if err != nil {
+		return result, err
+	}
+	result, ok := outcome.(R)
+	if !ok {
+		return result, fmt.Errorf("%T has the result %T, not %T", c, outcome, result)
+	}
+	return result, nil
+}
