@@ -1,0 +1,275 @@
+// Package testnet gives tests hosts of their own: network namespaces whose packets pass
+// through the test's process, which loses, delays or holds them back as it is told.
+//
+// A namespace has no name and goes with the test's process and those that run in
+// it. Needs root and /dev/net/tun.
+package testnet
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Link is what happens to packets from one host to another. The zero value passes all.
+type Link struct {
+	Cut   bool
+	Loss  float64       // the share of packets that is lost, 0 to 1
+	Delay time.Duration // of each packet
+}
+
+// Net is some hosts and what lies between them. Its methods may be called at any time.
+type Net struct {
+	t     testing.TB
+	home  *os.File // the namespace of the test
+	wires sync.WaitGroup
+
+	mu     sync.Mutex
+	hosts  map[netip.Addr]*Host
+	links  map[[2]string]Link
+	chance *rand.Rand
+	closed bool
+}
+
+// Host is one namespace with an address.
+type Host struct {
+	Name string
+	Addr netip.Addr
+
+	net   *Net
+	space *os.File // its network namespace
+	wire  *os.File // where its packets come out and go in
+}
+
+// New makes a net without hosts. seed decides which packets are lost. All goes at the
+// end of the test.
+func New(t testing.TB, seed uint64) *Net {
+	t.Helper()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &Net{
+		t: t, home: home, hosts: map[netip.Addr]*Host{}, links: map[[2]string]Link{},
+		chance: rand.New(rand.NewPCG(seed, seed)),
+	}
+	t.Cleanup(n.close)
+	return n
+}
+
+func (n *Net) close() {
+	n.mu.Lock()
+	n.closed = true
+	hosts := n.hosts
+	n.mu.Unlock()
+	for _, h := range hosts {
+		if err := errors.Join(h.wire.Close(), h.space.Close()); err != nil {
+			n.t.Errorf("close host %s: %v", h.Name, err)
+		}
+	}
+	n.wires.Wait()
+	_ = n.home.Close()
+}
+
+// Host adds a host, whose name is new, and connects it to all others.
+func (n *Net) Host(name string) *Host {
+	n.t.Helper()
+	n.mu.Lock()
+	addr := netip.AddrFrom4([4]byte{10, 77, 0, byte(len(n.hosts) + 1)})
+	n.mu.Unlock()
+	h := &Host{Name: name, Addr: addr, net: n}
+	if err := h.open(); err != nil {
+		n.t.Fatalf("make host %s: %v", name, err)
+	}
+	n.mu.Lock()
+	n.hosts[addr] = h
+	n.mu.Unlock()
+	n.wires.Go(h.read)
+	return h
+}
+
+// Set tells what happens to packets from one host to another, in this direction only.
+func (n *Net) Set(from, to *Host, l Link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.links[[2]string{from.Name, to.Name}] = l
+}
+
+// SetAll is Set for all pairs of hosts.
+func (n *Net) SetAll(l Link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, from := range n.hosts {
+		for _, to := range n.hosts {
+			n.links[[2]string{from.Name, to.Name}] = l
+		}
+	}
+}
+
+// Part cuts all links, both ways, between these hosts and the others.
+func (n *Net) Part(some ...*Host) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, from := range n.hosts {
+		for _, to := range n.hosts {
+			if slices.Contains(some, from) != slices.Contains(some, to) {
+				n.links[[2]string{from.Name, to.Name}] = Link{Cut: true}
+			}
+		}
+	}
+}
+
+// Heal makes all links whole.
+func (n *Net) Heal() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.links)
+}
+
+// Do runs fn in the host's network: what it listens on, dials or starts belongs there,
+// as long as it does so in its own goroutine.
+func (h *Host) Do(fn func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Setns(int(h.space.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
+			result <- fmt.Errorf("enter the network of host %s: %w", h.Name, err)
+			return
+		}
+		err := fn()
+		// A thread that cannot go back ends with its goroutine. Children that die with
+		// their parent's thread would end then too.
+		if back := unix.Setns(int(h.net.home.Fd()), unix.CLONE_NEWNET); back == nil {
+			runtime.UnlockOSThread()
+		} else {
+			err = errors.Join(err, back)
+		}
+		result <- err
+	}()
+	return <-result
+}
+
+// open makes the namespace, on a thread that ends with it, and its wire.
+func (h *Host) open() error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread is in the new namespace
+		result <- h.make()
+	}()
+	return <-result
+}
+
+func (h *Host) make() (err error) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if h.space, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+		return err
+	}
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return errors.Join(fmt.Errorf("open /dev/net/tun: %w", err), h.space.Close())
+	}
+	if err := h.wireUp(fd); err != nil {
+		return errors.Join(err, unix.Close(fd), h.space.Close())
+	}
+	h.wire = os.NewFile(uintptr(fd), "wire of "+h.Name)
+	return nil
+}
+
+const wireName = "wire0"
+
+// wireUp makes the TUN device (Linux Documentation/networking/tuntap.rst) and gives it
+// the host's address.
+func (h *Host) wireUp(tun int) error {
+	dev, err := unix.NewIfreq(wireName)
+	if err != nil {
+		return err
+	}
+	dev.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(tun, unix.TUNSETIFF, dev); err != nil {
+		return fmt.Errorf("make the wire: %w", err)
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s) //nolint:errcheck // a socket that only ioctls go through
+	for _, set := range []struct {
+		ioctl uint
+		addr  [4]byte
+	}{{unix.SIOCSIFADDR, h.Addr.As4()}, {unix.SIOCSIFNETMASK, [4]byte{255, 255, 255, 0}}} {
+		req, err := unix.NewIfreq(wireName)
+		if err != nil {
+			return err
+		}
+		if err := req.SetInet4Addr(set.addr[:]); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(s, set.ioctl, req); err != nil {
+			return fmt.Errorf("give the wire its address: %w", err)
+		}
+	}
+	for _, name := range []string{"lo", wireName} {
+		req, err := unix.NewIfreq(name)
+		if err != nil {
+			return err
+		}
+		req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+		if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req); err != nil {
+			return fmt.Errorf("bring %s up: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// read passes on what the host sends, until its wire is closed.
+func (h *Host) read() {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := h.wire.Read(buf)
+		if err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				h.net.t.Errorf("read the wire of host %s: %v", h.Name, err)
+			}
+			return
+		}
+		h.net.pass(h, slices.Clone(buf[:n]))
+	}
+}
+
+// pass brings a packet (IPv4, RFC 791) to the host that it is for, or loses it.
+func (n *Net) pass(from *Host, packet []byte) {
+	if len(packet) < 20 || packet[0]>>4 != 4 {
+		return
+	}
+	n.mu.Lock()
+	to := n.hosts[netip.AddrFrom4([4]byte(packet[16:20]))]
+	if to == nil || n.closed {
+		n.mu.Unlock()
+		return
+	}
+	link := n.links[[2]string{from.Name, to.Name}]
+	lost := link.Cut || link.Loss > 0 && n.chance.Float64() < link.Loss
+	n.mu.Unlock()
+	switch {
+	case lost:
+	case link.Delay > 0:
+		time.AfterFunc(link.Delay, func() { to.write(packet) })
+	default:
+		to.write(packet)
+	}
+}
+
+// write gives a packet to the host. One that it does not take is lost, as on any wire.
+func (h *Host) write(packet []byte) { _, _ = h.wire.Write(packet) }
