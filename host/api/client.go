@@ -33,6 +33,10 @@ type Client struct {
 	Workloads hostv1connect.WorkloadServiceClient
 	Tokens    hostv1connect.TokenServiceClient
 	Agent     hostv1connect.AgentServiceClient
+	Nodes     hostv1connect.NodeServiceClient
+	Members   hostv1connect.MemberServiceClient
+	Operator  hostv1connect.OperatorServiceClient
+	System    hostv1connect.SystemServiceClient
 
 	transport *http.Transport
 }
@@ -65,6 +69,10 @@ func New(address string) (*Client, error) {
 		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, options),
 		Tokens:    hostv1connect.NewTokenServiceClient(httpClient, baseURL, options),
 		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, options),
+		Nodes:     hostv1connect.NewNodeServiceClient(httpClient, baseURL, options),
+		Members:   hostv1connect.NewMemberServiceClient(httpClient, baseURL, options),
+		Operator:  hostv1connect.NewOperatorServiceClient(httpClient, baseURL, options),
+		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, options),
 		transport: transport,
 	}, nil
 }

@@ -147,7 +147,8 @@ type ListTokensRequest struct {
 	// namespace "*" or empty means all.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// workload; empty means all.
-	Workload      string `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	Workload      string       `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	Read          *ReadOptions `protobuf:"bytes,3,opt,name=read,proto3" json:"read,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -196,9 +197,17 @@ func (x *ListTokensRequest) GetWorkload() string {
 	return ""
 }
 
+func (x *ListTokensRequest) GetRead() *ReadOptions {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
 type ListTokensResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tokens        []*Token               `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	Meta          *ReadMeta              `protobuf:"bytes,2,opt,name=meta,proto3" json:"meta,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -236,6 +245,13 @@ func (*ListTokensResponse) Descriptor() ([]byte, []int) {
 func (x *ListTokensResponse) GetTokens() []*Token {
 	if x != nil {
 		return x.Tokens
+	}
+	return nil
+}
+
+func (x *ListTokensResponse) GetMeta() *ReadMeta {
+	if x != nil {
+		return x.Meta
 	}
 	return nil
 }
@@ -412,7 +428,7 @@ var File_pannier_host_v1_token_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_token_proto_rawDesc = "" +
 	"\n" +
-	"\x1bpannier/host/v1/token.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\x02\n" +
+	"\x1bpannier/host/v1/token.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\"\xc1\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\baccessor\x18\x02 \x01(\tR\baccessor\x12\x1c\n" +
@@ -426,12 +442,14 @@ const file_pannier_host_v1_token_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x16\n" +
 	"\x06orphan\x18\n" +
-	" \x01(\bR\x06orphan\"M\n" +
+	" \x01(\bR\x06orphan\"\x7f\n" +
 	"\x11ListTokensRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1a\n" +
-	"\bworkload\x18\x02 \x01(\tR\bworkload\"D\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x120\n" +
+	"\x04read\x18\x03 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\"s\n" +
 	"\x12ListTokensResponse\x12.\n" +
-	"\x06tokens\x18\x01 \x03(\v2\x16.pannier.host.v1.TokenR\x06tokens\"-\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x16.pannier.host.v1.TokenR\x06tokens\x12-\n" +
+	"\x04meta\x18\x02 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\"-\n" +
 	"\x12SweepTokensRequest\x12\x17\n" +
 	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"f\n" +
 	"\x13SweepTokensResponse\x123\n" +
@@ -469,22 +487,26 @@ var file_pannier_host_v1_token_proto_goTypes = []any{
 	(*SweepTokensResponse)(nil),   // 4: pannier.host.v1.SweepTokensResponse
 	(*SweptToken)(nil),            // 5: pannier.host.v1.SweptToken
 	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
+	(*ReadOptions)(nil),           // 7: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),              // 8: pannier.host.v1.ReadMeta
 }
 var file_pannier_host_v1_token_proto_depIdxs = []int32{
 	6, // 0: pannier.host.v1.Token.created_at:type_name -> google.protobuf.Timestamp
 	6, // 1: pannier.host.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
-	0, // 2: pannier.host.v1.ListTokensResponse.tokens:type_name -> pannier.host.v1.Token
-	5, // 3: pannier.host.v1.SweepTokensResponse.tokens:type_name -> pannier.host.v1.SweptToken
-	0, // 4: pannier.host.v1.SweptToken.token:type_name -> pannier.host.v1.Token
-	1, // 5: pannier.host.v1.TokenService.ListTokens:input_type -> pannier.host.v1.ListTokensRequest
-	3, // 6: pannier.host.v1.TokenService.SweepTokens:input_type -> pannier.host.v1.SweepTokensRequest
-	2, // 7: pannier.host.v1.TokenService.ListTokens:output_type -> pannier.host.v1.ListTokensResponse
-	4, // 8: pannier.host.v1.TokenService.SweepTokens:output_type -> pannier.host.v1.SweepTokensResponse
-	7, // [7:9] is the sub-list for method output_type
-	5, // [5:7] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	7, // 2: pannier.host.v1.ListTokensRequest.read:type_name -> pannier.host.v1.ReadOptions
+	0, // 3: pannier.host.v1.ListTokensResponse.tokens:type_name -> pannier.host.v1.Token
+	8, // 4: pannier.host.v1.ListTokensResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	5, // 5: pannier.host.v1.SweepTokensResponse.tokens:type_name -> pannier.host.v1.SweptToken
+	0, // 6: pannier.host.v1.SweptToken.token:type_name -> pannier.host.v1.Token
+	1, // 7: pannier.host.v1.TokenService.ListTokens:input_type -> pannier.host.v1.ListTokensRequest
+	3, // 8: pannier.host.v1.TokenService.SweepTokens:input_type -> pannier.host.v1.SweepTokensRequest
+	2, // 9: pannier.host.v1.TokenService.ListTokens:output_type -> pannier.host.v1.ListTokensResponse
+	4, // 10: pannier.host.v1.TokenService.SweepTokens:output_type -> pannier.host.v1.SweepTokensResponse
+	9, // [9:11] is the sub-list for method output_type
+	7, // [7:9] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_token_proto_init() }
@@ -492,6 +514,7 @@ func file_pannier_host_v1_token_proto_init() {
 	if File_pannier_host_v1_token_proto != nil {
 		return
 	}
+	file_pannier_host_v1_read_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

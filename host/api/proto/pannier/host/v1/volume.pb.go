@@ -1001,6 +1001,7 @@ type GetVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Read          *ReadOptions           `protobuf:"bytes,3,opt,name=read,proto3" json:"read,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1049,11 +1050,19 @@ func (x *GetVolumeRequest) GetId() string {
 	return ""
 }
 
+func (x *GetVolumeRequest) GetRead() *ReadOptions {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
 type GetVolumeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// usage is absent where the volume is not mounted on this node or its driver tells none.
 	Usage         *VolumeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
+	Meta          *ReadMeta    `protobuf:"bytes,3,opt,name=meta,proto3" json:"meta,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1102,13 +1111,21 @@ func (x *GetVolumeResponse) GetUsage() *VolumeUsage {
 	return nil
 }
 
+func (x *GetVolumeResponse) GetMeta() *ReadMeta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
 type ListVolumesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// namespace "*" or empty means all.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	PluginId  string `protobuf:"bytes,2,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
 	// node lists the volumes with a claim on that node.
-	Node          string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Node          string       `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Read          *ReadOptions `protobuf:"bytes,4,opt,name=read,proto3" json:"read,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1164,9 +1181,17 @@ func (x *ListVolumesRequest) GetNode() string {
 	return ""
 }
 
+func (x *ListVolumesRequest) GetRead() *ReadOptions {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
 type ListVolumesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volumes       []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Meta          *ReadMeta              `protobuf:"bytes,2,opt,name=meta,proto3" json:"meta,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1208,6 +1233,258 @@ func (x *ListVolumesResponse) GetVolumes() []*Volume {
 	return nil
 }
 
+func (x *ListVolumesResponse) GetMeta() *ReadMeta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+type ExplainVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainVolumeRequest) Reset() {
+	*x = ExplainVolumeRequest{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainVolumeRequest) ProtoMessage() {}
+
+func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExplainVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ExplainVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ExplainVolumeResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Volume *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// summary says in a sentence how the volume stands.
+	Summary       string            `protobuf:"bytes,2,opt,name=summary,proto3" json:"summary,omitempty"`
+	Claims        []*ExplainedClaim `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainVolumeResponse) Reset() {
+	*x = ExplainVolumeResponse{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainVolumeResponse) ProtoMessage() {}
+
+func (x *ExplainVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ExplainVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExplainVolumeResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *ExplainVolumeResponse) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *ExplainVolumeResponse) GetClaims() []*ExplainedClaim {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+// ExplainedClaim is one claim and what it waits for.
+type ExplainedClaim struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Claim *Claim                 `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
+	// node_status is ready, disconnected, down or unknown; last_heard is when the leader last
+	// answered its heartbeat, let_go_at when it lets go of the node's claims unless it is
+	// heard from again.
+	NodeStatus string                 `protobuf:"bytes,2,opt,name=node_status,json=nodeStatus,proto3" json:"node_status,omitempty"`
+	LastHeard  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	LetGoAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
+	// waits_for is what has to happen next; empty: nothing, its workload uses it.
+	WaitsFor string `protobuf:"bytes,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// since is when the claim came to where it is.
+	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
+	// tries of its release by the present leader, the error of the last and when the next is.
+	Tries     int32                  `protobuf:"varint,7,opt,name=tries,proto3" json:"tries,omitempty"`
+	LastError string                 `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	NextTryAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
+	// next is what happens by itself; command is what to run where that is not enough.
+	Next          string `protobuf:"bytes,10,opt,name=next,proto3" json:"next,omitempty"`
+	Command       string `protobuf:"bytes,11,opt,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedClaim) Reset() {
+	*x = ExplainedClaim{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedClaim) ProtoMessage() {}
+
+func (x *ExplainedClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedClaim.ProtoReflect.Descriptor instead.
+func (*ExplainedClaim) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ExplainedClaim) GetClaim() *Claim {
+	if x != nil {
+		return x.Claim
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetNodeStatus() string {
+	if x != nil {
+		return x.NodeStatus
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetLetGoAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LetGoAt
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetTries() int32 {
+	if x != nil {
+		return x.Tries
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetNextTryAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextTryAt
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
 type ListExternalRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PluginId      string                 `protobuf:"bytes,1,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
@@ -1219,7 +1496,7 @@ type ListExternalRequest struct {
 
 func (x *ListExternalRequest) Reset() {
 	*x = ListExternalRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1508,7 @@ func (x *ListExternalRequest) String() string {
 func (*ListExternalRequest) ProtoMessage() {}
 
 func (x *ListExternalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1521,7 @@ func (x *ListExternalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListExternalRequest) GetPluginId() string {
@@ -1278,7 +1555,7 @@ type ListExternalResponse struct {
 
 func (x *ListExternalResponse) Reset() {
 	*x = ListExternalResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1567,7 @@ func (x *ListExternalResponse) String() string {
 func (*ListExternalResponse) ProtoMessage() {}
 
 func (x *ListExternalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1580,7 @@ func (x *ListExternalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListExternalResponse) GetVolumes() []*ExternalVolume {
@@ -1335,7 +1612,7 @@ type ExternalVolume struct {
 
 func (x *ExternalVolume) Reset() {
 	*x = ExternalVolume{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1624,7 @@ func (x *ExternalVolume) String() string {
 func (*ExternalVolume) ProtoMessage() {}
 
 func (x *ExternalVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1637,7 @@ func (x *ExternalVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalVolume.ProtoReflect.Descriptor instead.
 func (*ExternalVolume) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExternalVolume) GetExternalId() string {
@@ -1423,7 +1700,7 @@ type DeregisterVolumeRequest struct {
 
 func (x *DeregisterVolumeRequest) Reset() {
 	*x = DeregisterVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1712,7 @@ func (x *DeregisterVolumeRequest) String() string {
 func (*DeregisterVolumeRequest) ProtoMessage() {}
 
 func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1725,7 @@ func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeregisterVolumeRequest) GetNamespace() string {
@@ -1483,7 +1760,7 @@ type DeregisterVolumeResponse struct {
 
 func (x *DeregisterVolumeResponse) Reset() {
 	*x = DeregisterVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1772,7 @@ func (x *DeregisterVolumeResponse) String() string {
 func (*DeregisterVolumeResponse) ProtoMessage() {}
 
 func (x *DeregisterVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1785,7 @@ func (x *DeregisterVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeregisterVolumeResponse) GetLeftBehind() []*Claim {
@@ -1530,7 +1807,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1819,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1832,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteVolumeRequest) GetNamespace() string {
@@ -1587,7 +1864,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1876,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1889,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{25}
 }
 
 type ExpandVolumeRequest struct {
@@ -1628,7 +1905,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1917,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1930,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExpandVolumeRequest) GetNamespace() string {
@@ -1693,7 +1970,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1982,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1995,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -1741,7 +2018,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +2030,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +2043,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DetachVolumeRequest) GetNamespace() string {
@@ -1806,7 +2083,7 @@ type DetachVolumeResponse struct {
 
 func (x *DetachVolumeResponse) Reset() {
 	*x = DetachVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +2095,7 @@ func (x *DetachVolumeResponse) String() string {
 func (*DetachVolumeResponse) ProtoMessage() {}
 
 func (x *DetachVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +2108,7 @@ func (x *DetachVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DetachVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DetachVolumeResponse) GetClaims() []*DetachedClaim {
@@ -1854,7 +2131,7 @@ type DetachedClaim struct {
 
 func (x *DetachedClaim) Reset() {
 	*x = DetachedClaim{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +2143,7 @@ func (x *DetachedClaim) String() string {
 func (*DetachedClaim) ProtoMessage() {}
 
 func (x *DetachedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +2156,7 @@ func (x *DetachedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachedClaim.ProtoReflect.Descriptor instead.
 func (*DetachedClaim) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DetachedClaim) GetClaim() *Claim {
@@ -1916,7 +2193,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2205,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2218,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateSnapshotRequest) GetNamespace() string {
@@ -1988,7 +2265,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2277,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2290,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2039,7 +2316,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2328,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2341,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -2127,7 +2404,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2416,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2429,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteSnapshotRequest) GetPluginId() string {
@@ -2184,7 +2461,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2473,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2486,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{35}
 }
 
 type ListSnapshotsRequest struct {
@@ -2224,7 +2501,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2513,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2526,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListSnapshotsRequest) GetPluginId() string {
@@ -2290,7 +2567,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2579,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2592,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2336,7 +2613,7 @@ var File_pannier_host_v1_volume_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\n" +
-	"\x1cpannier/host/v1/volume.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\a\n" +
+	"\x1cpannier/host/v1/volume.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\"\x86\a\n" +
 	"\n" +
 	"VolumeSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -2447,19 +2724,46 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"c\n" +
 	"\x14CreateVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"@\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"r\n" +
 	"\x10GetVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"x\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x120\n" +
+	"\x04read\x18\x03 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\"\xa7\x01\n" +
 	"\x11GetVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x122\n" +
-	"\x05usage\x18\x02 \x01(\v2\x1c.pannier.host.v1.VolumeUsageR\x05usage\"c\n" +
+	"\x05usage\x18\x02 \x01(\v2\x1c.pannier.host.v1.VolumeUsageR\x05usage\x12-\n" +
+	"\x04meta\x18\x03 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\"\x95\x01\n" +
 	"\x12ListVolumesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tplugin_id\x18\x02 \x01(\tR\bpluginId\x12\x12\n" +
-	"\x04node\x18\x03 \x01(\tR\x04node\"H\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x120\n" +
+	"\x04read\x18\x04 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\"w\n" +
 	"\x13ListVolumesResponse\x121\n" +
-	"\avolumes\x18\x01 \x03(\v2\x17.pannier.host.v1.VolumeR\avolumes\"l\n" +
+	"\avolumes\x18\x01 \x03(\v2\x17.pannier.host.v1.VolumeR\avolumes\x12-\n" +
+	"\x04meta\x18\x02 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\"D\n" +
+	"\x14ExplainVolumeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x9b\x01\n" +
+	"\x15ExplainVolumeResponse\x12/\n" +
+	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x12\x18\n" +
+	"\asummary\x18\x02 \x01(\tR\asummary\x127\n" +
+	"\x06claims\x18\x03 \x03(\v2\x1f.pannier.host.v1.ExplainedClaimR\x06claims\"\xc0\x03\n" +
+	"\x0eExplainedClaim\x12,\n" +
+	"\x05claim\x18\x01 \x01(\v2\x16.pannier.host.v1.ClaimR\x05claim\x12\x1f\n" +
+	"\vnode_status\x18\x02 \x01(\tR\n" +
+	"nodeStatus\x129\n" +
+	"\n" +
+	"last_heard\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x126\n" +
+	"\tlet_go_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aletGoAt\x12\x1b\n" +
+	"\twaits_for\x18\x05 \x01(\tR\bwaitsFor\x120\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05tries\x18\a \x01(\x05R\x05tries\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\b \x01(\tR\tlastError\x12:\n" +
+	"\vnext_try_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tnextTryAt\x12\x12\n" +
+	"\x04next\x18\n" +
+	" \x01(\tR\x04next\x12\x18\n" +
+	"\acommand\x18\v \x01(\tR\acommand\"l\n" +
 	"\x13ListExternalRequest\x12\x1b\n" +
 	"\tplugin_id\x18\x01 \x01(\tR\bpluginId\x12\x19\n" +
 	"\bper_page\x18\x02 \x01(\x05R\aperPage\x12\x1d\n" +
@@ -2586,7 +2890,7 @@ func file_pannier_host_v1_volume_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_volume_proto_rawDescData
 }
 
-var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_pannier_host_v1_volume_proto_goTypes = []any{
 	(*VolumeSpec)(nil),               // 0: pannier.host.v1.VolumeSpec
 	(*VolumeCapability)(nil),         // 1: pannier.host.v1.VolumeCapability
@@ -2604,103 +2908,119 @@ var file_pannier_host_v1_volume_proto_goTypes = []any{
 	(*GetVolumeResponse)(nil),        // 13: pannier.host.v1.GetVolumeResponse
 	(*ListVolumesRequest)(nil),       // 14: pannier.host.v1.ListVolumesRequest
 	(*ListVolumesResponse)(nil),      // 15: pannier.host.v1.ListVolumesResponse
-	(*ListExternalRequest)(nil),      // 16: pannier.host.v1.ListExternalRequest
-	(*ListExternalResponse)(nil),     // 17: pannier.host.v1.ListExternalResponse
-	(*ExternalVolume)(nil),           // 18: pannier.host.v1.ExternalVolume
-	(*DeregisterVolumeRequest)(nil),  // 19: pannier.host.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeResponse)(nil), // 20: pannier.host.v1.DeregisterVolumeResponse
-	(*DeleteVolumeRequest)(nil),      // 21: pannier.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),     // 22: pannier.host.v1.DeleteVolumeResponse
-	(*ExpandVolumeRequest)(nil),      // 23: pannier.host.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),     // 24: pannier.host.v1.ExpandVolumeResponse
-	(*DetachVolumeRequest)(nil),      // 25: pannier.host.v1.DetachVolumeRequest
-	(*DetachVolumeResponse)(nil),     // 26: pannier.host.v1.DetachVolumeResponse
-	(*DetachedClaim)(nil),            // 27: pannier.host.v1.DetachedClaim
-	(*CreateSnapshotRequest)(nil),    // 28: pannier.host.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),   // 29: pannier.host.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),                 // 30: pannier.host.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),    // 31: pannier.host.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),   // 32: pannier.host.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),     // 33: pannier.host.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 34: pannier.host.v1.ListSnapshotsResponse
-	nil,                              // 35: pannier.host.v1.VolumeSpec.SecretsEntry
-	nil,                              // 36: pannier.host.v1.VolumeSpec.ParametersEntry
-	nil,                              // 37: pannier.host.v1.VolumeSpec.ContextEntry
-	nil,                              // 38: pannier.host.v1.Topology.SegmentsEntry
-	nil,                              // 39: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	nil,                              // 40: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                              // 41: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	nil,                              // 42: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                              // 43: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
+	(*ExplainVolumeRequest)(nil),     // 16: pannier.host.v1.ExplainVolumeRequest
+	(*ExplainVolumeResponse)(nil),    // 17: pannier.host.v1.ExplainVolumeResponse
+	(*ExplainedClaim)(nil),           // 18: pannier.host.v1.ExplainedClaim
+	(*ListExternalRequest)(nil),      // 19: pannier.host.v1.ListExternalRequest
+	(*ListExternalResponse)(nil),     // 20: pannier.host.v1.ListExternalResponse
+	(*ExternalVolume)(nil),           // 21: pannier.host.v1.ExternalVolume
+	(*DeregisterVolumeRequest)(nil),  // 22: pannier.host.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeResponse)(nil), // 23: pannier.host.v1.DeregisterVolumeResponse
+	(*DeleteVolumeRequest)(nil),      // 24: pannier.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),     // 25: pannier.host.v1.DeleteVolumeResponse
+	(*ExpandVolumeRequest)(nil),      // 26: pannier.host.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),     // 27: pannier.host.v1.ExpandVolumeResponse
+	(*DetachVolumeRequest)(nil),      // 28: pannier.host.v1.DetachVolumeRequest
+	(*DetachVolumeResponse)(nil),     // 29: pannier.host.v1.DetachVolumeResponse
+	(*DetachedClaim)(nil),            // 30: pannier.host.v1.DetachedClaim
+	(*CreateSnapshotRequest)(nil),    // 31: pannier.host.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),   // 32: pannier.host.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                 // 33: pannier.host.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),    // 34: pannier.host.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),   // 35: pannier.host.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),     // 36: pannier.host.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 37: pannier.host.v1.ListSnapshotsResponse
+	nil,                              // 38: pannier.host.v1.VolumeSpec.SecretsEntry
+	nil,                              // 39: pannier.host.v1.VolumeSpec.ParametersEntry
+	nil,                              // 40: pannier.host.v1.VolumeSpec.ContextEntry
+	nil,                              // 41: pannier.host.v1.Topology.SegmentsEntry
+	nil,                              // 42: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	nil,                              // 43: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                              // 44: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	nil,                              // 45: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                              // 46: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
+	(*ReadOptions)(nil),              // 48: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),                 // 49: pannier.host.v1.ReadMeta
 }
 var file_pannier_host_v1_volume_proto_depIdxs = []int32{
 	1,  // 0: pannier.host.v1.VolumeSpec.capabilities:type_name -> pannier.host.v1.VolumeCapability
 	2,  // 1: pannier.host.v1.VolumeSpec.mount_options:type_name -> pannier.host.v1.MountOptions
 	4,  // 2: pannier.host.v1.VolumeSpec.topology_request:type_name -> pannier.host.v1.TopologyRequest
-	35, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
-	36, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
-	37, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
-	38, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
+	38, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
+	39, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
+	40, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
+	41, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
 	3,  // 7: pannier.host.v1.TopologyRequest.required:type_name -> pannier.host.v1.Topology
 	3,  // 8: pannier.host.v1.TopologyRequest.preferred:type_name -> pannier.host.v1.Topology
 	0,  // 9: pannier.host.v1.Volume.spec:type_name -> pannier.host.v1.VolumeSpec
 	6,  // 10: pannier.host.v1.Volume.claims:type_name -> pannier.host.v1.Claim
 	3,  // 11: pannier.host.v1.Volume.topologies:type_name -> pannier.host.v1.Topology
-	44, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	44, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
-	44, // 14: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
-	44, // 15: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
-	44, // 16: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
+	47, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	47, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 14: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
+	47, // 15: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 16: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
 	0,  // 17: pannier.host.v1.RegisterVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
 	5,  // 18: pannier.host.v1.RegisterVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	0,  // 19: pannier.host.v1.CreateVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
 	5,  // 20: pannier.host.v1.CreateVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	5,  // 21: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	7,  // 22: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
-	5,  // 23: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
-	18, // 24: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
-	6,  // 25: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
-	39, // 26: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	5,  // 27: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	27, // 28: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
-	6,  // 29: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
-	40, // 30: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	41, // 31: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	30, // 32: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
-	44, // 33: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	42, // 34: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	43, // 35: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	30, // 36: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
-	8,  // 37: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
-	10, // 38: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
-	12, // 39: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
-	14, // 40: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
-	16, // 41: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
-	19, // 42: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
-	21, // 43: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
-	23, // 44: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
-	25, // 45: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
-	28, // 46: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
-	31, // 47: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
-	33, // 48: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
-	9,  // 49: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
-	11, // 50: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
-	13, // 51: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
-	15, // 52: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
-	17, // 53: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
-	20, // 54: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
-	22, // 55: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
-	24, // 56: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
-	26, // 57: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
-	29, // 58: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
-	32, // 59: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
-	34, // 60: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
-	49, // [49:61] is the sub-list for method output_type
-	37, // [37:49] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	48, // 21: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
+	5,  // 22: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	7,  // 23: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
+	49, // 24: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	48, // 25: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
+	5,  // 26: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
+	49, // 27: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	5,  // 28: pannier.host.v1.ExplainVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	18, // 29: pannier.host.v1.ExplainVolumeResponse.claims:type_name -> pannier.host.v1.ExplainedClaim
+	6,  // 30: pannier.host.v1.ExplainedClaim.claim:type_name -> pannier.host.v1.Claim
+	47, // 31: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
+	47, // 32: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
+	47, // 33: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
+	47, // 34: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
+	21, // 35: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
+	6,  // 36: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
+	42, // 37: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	5,  // 38: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	30, // 39: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
+	6,  // 40: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
+	43, // 41: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	44, // 42: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	33, // 43: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
+	47, // 44: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	45, // 45: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	46, // 46: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	33, // 47: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
+	8,  // 48: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
+	10, // 49: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
+	12, // 50: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
+	14, // 51: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
+	19, // 52: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
+	22, // 53: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
+	24, // 54: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
+	26, // 55: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
+	28, // 56: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
+	31, // 57: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
+	34, // 58: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
+	36, // 59: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
+	9,  // 60: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
+	11, // 61: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
+	13, // 62: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
+	15, // 63: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
+	20, // 64: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
+	23, // 65: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
+	25, // 66: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
+	27, // 67: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
+	29, // 68: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
+	32, // 69: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
+	35, // 70: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
+	37, // 71: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
+	60, // [60:72] is the sub-list for method output_type
+	48, // [48:60] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_volume_proto_init() }
@@ -2708,13 +3028,14 @@ func file_pannier_host_v1_volume_proto_init() {
 	if File_pannier_host_v1_volume_proto != nil {
 		return
 	}
+	file_pannier_host_v1_read_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_volume_proto_rawDesc), len(file_pannier_host_v1_volume_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
