@@ -204,7 +204,7 @@ func (h *Host) wireUp(tun int) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(s) //nolint:errcheck // a socket that only ioctls go through
+	defer unix.Close(s)
 	for _, set := range []struct {
 		ioctl uint
 		addr  [4]byte

@@ -1,0 +1,103 @@
+// Command shareddriver is a CSI driver (CSI spec 1.13) for tests and demonstrations with
+// several hosts: its volumes are directories below one that all hosts see, as they would
+// on a storage system. It refuses to attach a volume of one node to a second one, and
+// writes down what it did when.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "shareddriver:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("shareddriver", flag.ContinueOnError)
+	endpoint := flags.String("endpoint", "", "the socket to listen on, unix:///path")
+	node := flags.String("node-id", "", "this node, as the controller is to know it")
+	dir := flags.String("dir", "", "the directory that all hosts see")
+	segments := flags.String("topology", "", "where this node is, such as rack=R1,zone=Z1")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	socket, unix := strings.CutPrefix(*endpoint, "unix://")
+	if !unix || *node == "" || *dir == "" {
+		return errors.New("-endpoint unix:///path, -node-id and -dir are needed")
+	}
+	d := &driver{node: *node, store: store{dir: *dir}}
+	if *segments != "" {
+		d.segments = map[string]string{}
+		for _, one := range strings.Split(*segments, ",") {
+			key, value, ok := strings.Cut(one, "=")
+			if !ok {
+				return fmt.Errorf("-topology: %q is not KEY=VALUE", one)
+			}
+			d.segments[key] = value
+		}
+	}
+	if err := d.join(*node); err != nil {
+		return err
+	}
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
+		return err
+	}
+	var listen net.ListenConfig
+	l, err := listen.Listen(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(complete))
+	csi.RegisterIdentityServer(server, d)
+	csi.RegisterControllerServer(server, d)
+	csi.RegisterNodeServer(server, d)
+	defer context.AfterFunc(ctx, server.Stop)()
+	return server.Serve(l)
+}
+
+// complete refuses a request that lacks what the CSI spec requires.
+func complete(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	lacks := func(what string) (any, error) {
+		return nil, status.Errorf(codes.InvalidArgument, "%T has no %s", req, what)
+	}
+	if r, has := req.(interface{ GetVolumeId() string }); has && r.GetVolumeId() == "" {
+		return lacks("volume_id")
+	}
+	if r, has := req.(interface{ GetTargetPath() string }); has && r.GetTargetPath() == "" {
+		return lacks("target_path")
+	}
+	if r, has := req.(interface {
+		GetVolumeCapability() *csi.VolumeCapability
+	}); has && r.GetVolumeCapability() == nil {
+		return lacks("volume_capability")
+	}
+	if r, has := req.(interface {
+		GetVolumeCapabilities() []*csi.VolumeCapability
+	}); has && len(r.GetVolumeCapabilities()) == 0 {
+		return lacks("volume_capabilities")
+	}
+	if r, has := req.(interface{ GetNodeId() string }); has && r.GetNodeId() == "" {
+		return lacks("node_id") // from all nodes is never meant
+	}
+	return next(ctx, req)
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// store is the directory that all hosts see. A volume NAME is the directory NAME/data;
+// NAME/attached has an empty file for each node that it is attached to. Nodes are
+// files in .nodes.
+type store struct{ dir string }
+
+// join makes the directory, and a node known in it.
+func (s store) join(node string) error {
+	if err := os.MkdirAll(filepath.Join(s.dir, ".nodes"), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(s.dir, ".nodes", node), nil, 0o600)
+}
+
+func (s store) checkNode(node string) error {
+	if _, err := os.Stat(filepath.Join(s.dir, ".nodes", filepath.Base(node))); err != nil {
+		return status.Errorf(codes.NotFound, "no node %q", node)
+	}
+	return nil
+}
+
+// lock keeps the drivers of other hosts off until unlock.
+func (s store) lock() (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, status.Error(codes.Internal, errors.Join(err, f.Close()).Error())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+func (s store) path(volume string, part ...string) string {
+	return filepath.Join(append([]string{s.dir, volume}, part...)...)
+}
+
+// check refuses what is no volume.
+func (s store) check(volume string) error {
+	if volume == "" || strings.ContainsAny(volume, "/\x00") || volume[0] == '.' {
+		return status.Errorf(codes.InvalidArgument, "%q is no volume id", volume)
+	}
+	if _, err := os.Stat(s.path(volume, "data")); err != nil {
+		return status.Errorf(codes.NotFound, "no volume %q", volume)
+	}
+	return nil
+}
+
+func (s store) attached(volume string) (nodes []string, err error) {
+	found, err := os.ReadDir(s.path(volume, "attached"))
+	for _, f := range found {
+		nodes = append(nodes, f.Name())
+	}
+	return nodes, err
+}
+
+// record adds a line to the directory's log: nanoseconds of CLOCK_BOOTTIME, which all
+// hosts of a test share, the node, what was done, to what.
+func (s store) record(node, what, volume, where string) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	f, err := os.OpenFile(filepath.Join(s.dir, ".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	_, err = fmt.Fprintln(f, now.Nano(), node, what, volume, where)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	return nil
+}
