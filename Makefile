@@ -20,7 +20,7 @@ GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.ve
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
 GO_TEST   = $(GOTESTSUM) -count=1 -p 4 -timeout 10m
 
-PROTO_ROOTS := sdk/proto host/api/proto
+PROTO_ROOTS := sdk/proto host/api/proto host/internal/peer/proto
 MODULES     := . examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
 FUZZTIME    := 10s
