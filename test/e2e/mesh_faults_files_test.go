@@ -148,9 +148,6 @@ func fill(t *testing.T, path string) {
 func TestMeshPortsAreExhausted(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t)+"ports {\n  http = 0\n  min_dynamic_port = 31990\n  max_dynamic_port = 31991\n}\n")
-	config, err := os.ReadFile(m.Path("agent.hcl"))
-	must(t, err)
-	m.Write("agent.hcl", strings.Replace(string(config), "ports {\n  http = 0\n}\n", "", 1))
 	m.open()
 	volume(m.Host, drivers[0], "data", "single-node-multi-writer", "")
 	spec := m.faultyWorkload("w")

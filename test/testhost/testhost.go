@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/api"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testnet"
 )
 
 // Wait bounds every wait for something to happen. It is long because the
@@ -39,6 +40,10 @@ type Host struct {
 	PluginDir string
 	// Env is added to the agent's environment at its next start.
 	Env []string
+	// Name of the node.
+	Name string
+	// Net is the host's network; nil: the test's own. It is set before Start.
+	Net *testnet.Host
 	// Namespace is a process in whose mount namespace the agent and the commands
 	// run; 0 is the test's own. It is set before Start.
 	Namespace int
@@ -48,9 +53,15 @@ type Host struct {
 }
 
 // New prepares a host with the csi-bridge plugin, and others by name, and writes its
-// configuration: more is HCL that is added to it, such as csi_driver blocks. Start
-// starts it.
+// configuration: more is HCL that is added to it, such as csi_driver blocks; ports are
+// free ones unless it says which. Start starts it.
 func New(t testing.TB, more string, plugins ...string) *Host {
+	t.Helper()
+	return NewNamed(t, "a", more, plugins...)
+}
+
+// NewNamed is New for a node of another name than "a".
+func NewNamed(t testing.TB, name, more string, plugins ...string) *Host {
 	t.Helper()
 	testbin.RequireRoot(t, "volumes mounted by a real agent")
 	// A short path: unix sockets' addresses hold 107 bytes.
@@ -62,7 +73,7 @@ func New(t testing.TB, more string, plugins ...string) *Host {
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it lists nothing
 		t.Fatal(err)
 	}
-	h := &Host{t: t, Dir: dir, Pannier: testbin.Build(t, "host/cmd/pannier"), PluginDir: filepath.Join(dir, "plugins")}
+	h := &Host{t: t, Dir: dir, Name: name, Pannier: testbin.Build(t, "host/cmd/pannier"), PluginDir: filepath.Join(dir, "plugins")}
 	t.Cleanup(h.cleanUp)
 	if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
 		t.Fatal(err)
@@ -70,16 +81,16 @@ func New(t testing.TB, more string, plugins ...string) *Host {
 	for _, name := range append([]string{"csi-bridge"}, plugins...) {
 		h.copy(testbin.Build(t, "plugins/"+name), filepath.Join(h.PluginDir, name))
 	}
+	if !strings.Contains(more, "ports {") {
+		more += "\nports {\n  http = 0\n}\n"
+	}
 	h.Write("agent.hcl", fmt.Sprintf(`
-name       = "a"
+name       = %q
 data_dir   = %q
 plugin_dir = %q
 socket     = %q
 log_level  = "debug"
-ports {
-  http = 0
-}
-%s`, h.Path("data"), h.PluginDir, h.Socket(), more))
+%s`, name, h.Path("data"), h.PluginDir, h.Socket(), more))
 	return h
 }
 
@@ -143,6 +154,13 @@ func (h *Host) Start() {
 // Launch starts the agent and waits until it is ready, whatever its drivers are.
 func (h *Host) Launch() {
 	h.t.Helper()
+	h.Begin()
+	h.AwaitReady()
+}
+
+// Begin starts the agent and does not wait for it.
+func (h *Host) Begin() {
+	h.t.Helper()
 	log, err := os.OpenFile(h.Path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		h.t.Fatal(err)
@@ -151,16 +169,25 @@ func (h *Host) Launch() {
 	cmd := h.InNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), h.Env...)
-	if err := cmd.Start(); err != nil {
+	start := cmd.Start
+	if h.Net != nil {
+		start = func() error { return h.Net.Do(cmd.Start) }
+	}
+	if err := start(); err != nil {
 		h.t.Fatal(err)
 	}
 	ended := make(chan struct{})
 	h.agent, h.ended = cmd, ended
 	go func() { _ = cmd.Wait(); close(ended) }()
+}
+
+// AwaitReady waits until the agent that runs is ready, whatever its drivers are.
+func (h *Host) AwaitReady() {
+	h.t.Helper()
 	h.Eventually("the agent is ready", func() error {
 		select {
-		case <-ended:
-			h.t.Fatalf("the agent ended: %v\n%s", cmd.ProcessState, h.LogTail())
+		case <-h.ended:
+			h.t.Fatalf("the agent ended: %v\n%s", h.agent.ProcessState, h.LogTail())
 		default:
 		}
 		s, err := h.Status()
