@@ -37,13 +37,30 @@ type Client struct {
 	Members   hostv1connect.MemberServiceClient
 	Operator  hostv1connect.OperatorServiceClient
 	System    hostv1connect.SystemServiceClient
+	ACL       hostv1connect.ACLServiceClient
 
 	transport *http.Transport
 }
 
+// TokenHeader carries the secret of the ACL token that a call is made with.
+const TokenHeader = "X-Pannier-Token"
+
+// Option changes how a Client calls.
+type Option func(*settings)
+
+type settings struct{ token string }
+
+// WithToken makes all calls with the secret of an ACL token. It is not sent over http://,
+// where anyone could read it.
+func WithToken(secret string) Option { return func(s *settings) { s.token = secret } }
+
 // New makes a client for an agent's address: unix:///path or http://host:port.
 // It does not connect yet: an agent that is not there is told by the first call.
-func New(address string) (*Client, error) {
+func New(address string, options ...Option) (*Client, error) {
+	var set settings
+	for _, option := range options {
+		option(&set)
+	}
 	network, target, baseURL, err := parseAddress(address)
 	if err != nil {
 		return nil, err
@@ -59,20 +76,24 @@ func New(address string) (*Client, error) {
 		},
 		IdleConnTimeout: time.Minute,
 	}
-	httpClient := doer{&http.Client{Transport: transport}}
-	options := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
+	httpClient := doer{client: &http.Client{Transport: transport}}
+	if network == "unix" {
+		httpClient.token = set.token
+	}
+	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
 	return &Client{
-		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, options),
-		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, options),
-		Devices:   hostv1connect.NewDeviceServiceClient(httpClient, baseURL, options),
-		Plugins:   hostv1connect.NewPluginServiceClient(httpClient, baseURL, options),
-		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, options),
-		Tokens:    hostv1connect.NewTokenServiceClient(httpClient, baseURL, options),
-		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, options),
-		Nodes:     hostv1connect.NewNodeServiceClient(httpClient, baseURL, options),
-		Members:   hostv1connect.NewMemberServiceClient(httpClient, baseURL, options),
-		Operator:  hostv1connect.NewOperatorServiceClient(httpClient, baseURL, options),
-		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, options),
+		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, call),
+		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, call),
+		Devices:   hostv1connect.NewDeviceServiceClient(httpClient, baseURL, call),
+		Plugins:   hostv1connect.NewPluginServiceClient(httpClient, baseURL, call),
+		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, call),
+		Tokens:    hostv1connect.NewTokenServiceClient(httpClient, baseURL, call),
+		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, call),
+		Nodes:     hostv1connect.NewNodeServiceClient(httpClient, baseURL, call),
+		Members:   hostv1connect.NewMemberServiceClient(httpClient, baseURL, call),
+		Operator:  hostv1connect.NewOperatorServiceClient(httpClient, baseURL, call),
+		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, call),
+		ACL:       hostv1connect.NewACLServiceClient(httpClient, baseURL, call),
 		transport: transport,
 	}, nil
 }
@@ -102,10 +123,17 @@ func parseAddress(address string) (network, target, baseURL string, err error) {
 	return "tcp", net.JoinHostPort(u.Hostname(), port), "http://" + u.Host, nil
 }
 
-// doer takes net/http's wrapping off an UnreachableError, whose text is complete.
-type doer struct{ client *http.Client }
+// doer adds the token to each call, and takes net/http's wrapping off an
+// UnreachableError, whose text is complete.
+type doer struct {
+	client *http.Client
+	token  string
+}
 
 func (d doer) Do(req *http.Request) (*http.Response, error) {
+	if d.token != "" {
+		req.Header.Set(TokenHeader, d.token)
+	}
 	resp, err := d.client.Do(req)
 	if unreachable := (*UnreachableError)(nil); errors.As(err, &unreachable) && req.Context().Err() == nil {
 		return nil, unreachable

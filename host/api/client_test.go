@@ -93,6 +93,48 @@ func TestCalls(t *testing.T) {
 	}
 }
 
+// A token is sent over the socket, and never where anyone could read it.
+func TestToken(t *testing.T) {
+	got := make(chan string, 1)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header.Get(api.TokenHeader)
+		w.WriteHeader(http.StatusNotFound)
+	})
+	for network, want := range map[string]string{"unix": "the-secret", "tcp": ""} {
+		at := "127.0.0.1:0"
+		if network == "unix" {
+			at = filepath.Join(t.TempDir(), "s")
+		}
+		l, err := net.Listen(network, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		address := "http://" + l.Addr().String()
+		if network == "unix" {
+			address = "unix://" + at
+		}
+		server := &http.Server{Handler: handler}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = server.Serve(l)
+		}()
+		c, err := api.New(address, api.WithToken("the-secret"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.ACL.GetACLSelf(t.Context(), connect.NewRequest(&hostv1.GetACLSelfRequest{})); err == nil {
+			t.Error("an answer from nowhere")
+		}
+		if secret := <-got; secret != want {
+			t.Errorf("over %s: %q, want %q", network, secret, want)
+		}
+		c.Close()
+		server.Close()
+		<-done
+	}
+}
+
 func TestUnreachable(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead")
