@@ -2,12 +2,14 @@ package node
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/workload"
 )
 
 // Ledger is the cluster as a workload sees it. It implements workload.Ledger.
@@ -22,29 +24,64 @@ func (l Ledger) Volume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume
 	return v, err
 }
 
-// StartWorkload takes all of the claims or none, and notes the tokens.
-func (l Ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) ([]claim.Claim, []claim.Volume, error) {
-	result, err := l.Cluster.StartWorkload(ctx, ref, node, want, tokens...)
-	return result.Claims, result.Volumes, err
+// Workload reads one workload's record.
+func (l Ledger) Workload(ctx context.Context, ref claim.WorkloadRef) (w claim.Workload, err error) {
+	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
+		w, err = tx.Workload(ref)
+		return err
+	})
+	return w, err
 }
 
-// EndWorkload marks the workload as ended and its claims as unpublishing.
-func (l Ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef) error {
-	_, err := l.Cluster.EndWorkload(ctx, ref)
+// AwaitWorkload records that a workload waits on a node for others.
+func (l Ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) ([]claim.WorkloadRef, error) {
+	result, err := l.Cluster.AwaitWorkload(ctx, ref, node, after)
+	return result.Left, err
+}
+
+// AwaitEnded waits until nothing is left of a workload.
+func (l Ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
+	return l.await(ctx, ref, func(tx *state.ReadTx) (bool, error) {
+		w, err := tx.Workload(ref)
+		switch {
+		case err == nil && w.Status != claim.Ended:
+			return false, nil
+		case err != nil && !errors.Is(err, claim.ErrWorkloadNotFound):
+			return false, err
+		}
+		held, err := tx.ClaimsOf(ref)
+		return len(held) == 0, err
+	})
+}
+
+// StartWorkload takes all of the claims or none, and notes the tokens.
+func (l Ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (workload.Started, error) {
+	result, err := l.Cluster.StartWorkload(ctx, ref, node, want, tokens...)
+	return workload.Started{Run: result.Workload.CreateIndex, Claims: result.Claims, Volumes: result.Volumes}, err
+}
+
+// EndWorkload marks a run of the workload on a node as ended, and its claims as
+// unpublishing.
+func (l Ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) error {
+	_, err := l.Cluster.EndRun(ctx, ref, node, run)
 	return err
 }
 
-// NodeDetached checkpoints the claims of the workload on these volumes. Those
-// that are gone, or further already, stay as they are.
-func (l Ledger) NodeDetached(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error {
-	held, err := l.held(ctx, ref, volumes)
+// NodeDetached checkpoints claims. Those that are gone, or further already, stay as they
+// are.
+func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
+	var standing []claim.Claim
+	err := l.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+		standing, err = stand(tx, claims)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	var items []command.Advance
-	for _, c := range held {
+	for _, c := range standing {
 		if c.State.Before(claim.NodeDetached) {
-			items = append(items, command.Advance{Volume: c.Volume, Workload: ref, Index: c.Index, To: claim.NodeDetached})
+			items = append(items, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.NodeDetached})
 		}
 	}
 	if len(items) == 0 {
@@ -54,13 +91,46 @@ func (l Ledger) NodeDetached(ctx context.Context, ref claim.WorkloadRef, volumes
 	return err
 }
 
-// AwaitFreed waits until the workload has no claim on these volumes.
-func (l Ledger) AwaitFreed(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error {
+// AwaitFreed waits until none of these claims is there.
+func (l Ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
+	for _, c := range claims {
+		err := l.await(ctx, c.Workload, func(tx *state.ReadTx) (bool, error) {
+			held, err := stand(tx, []claim.Claim{c})
+			return len(held) == 0, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stand are those of the claims that the ledger has, as it has them.
+func stand(tx *state.ReadTx, claims []claim.Claim) (standing []claim.Claim, err error) {
+	for _, c := range claims {
+		is, err := tx.Claim(c.Volume, c.Workload)
+		if errors.Is(err, claim.ErrClaimNotFound) || err == nil && (is.Node != c.Node || c.Index != 0 && is.Index != c.Index) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		standing = append(standing, is)
+	}
+	return standing, nil
+}
+
+// await waits until something is so that the records of a workload decide.
+func (l Ledger) await(ctx context.Context, ref claim.WorkloadRef, is func(tx *state.ReadTx) (bool, error)) error {
 	for {
 		watching, cancel := context.WithCancel(ctx)
 		changed := l.Cluster.Watch(watching, state.TopicWorkload(ref))
-		held, err := l.held(ctx, ref, volumes)
-		if err != nil || len(held) == 0 {
+		over := false
+		err := l.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+			over, err = is(tx)
+			return err
+		})
+		if err != nil || over {
 			cancel()
 			return err
 		}
@@ -72,29 +142,16 @@ func (l Ledger) AwaitFreed(ctx context.Context, ref claim.WorkloadRef, volumes [
 	}
 }
 
-// held are the workload's claims on these volumes.
-func (l Ledger) held(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) (held []claim.Claim, err error) {
-	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		held, err = tx.ClaimsOf(ref)
-		return err
-	})
-	return slices.DeleteFunc(held, func(c claim.Claim) bool { return !slices.Contains(volumes, c.Volume) }), err
-}
-
-// OnNode lists the workloads that the ledger believes to run on a node, and the
-// claims on that node.
-func (l Ledger) OnNode(ctx context.Context, node string) (refs []claim.WorkloadRef, claims []claim.Claim, err error) {
+// OnNode lists the workloads that run or wait on a node, as far as the ledger knows, and
+// the claims on that node.
+func (l Ledger) OnNode(ctx context.Context, node string) (on []claim.Workload, claims []claim.Claim, err error) {
 	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
 		if claims, err = tx.ClaimsOn(node); err != nil {
 			return err
 		}
-		all, _, err := tx.Workloads("", state.Page{})
-		for _, w := range all {
-			if w.Node == node && w.Status == claim.Running {
-				refs = append(refs, w.Ref)
-			}
-		}
+		on, _, err = tx.Workloads("", state.Page{})
+		on = slices.DeleteFunc(on, func(w claim.Workload) bool { return w.Node != node || w.Status == claim.Ended })
 		return err
 	})
-	return refs, claims, err
+	return on, claims, err
 }

@@ -300,7 +300,8 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: "c1", Calls: calls, Secrets: unseal})
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Secrets: unseal, Events: h.bus,
+		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
+		Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) { return unseal(v) },
 		Tokens: noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)

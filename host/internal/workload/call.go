@@ -22,8 +22,8 @@ func (r *run) call(ctx context.Context, verb string, v *volume, wait time.Durati
 
 // asked is the volume as a driver's call needs it. Secrets are opened for the
 // call and kept nowhere.
-func (r *run) asked(v *volume) (storage.Volume, error) {
-	secrets, err := r.Secrets(v.info)
+func (r *run) asked(ctx context.Context, v *volume) (storage.Volume, error) {
+	secrets, err := r.Secrets(ctx, v.info)
 	if err != nil {
 		return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.Ref, err)
 	}

@@ -27,7 +27,7 @@ func (r *run) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, infos, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, tokens)
+	started, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, tokens)
 	if err != nil {
 		err = fmt.Errorf("claim the volumes of %s on node %q: %w", r.instance, r.Node, err)
 		if refused(err) {
@@ -35,15 +35,41 @@ func (r *run) claim(ctx context.Context) error {
 		}
 		return err
 	}
-	for _, v := range r.volumes {
-		n := slices.IndexFunc(infos, func(i claim.Volume) bool { return i.VolumeRef == v.Ref })
-		if n < 0 {
-			return fmt.Errorf("the ledger answered the claim of %s without volume %q", r.instance, v.Ref)
+	return r.taken(started)
+}
+
+// taken notes what the ledger has given. A start that goes on after the host was away must
+// get the claims that it had: with others, what it has mounted is of a time when the volume
+// may have been somebody else's meanwhile.
+func (r *run) taken(s Started) error {
+	var absent, lost []claim.VolumeRef
+	err := r.update(nil, func(rec *record) {
+		for _, v := range r.volumes {
+			n := slices.IndexFunc(s.Claims, func(c claim.Claim) bool { return c.Volume == v.Ref })
+			if n < 0 || n >= len(s.Volumes) {
+				absent = append(absent, v.Ref)
+				continue
+			}
+			if v.Index != 0 && v.Index != s.Claims[n].Index {
+				lost = append(lost, v.Ref)
+			}
+			v.info, v.Index = s.Volumes[n], s.Claims[n].Index
 		}
-		v.info = infos[n]
+		rec.Run = s.Run
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(absent) > 0:
+		return fmt.Errorf("the ledger answered the claim of %s without volumes %v", r.instance, absent)
+	case len(lost) > 0:
+		return fmt.Errorf("the start of %s cannot go on: %w: those on %v", r.instance, errClaimsLost, lost)
 	}
 	return nil
 }
+
+// errClaimsLost: the ledger has let go of the claims of a workload that was away.
+var errClaimsLost = errors.New("the ledger has let go of its claims")
 
 // intend marks what notes of tokens the ledger is about to have: whatever comes after,
 // they are to be undone. fresh are the services that were not marked before.
@@ -83,7 +109,7 @@ func (r *run) unintend(fresh []*svc) error {
 // not stand; any other error leaves it open.
 func refused(err error) bool {
 	return errors.As(err, new(*claim.Refusal)) || errors.Is(err, claim.ErrInvalid) ||
-		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict)
+		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict) || errors.Is(err, claim.ErrIneligible)
 }
 
 // prepare fills in what a request leaves open, makes sure that the driver is
@@ -194,28 +220,36 @@ func (r *run) release(ctx context.Context) error {
 	if r.unsaid != nil {
 		return fmt.Errorf("the claims are kept: %w", r.unsaid)
 	}
-	var clean, left []claim.VolumeRef
-	r.instance.mu.Lock()
-	for _, v := range r.volumes {
-		switch {
-		case len(v.Steps) > 0 && !slices.Contains(left, v.Ref):
-			left = append(left, v.Ref)
-		case len(v.Steps) == 0 && !slices.Contains(clean, v.Ref):
-			clean = append(clean, v.Ref)
-		}
-	}
-	r.instance.mu.Unlock()
-	clean = slices.DeleteFunc(clean, func(ref claim.VolumeRef) bool { return slices.Contains(left, ref) })
+	clean, left := r.releasable()
 	if len(clean) > 0 {
-		if err := r.Ledger.NodeDetached(ctx, r.ref, clean); err != nil {
+		if err := r.Ledger.NodeDetached(ctx, clean); err != nil {
 			return fmt.Errorf("release the claims of %s: %w", r.instance, err)
 		}
 	}
 	if len(left) > 0 {
 		return fmt.Errorf("the claims of %s on %v are kept until their mounts are gone", r.instance, left)
 	}
-	if err := r.Ledger.AwaitFreed(ctx, r.ref, clean); err != nil {
+	if err := r.Ledger.AwaitFreed(ctx, clean); err != nil {
 		return fmt.Errorf("wait until the claims of %s are freed: %w", r.instance, err)
 	}
 	return nil
+}
+
+// releasable are the claims of those volumes of which nothing is left on this node; left
+// are the other volumes.
+func (r *run) releasable() (clean []claim.Claim, left []claim.VolumeRef) {
+	r.instance.mu.Lock()
+	defer r.instance.mu.Unlock()
+	for _, v := range r.volumes {
+		if len(v.Steps) > 0 && !slices.Contains(left, v.Ref) {
+			left = append(left, v.Ref)
+		}
+	}
+	for _, v := range r.volumes {
+		if slices.Contains(left, v.Ref) || slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
+			continue
+		}
+		clean = append(clean, claim.Claim{Volume: v.Ref, Workload: r.ref, Node: r.Node, Index: v.Index})
+	}
+	return clean, left
 }

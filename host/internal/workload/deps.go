@@ -20,22 +20,43 @@ import (
 type Ledger interface {
 	// Volume reads one volume.
 	Volume(ctx context.Context, ref claim.VolumeRef) (claim.Volume, error)
+	// Workload reads one workload's record. The error is claim.ErrWorkloadNotFound where
+	// the ledger knows none.
+	Workload(ctx context.Context, ref claim.WorkloadRef) (claim.Workload, error)
+	// AwaitWorkload records that a workload waits on a node for others, and returns those
+	// that have not ended. It may be repeated, and is over with StartWorkload or
+	// EndWorkload. claim.ErrCycle: one of them waits for this one.
+	AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (left []claim.WorkloadRef, err error)
+	// AwaitEnded waits until nothing is left of a workload, wherever it is: it has ended,
+	// or the ledger does not know it, and none of its claims stands. It does not poll.
+	AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error
 	// StartWorkload takes all of the claims or none, and notes the tokens that Consul will
-	// be asked for, in one command. It returns the claims with their volumes in the same
-	// order. Repeating it gives the same.
-	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) ([]claim.Claim, []claim.Volume, error)
-	// EndWorkload marks the workload as ended and its claims as unpublishing. One
-	// that is not there is success.
-	EndWorkload(ctx context.Context, ref claim.WorkloadRef) error
-	// NodeDetached records that nothing of these volumes is mounted for the
-	// workload any more; the rest of the release is the leader's. A claim that is
-	// not there is success.
-	NodeDetached(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error
-	// AwaitFreed waits until the workload has no claim on these volumes.
-	AwaitFreed(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error
-	// OnNode lists the workloads that the ledger believes to run on a node, and the
-	// claims on that node.
-	OnNode(ctx context.Context, node string) ([]claim.WorkloadRef, []claim.Claim, error)
+	// be asked for, in one command. Repeating it gives the same. claim.ErrIneligible: the
+	// node takes no workloads now.
+	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (Started, error)
+	// EndWorkload marks the workload as ended and its claims as unpublishing, where the one
+	// on this node is of that run (Started.Run; 0: any run). Any other, and one that is not
+	// there, is left alone, and that is success.
+	EndWorkload(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) error
+	// NodeDetached records that nothing of these claims' volumes is mounted for their
+	// workloads any more; the rest of the release is the leader's. Workload, Volume, Node
+	// and Index tell which are meant; Index 0: whichever stands there on that node. One that
+	// is not there is success.
+	NodeDetached(ctx context.Context, claims []claim.Claim) error
+	// AwaitFreed waits until none of these claims, told as to NodeDetached, is there.
+	AwaitFreed(ctx context.Context, claims []claim.Claim) error
+	// OnNode lists the workloads that run or wait on a node, as far as the ledger knows, and
+	// the claims on that node.
+	OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error)
+}
+
+// Started is the ledger's answer to a workload's start.
+type Started struct {
+	// Run is the run's number: claim.Workload.CreateIndex.
+	Run uint64
+	// Claims are in the order asked for, and Volumes[n] is the volume of Claims[n].
+	Claims  []claim.Claim
+	Volumes []claim.Volume
 }
 
 // Controller makes the controller side of a driver's calls, wherever it runs.
@@ -112,8 +133,8 @@ type Deps struct {
 	Calls      drivers.Caller
 	Tokens     Tokens
 	Services   Services
-	// Secrets opens a volume's sealed secrets.
-	Secrets func(v claim.Volume) (map[string]string, error)
+	// Secrets opens a volume's sealed secrets, here or on the server that can.
+	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
 	Events  *events.Bus
 
 	// Datacenter is this node's, for ${node.datacenter}.

@@ -132,7 +132,7 @@ func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 		t.Error(err)
 	}
 	inOrder(t, h.happened(), "end w", "unpublish a", "unstage a")
-	must(t, h.ledger.NodeDetached(t.Context(), ref("w"), []claim.VolumeRef{volumeRef("a")})) // what the releaser does then
+	must(t, h.ledger.NodeDetached(t.Context(), []claim.Claim{{Workload: ref("w"), Volume: volumeRef("a"), Node: here}})) // what the releaser does then
 	h.clean(t)
 }
 

@@ -27,7 +27,6 @@ type ledger struct {
 	mu      sync.Mutex
 	state   ledgerState
 	keep    bool // claims are freed when the test says so, not at once
-	index   uint64
 	changed chan struct{}
 }
 
@@ -36,6 +35,7 @@ type ledgerState struct {
 	Workloads []claim.Workload
 	Claims    []claim.Claim
 	Tokens    []claim.Token
+	Index     uint64
 }
 
 func openLedger(file string, layout mounts.Layout, h *hooks, wrong func(string, ...any)) (*ledger, error) {
@@ -54,10 +54,10 @@ func openLedger(file string, layout mounts.Layout, h *hooks, wrong func(string, 
 func (l *ledger) change(do func(s *ledgerState) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.state.Index++
 	if err := do(&l.state); err != nil {
 		return err
 	}
-	l.index++
 	for n := range l.state.Volumes {
 		v := &l.state.Volumes[n]
 		if !slices.ContainsFunc(l.state.Claims, func(c claim.Claim) bool { return c.Volume == v.VolumeRef }) {
@@ -117,28 +117,94 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 	return *v, nil
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got []claim.Claim, infos []claim.Volume, err error) {
+func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got Started, err error) {
 	err = l.call(ctx, "claim", ref.ID, func() error {
 		return l.change(func(s *ledgerState) (err error) {
-			got, infos, err = s.start(ref, node, want, tokens)
+			got, err = s.start(ref, node, want, tokens)
 			return err
 		})
 	})
-	return got, infos, err
+	return got, err
+}
+
+func (l *ledger) Workload(_ context.Context, ref claim.WorkloadRef) (claim.Workload, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := l.state.workload(ref); w != nil {
+		return *w, nil
+	}
+	return claim.Workload{}, fmt.Errorf("workload %q: %w", ref, claim.ErrWorkloadNotFound)
+}
+
+func (s *ledgerState) workload(ref claim.WorkloadRef) *claim.Workload {
+	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
+	if n < 0 {
+		return nil
+	}
+	return &s.Workloads[n]
+}
+
+func (l *ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (left []claim.WorkloadRef, err error) {
+	err = l.call(ctx, "await", ref.ID, func() error {
+		return l.change(func(s *ledgerState) error {
+			w := s.workload(ref)
+			if w == nil {
+				s.Workloads = append(s.Workloads, claim.Workload{Ref: ref})
+				w = s.workload(ref)
+			}
+			if w.Status == claim.Running || w.Status == claim.Waiting && w.Node != node {
+				return claim.ErrConflict
+			}
+			w.Node, w.Status, w.After, w.CreateIndex = node, claim.Waiting, after, s.Index
+			for _, a := range after {
+				if o := s.workload(a); o != nil && o.Status != claim.Ended {
+					left = append(left, a)
+				}
+			}
+			return nil
+		})
+	})
+	return left, err
+}
+
+func (l *ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
+	return l.call(ctx, "others", ref.ID, func() error {
+		return l.until(ctx, func(s *ledgerState) bool {
+			w := s.workload(ref)
+			return (w == nil || w.Status == claim.Ended) && len(s.of(ref)) == 0
+		})
+	})
+}
+
+// until waits until the state is as is says.
+func (l *ledger) until(ctx context.Context, is func(s *ledgerState) bool) error {
+	for {
+		l.mu.Lock()
+		changed, over := l.changed, is(&l.state)
+		l.mu.Unlock()
+		if over {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // start is what the cluster's state does for StartWorkload.
-func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got []claim.Claim, infos []claim.Volume, err error) {
+func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got Started, err error) {
 	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
 	running := n >= 0 && s.Workloads[n].Status == claim.Running
 	if running && s.Workloads[n].Node != node {
-		return nil, nil, claim.ErrConflict
+		return got, claim.ErrConflict
 	}
 	var fresh []claim.Claim
 	for _, w := range want {
 		v, err := s.volume(w.Volume)
 		if err != nil {
-			return nil, nil, err
+			return got, err
 		}
 		var held []claim.Claim
 		for _, c := range s.Claims {
@@ -148,18 +214,19 @@ func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Cla
 		}
 		granted, created, err := claim.Take(*v, held, w, time.Now())
 		if err != nil {
-			return nil, nil, err
+			return got, err
 		}
 		if created {
+			granted.Index = s.Index
 			fresh = append(fresh, granted)
 		}
-		got, infos = append(got, granted), append(infos, *v)
+		got.Claims, got.Volumes = append(got.Claims, granted), append(got.Volumes, *v)
 	}
 	if running && (len(fresh) > 0 || len(s.of(ref)) != len(want)) {
-		return nil, nil, fmt.Errorf("workload %q runs already with other claims: %w", ref, claim.ErrConflict)
+		return got, fmt.Errorf("workload %q runs already with other claims: %w", ref, claim.ErrConflict)
 	}
 	if err := s.noteTokens(ref, running, tokens); err != nil {
-		return nil, nil, err
+		return got, err
 	}
 	s.Claims = append(s.Claims, fresh...)
 	for _, c := range fresh {
@@ -170,8 +237,12 @@ func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Cla
 		s.Workloads = append(s.Workloads, claim.Workload{Ref: ref})
 		n = len(s.Workloads) - 1
 	}
+	if !running {
+		s.Workloads[n].CreateIndex = s.Index
+	}
 	s.Workloads[n].Node, s.Workloads[n].Status = node, claim.Running
-	return got, infos, nil
+	got.Run = s.Workloads[n].CreateIndex
+	return got, nil
 }
 
 // noteTokens: a workload that runs has them all, one that starts has new ones.
@@ -190,14 +261,14 @@ func (s *ledgerState) noteTokens(ref claim.WorkloadRef, running bool, tokens []c
 	return nil
 }
 
-func (l *ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef) error {
+func (l *ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) error {
 	return l.call(ctx, "end", ref.ID, func() error {
 		return l.change(func(s *ledgerState) error {
-			for n := range s.Workloads {
-				if s.Workloads[n].Ref == ref {
-					s.Workloads[n].Status = claim.Ended
-				}
+			w := s.workload(ref)
+			if w == nil || w.Node != node || run != 0 && w.CreateIndex != run {
+				return nil
 			}
+			w.Status = claim.Ended
 			for n := range s.Claims {
 				if s.Claims[n].Workload == ref && s.Claims[n].State == claim.Taken {
 					s.Claims[n].State = claim.Unpublishing
@@ -208,12 +279,16 @@ func (l *ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef) error {
 	})
 }
 
-func (l *ledger) NodeDetached(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error {
+func (l *ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
+	if len(claims) == 0 {
+		return nil
+	}
+	ref := claims[0].Workload
 	return l.call(ctx, "detached", ref.ID, func() error {
 		err := l.change(func(s *ledgerState) error {
 			for n := range s.Claims {
 				c := &s.Claims[n]
-				if c.Workload == ref && slices.Contains(volumes, c.Volume) && c.State.Before(claim.NodeDetached) {
+				if meant(claims, *c) && c.State.Before(claim.NodeDetached) {
 					l.checkDetached(s, c)
 					c.State = claim.NodeDetached
 				}
@@ -224,6 +299,13 @@ func (l *ledger) NodeDetached(ctx context.Context, ref claim.WorkloadRef, volume
 			err = l.free(ref)
 		}
 		return err
+	})
+}
+
+// meant says whether a claim that stands is one of those.
+func meant(claims []claim.Claim, is claim.Claim) bool {
+	return slices.ContainsFunc(claims, func(c claim.Claim) bool {
+		return c.Workload == is.Workload && c.Volume == is.Volume && c.Node == is.Node && (c.Index == 0 || c.Index == is.Index)
 	})
 }
 
@@ -263,31 +345,24 @@ func (l *ledger) free(ref claim.WorkloadRef) error {
 	})
 }
 
-func (l *ledger) AwaitFreed(ctx context.Context, ref claim.WorkloadRef, volumes []claim.VolumeRef) error {
-	return l.call(ctx, "freed", ref.ID, func() error {
-		for {
-			l.mu.Lock()
-			changed := l.changed
-			left := slices.ContainsFunc(l.state.of(ref), func(c claim.Claim) bool { return slices.Contains(volumes, c.Volume) })
-			l.mu.Unlock()
-			if !left {
-				return nil
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
+func (l *ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
+	of := ""
+	if len(claims) > 0 {
+		of = claims[0].Workload.ID
+	}
+	return l.call(ctx, "freed", of, func() error {
+		return l.until(ctx, func(s *ledgerState) bool {
+			return !slices.ContainsFunc(s.Claims, func(c claim.Claim) bool { return meant(claims, c) })
+		})
 	})
 }
 
-func (l *ledger) OnNode(_ context.Context, node string) (refs []claim.WorkloadRef, on []claim.Claim, err error) {
+func (l *ledger) OnNode(_ context.Context, node string) (standing []claim.Workload, on []claim.Claim, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, w := range l.state.Workloads {
-		if w.Node == node && w.Status == claim.Running {
-			refs = append(refs, w.Ref)
+		if w.Node == node && w.Status != claim.Ended {
+			standing = append(standing, w)
 		}
 	}
 	for _, c := range l.state.Claims {
@@ -295,5 +370,5 @@ func (l *ledger) OnNode(_ context.Context, node string) (refs []claim.WorkloadRe
 			on = append(on, c)
 		}
 	}
-	return refs, on, nil
+	return standing, on, nil
 }

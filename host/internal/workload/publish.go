@@ -27,7 +27,7 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 		// claim goes after that.
 		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)
 	}
-	asked, err := r.asked(v)
+	asked, err := r.asked(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (r *run) grow(ctx context.Context, v *volume) error {
 	if n := v.driver.Fingerprint.Node; n == nil || !n.Expand {
 		return nil
 	}
-	asked, err := r.asked(v)
+	asked, err := r.asked(ctx, v)
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,9 @@ type record struct {
 	Waiting   string    `json:"waiting,omitempty"` // what its release waits for
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
+	// Run is the number of this run in the ledger (claim.Workload.CreateIndex), set by the
+	// claim; 0: not known, as in a record of an older version.
+	Run uint64 `json:"run,omitempty"`
 
 	// Owner is the process whose end releases the workload, Process the workload's
 	// own, MountNS its private mount namespace.
@@ -75,6 +78,7 @@ type volumeRecord struct {
 
 	// Set by the claim.
 	Ref        claim.VolumeRef    `json:"ref"`
+	Index      uint64             `json:"index,omitempty"` // the claim's fencing token; 0: not known
 	Driver     string             `json:"driver,omitempty"`
 	ExternalID string             `json:"external_id,omitempty"`
 	Context    map[string]string  `json:"context,omitempty"`

@@ -40,7 +40,7 @@ func (h *host) outcome(t *testing.T, id string) outcome {
 	slices.SortFunc(table, func(a, b mounts.Mount) int { return strings.Compare(a.Path, b.Path) })
 	o := outcome{State: w.State, Mounts: w.Mounts, Table: table, Claims: h.ledger.claims(), Users: map[string]users{}}
 	for n := range o.Claims {
-		o.Claims[n].TakenAt, o.Claims[n].ModifiedAt = time.Time{}, time.Time{}
+		o.Claims[n].TakenAt, o.Claims[n].ModifiedAt, o.Claims[n].Index = time.Time{}, time.Time{}, 0
 	}
 	must(t, h.journal.View(func(tx *journal.Tx) error {
 		put := func(k string, u *users) error { o.Users[k] = *u; return nil }

@@ -33,11 +33,11 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	refs, claims, err := m.Ledger.OnNode(ctx, m.Node)
+	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)
 	if err != nil {
 		return nil, fmt.Errorf("read this node's workloads in the ledger: %w", err)
 	}
-	if err := m.endUnknown(ctx, refs, found); err != nil {
+	if err := m.endUnknown(ctx, standing, found); err != nil {
 		return nil, err
 	}
 	if leftovers, err = m.leftovers(claims, found); err != nil {
@@ -132,14 +132,14 @@ func (r *run) allMounted() bool {
 
 // endUnknown ends the workloads that the ledger believes to run here and of
 // which the journal knows nothing: their claims are then released.
-func (m *Manager) endUnknown(ctx context.Context, refs []claim.WorkloadRef, known []*record) error {
-	for _, ref := range refs {
-		if slices.ContainsFunc(known, func(rec *record) bool { return rec.Spec.WorkloadRef == ref }) {
+func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload, known []*record) error {
+	for _, w := range standing {
+		if slices.ContainsFunc(known, func(rec *record) bool { return rec.Spec.WorkloadRef == w.Ref }) {
 			continue
 		}
-		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released", "workload", ref)
-		if err := m.Ledger.EndWorkload(ctx, ref); err != nil {
-			return fmt.Errorf("end workload %q: %w", ref, err)
+		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released", "workload", w.Ref)
+		if err := m.Ledger.EndWorkload(ctx, w.Ref, m.Node, w.CreateIndex); err != nil {
+			return fmt.Errorf("end workload %q: %w", w.Ref, err)
 		}
 	}
 	return nil

@@ -63,7 +63,7 @@ func (r *run) notStaged(v *volume, before *users, err error) error {
 }
 
 func (r *run) stageNow(ctx context.Context, v *volume) error {
-	asked, err := r.asked(v)
+	asked, err := r.asked(ctx, v)
 	if err != nil {
 		return err
 	}
