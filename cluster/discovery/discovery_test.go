@@ -1,0 +1,255 @@
+package discovery_test
+
+import (
+	"bytes"
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/cluster/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// deadline bounds what gossip needs at most.
+const deadline = 60 * time.Second
+
+func self(name string) discovery.Self {
+	return discovery.Self{Name: name, Role: discovery.Server, Datacenter: "dc1", RPC: "127.0.0.1:1", Expect: 3, Version: "1", Ledger: 2}
+}
+
+// quick are timings for loopback.
+func quick() *memberlist.Config {
+	c := memberlist.DefaultLocalConfig()
+	c.ProbeInterval, c.ProbeTimeout = 200*time.Millisecond, 100*time.Millisecond
+	c.GossipInterval = 20 * time.Millisecond
+	c.PushPullInterval = 2 * time.Second
+	c.TCPTimeout = time.Second
+	return c
+}
+
+func open(t *testing.T, cfg discovery.Config) *discovery.Discovery {
+	t.Helper()
+	cfg.Bind, cfg.Memberlist = "127.0.0.1", quick()
+	d, err := discovery.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { shut(t, d) })
+	return d
+}
+
+func shut(t *testing.T, d *discovery.Discovery) {
+	t.Helper()
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// until waits for what a member sees, woken by its news.
+func until(t *testing.T, d *discovery.Discovery, what string, ok func([]discovery.Member) bool) {
+	t.Helper()
+	late := time.After(deadline)
+	for {
+		changed := d.Changed()
+		if ok(d.Members()) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("%s did not come: the members are %+v", what, d.Members())
+		}
+	}
+}
+
+func sees(name string, status discovery.Status) func([]discovery.Member) bool {
+	return func(all []discovery.Member) bool {
+		return slices.ContainsFunc(all, func(m discovery.Member) bool { return m.Name == name && m.Status == status })
+	}
+}
+
+func TestFindOneAnother(t *testing.T) {
+	a := open(t, discovery.Config{Self: self("a")})
+	node := discovery.Self{Name: "b", Role: discovery.Node, Datacenter: "dc1", RPC: "127.0.0.1:2", Version: "1"}
+	b := open(t, discovery.Config{Self: node, RetryJoin: []string{a.Addr()}})
+	until(t, a, "b", sees("b", discovery.Alive))
+	until(t, b, "a", sees("a", discovery.Alive))
+	m, ok := b.Member("a")
+	if !ok || m.Self != self("a") || m.Gossip != a.Addr() {
+		t.Errorf("b knows a as %+v", m)
+	}
+	if m, _ := a.Member("b"); m.Self != node {
+		t.Errorf("a knows b as %+v", m)
+	}
+	if err := a.SetFormed(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, b, "the news that a is formed", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Formed })
+	if err := b.Leave(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, a, "the leave", sees("b", discovery.Left))
+}
+
+// TestForceLeave takes one that does not answer for one that has left.
+func TestForceLeave(t *testing.T) {
+	a := open(t, discovery.Config{Self: self("a")})
+	b := open(t, discovery.Config{Self: self("b"), RetryJoin: []string{a.Addr()}})
+	until(t, a, "b", sees("b", discovery.Alive))
+	shut(t, b)
+	until(t, a, "the failure", sees("b", discovery.Failed))
+	if err := a.ForceLeave("b", false); err != nil {
+		t.Fatal(err)
+	}
+	until(t, a, "the leave", sees("b", discovery.Left))
+	if err := a.ForceLeave("b", true); err != nil {
+		t.Fatal(err)
+	}
+	until(t, a, "its end", func(all []discovery.Member) bool { return len(all) == 1 })
+	if err := a.ForceLeave("b", true); err == nil || !strings.Contains(err.Error(), "no such member") {
+		t.Errorf("a member that is not there: %v", err)
+	}
+}
+
+// TestJoinsLater starts one before the one that it is to join, and after that has gone.
+func TestJoinsLater(t *testing.T) {
+	first := open(t, discovery.Config{Self: self("a")})
+	address := first.Addr()
+	shut(t, first)
+	b := open(t, discovery.Config{Self: self("b"), RetryJoin: []string{address}})
+	a := open(t, discovery.Config{Self: self("a"), Port: port(t, address)})
+	until(t, b, "a", sees("a", discovery.Alive))
+	shut(t, a)
+	until(t, b, "a's failure", sees("a", discovery.Failed))
+	open(t, discovery.Config{Self: self("a"), Port: port(t, address)})
+	until(t, b, "a again", sees("a", discovery.Alive))
+}
+
+// TestComesBack starts again, under another address, one that only its snapshot tells whom to join,
+// although nobody answered when it was ended.
+func TestComesBack(t *testing.T) {
+	snapshot := filepath.Join(t.TempDir(), "serf.snapshot")
+	a := open(t, discovery.Config{Self: self("a")})
+	b := open(t, discovery.Config{Self: self("b"), RetryJoin: []string{a.Addr()}, SnapshotFile: snapshot})
+	until(t, b, "a", sees("a", discovery.Alive))
+	address := a.Addr()
+	shut(t, a)
+	until(t, b, "a's failure", sees("a", discovery.Failed))
+	before := b.Addr()
+	shut(t, b)
+	b = open(t, discovery.Config{Self: self("b"), SnapshotFile: snapshot})
+	a = open(t, discovery.Config{Self: self("a"), Port: port(t, address)})
+	until(t, a, "b under its new address", func([]discovery.Member) bool {
+		m, _ := a.Member("b")
+		return m.Status == discovery.Alive && m.Gossip == b.Addr()
+	})
+	if before == b.Addr() {
+		t.Errorf("b is still at %s", before)
+	}
+}
+
+func key(b byte) string { return base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, 32)) }
+
+// TestOthersAreKeptOut tries to join without the key, with another, and from another datacenter.
+func TestOthersAreKeptOut(t *testing.T) {
+	a := open(t, discovery.Config{Self: self("a"), Key: key(1)})
+	if !a.Encrypted() {
+		t.Error("gossip is in clear")
+	}
+	open(t, discovery.Config{Self: self("b"), Key: key(1), RetryJoin: []string{a.Addr()}})
+	until(t, a, "b", sees("b", discovery.Alive))
+	for name, k := range map[string]string{"clear": "", "other": key(2)} {
+		d := open(t, discovery.Config{Self: self(name), Key: k})
+		if n, err := d.Join(a.Addr()); err == nil || n != 0 {
+			t.Errorf("%s: joined %d, %v", name, n, err)
+		}
+	}
+	elsewhere := self("elsewhere")
+	elsewhere.Datacenter = "dc2"
+	d := open(t, discovery.Config{Self: elsewhere, Key: key(1)})
+	if n, err := d.Join(a.Addr()); err == nil || n != 0 {
+		t.Errorf("another datacenter: joined %d, %v", n, err)
+	}
+	if all := a.Members(); len(all) != 2 {
+		t.Errorf("a knows %+v", all)
+	}
+}
+
+// TestRotateKeys changes the key of a cluster that runs, and starts a member again with the
+// key that its configuration still has.
+func TestRotateKeys(t *testing.T) {
+	dir := t.TempDir()
+	config := func(name string, join ...string) discovery.Config {
+		return discovery.Config{Self: self(name), Key: key(1), KeyringFile: filepath.Join(dir, name), RetryJoin: join}
+	}
+	a := open(t, config("a"))
+	b := open(t, config("b", a.Addr()))
+	until(t, a, "b", sees("b", discovery.Alive))
+	until(t, b, "a", sees("a", discovery.Alive))
+	if _, err := a.InstallKey("short"); err == nil {
+		t.Error("a key that is none is taken")
+	}
+	if _, err := a.RemoveKey(key(1)); err == nil {
+		t.Error("the key in use is removed")
+	}
+	for what, do := range []func(string) (discovery.Keys, error){a.InstallKey, b.UseKey} {
+		if keys, err := do(key(2)); err != nil || keys.Members != 2 {
+			t.Fatalf("step %d: %+v, %v", what, keys, err)
+		}
+	}
+	if _, err := a.RemoveKey(key(1)); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := b.ListKeys()
+	if err != nil || len(keys.Keys) != 1 || keys.Keys[key(2)] != 2 || keys.Primary[key(2)] != 2 {
+		t.Errorf("the keys are %+v, %v", keys, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, "a")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the keyring file: %v, %v", info, err)
+	}
+	shut(t, b)
+	until(t, a, "b's failure", sees("b", discovery.Failed))
+	open(t, config("b", a.Addr()))
+	until(t, a, "b again", sees("b", discovery.Alive))
+	if _, err := open(t, discovery.Config{Self: self("c")}).ListKeys(); err == nil || !strings.Contains(err.Error(), "not encrypted") {
+		t.Errorf("keys of an agent in clear: %v", err)
+	}
+}
+
+func TestBadKeys(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keyring")
+	secret := "c2hvcnQ="
+	for name, cfg := range map[string]discovery.Config{
+		"no base64": {Key: "%%%"}, "short": {Key: secret}, "file": {KeyringFile: file},
+	} {
+		if err := os.WriteFile(file, []byte(`["`+secret+`"]`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg.Self, cfg.Bind = self("a"), "127.0.0.1"
+		d, err := discovery.Open(cfg)
+		if err == nil {
+			shut(t, d)
+			t.Errorf("%s: opened", name)
+		} else if strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: the key is in the error", name)
+		}
+	}
+}
+
+func port(t *testing.T, address string) int {
+	t.Helper()
+	_, after, _ := strings.Cut(address, ":")
+	n := 0
+	for _, c := range after {
+		n = 10*n + int(c-'0')
+	}
+	return n
+}

@@ -1,0 +1,121 @@
+package discovery
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"strconv"
+
+	"github.com/hashicorp/serf/serf"
+)
+
+// Role is what an agent is in the cluster.
+type Role string
+
+// The roles.
+const (
+	Server Role = "server" // has the ledger; a node, too
+	Node   Role = "node"
+)
+
+// Status is what gossip says of an agent.
+type Status string
+
+// The statuses.
+const (
+	Alive   Status = "alive"
+	Leaving Status = "leaving" // it has said so, and still answers
+	Left    Status = "left"    // it has said so, or an operator has
+	Failed  Status = "failed"  // it does not answer
+)
+
+// Self is what an agent tells the others of itself.
+type Self struct {
+	Name       string // unique in the cluster
+	Role       Role
+	Datacenter string
+	RPC        string // the address of its RPC port, as others reach it: ip:port
+	Expect     int    // a server's bootstrap_expect
+	Version    string // of the program
+	Ledger     int    // the level of the ledger's commands that it knows
+	// Formed says that a server's cluster has been formed: it has raft state.
+	Formed bool
+}
+
+// Member is one agent as gossip knows it.
+type Member struct {
+	Self
+	Status Status
+	// Gossip is the address of its serf port.
+	Gossip string
+	// Tags are all that it says of itself, by serf's names.
+	Tags map[string]string
+}
+
+// serf's names of what is told.
+const (
+	tagRole   = "role"
+	tagName   = "id"
+	tagDC     = "dc"
+	tagRPC    = "rpc"
+	tagExpect = "expect"
+	tagVer    = "version"
+	tagLedger = "ledger"
+	tagFormed = "bootstrapped"
+)
+
+func (s Self) tags() map[string]string {
+	tags := map[string]string{tagRole: string(s.Role), tagName: s.Name, tagDC: s.Datacenter, tagRPC: s.RPC, tagVer: s.Version}
+	if s.Role == Server {
+		tags[tagExpect], tags[tagLedger] = strconv.Itoa(s.Expect), strconv.Itoa(s.Ledger)
+	}
+	if s.Formed {
+		tags[tagFormed] = "1"
+	}
+	return tags
+}
+
+// parse reads a member. What is no agent of this program, or says another name than
+// the one that it gossips under, is an error.
+func parse(m serf.Member) (Member, error) {
+	role := Role(m.Tags[tagRole])
+	if role != Server && role != Node {
+		return Member{}, fmt.Errorf("member %q at %s says it is a %q, not a server or a node", m.Name, m.Addr, role)
+	}
+	if m.Tags[tagName] != m.Name {
+		return Member{}, fmt.Errorf("member %q at %s calls itself %q", m.Name, m.Addr, m.Tags[tagName])
+	}
+	member := Member{
+		Self: Self{
+			Name: m.Name, Role: role, Datacenter: m.Tags[tagDC], RPC: m.Tags[tagRPC],
+			Version: m.Tags[tagVer], Formed: m.Tags[tagFormed] == "1",
+		},
+		Status: status(m.Status),
+		Gossip: net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))),
+		Tags:   maps.Clone(m.Tags),
+	}
+	if role == Node {
+		return member, nil
+	}
+	var err error
+	if member.Expect, err = strconv.Atoi(m.Tags[tagExpect]); err != nil {
+		return Member{}, fmt.Errorf("server %q at %s expects %q servers: %w", m.Name, m.Addr, m.Tags[tagExpect], err)
+	}
+	if member.Ledger, err = strconv.Atoi(m.Tags[tagLedger]); err != nil {
+		return Member{}, fmt.Errorf("server %q at %s knows the ledger's level %q: %w", m.Name, m.Addr, m.Tags[tagLedger], err)
+	}
+	return member, nil
+}
+
+func status(s serf.MemberStatus) Status {
+	switch s {
+	case serf.StatusAlive:
+		return Alive
+	case serf.StatusLeaving:
+		return Leaving
+	case serf.StatusLeft:
+		return Left
+	default:
+		return Failed
+	}
+}
