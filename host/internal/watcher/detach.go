@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -52,35 +53,71 @@ func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, 
 	return out, nil
 }
 
+// forceDelay is what the controller has to detach a volume from a node that an operator
+// vouches is down, before its claim is freed without that.
+const forceDelay = 5 * time.Second
+
 // force frees a claim without its node. A node that answers is not down, and
 // what is mounted there would stay.
 func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, error) {
-	if c.Node == w.NodeName && c.State.Before(claim.NodeDetached) {
-		return "", fmt.Errorf("node %q is up and may have it mounted: detach it without -force", c.Node)
+	if c.State.Before(claim.NodeDetached) {
+		if w.answers(ctx, c) {
+			return "", fmt.Errorf("node %q is up and may have it mounted: detach it without -force", c.Node)
+		}
+		if err := w.forced(ctx, c, claim.NodeDetached, by); err != nil {
+			return "", err
+		}
 	}
-	_, err := w.Cluster.AdvanceClaims(ctx, by, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Freed})
+	w.Log.Warn("a claim was let go of by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
+	// Another node can attach the volume only where this one's attachment is gone.
+	w.tryNow(c.Volume)
+	waiting, cancel := context.WithTimeout(ctx, w.forceDelay)
+	defer cancel()
+	if w.awaitFreed(waiting, c) == nil {
+		return fmt.Sprintf("freed by force (%s); a mount on node %q may be left", by, c.Node), nil
+	}
+	if err := w.forced(ctx, c, claim.Freed, by); err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("freed by force (%s); a mount or an attachment on node %q may be left", by, c.Node)
+	if a, ok := w.Attempt(c.Volume); ok && a.Error != "" {
+		text += ": " + a.Error
+	}
+	return text, nil
+}
+
+func (w *Watcher) forced(ctx context.Context, c claim.Claim, to claim.State, by string) error {
+	_, err := w.Cluster.AdvanceClaims(ctx, by, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
 	if err != nil {
-		return "", fmt.Errorf("free the claim of workload %q: %w", c.Workload, err)
+		return fmt.Errorf("free the claim of workload %q: %w", c.Workload, err)
 	}
-	w.Log.Warn("a claim was freed by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
-	return fmt.Sprintf("freed by force (%s); a mount or an attachment on node %q may be left", by, c.Node), nil
+	return nil
+}
+
+// answers says whether a claim's node is up.
+func (w *Watcher) answers(ctx context.Context, c claim.Claim) bool {
+	ctx, cancel := context.WithTimeout(ctx, w.forceDelay)
+	defer cancel()
+	_, err := w.owns(ctx, c)
+	return err == nil
 }
 
 func (w *Watcher) detach(ctx context.Context, c claim.Claim, v claim.Volume) (string, error) {
 	did := "released what was on its way out"
 	var err error
-	if c.Node != w.NodeName && c.State.Before(claim.NodeDetached) {
-		return "", fmt.Errorf("node %q cannot be reached from node %q; when it is down for good: pannier volume detach -force %s %s", c.Node, w.NodeName, c.Volume.ID, c.Node)
-	}
 	if c.State == claim.Taken {
-		if did, err = w.Node.Detach(ctx, c, v); err != nil {
+		if did, err = w.stop(ctx, c, v); err != nil {
 			return "", err
 		}
 		if _, err := w.Cluster.EndWorkload(ctx, c.Workload); err != nil {
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
+	} else if c.State.Before(claim.NodeDetached) {
+		if _, err := w.owns(ctx, c); err != nil {
+			return "", err
+		}
 	}
-	w.tryNow()
+	w.tryNow(c.Volume)
 	if err := w.awaitFreed(ctx, c); err != nil {
 		if a, ok := w.Attempt(c.Volume); ok && a.Error != "" {
 			return "", fmt.Errorf("%w; the release goes on, its last try failed: %s", err, a.Error)

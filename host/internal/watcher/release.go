@@ -1,9 +1,11 @@
 package watcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -12,16 +14,22 @@ import (
 	"github.com/pannier/pannier/host/internal/events"
 )
 
-// release moves each claim of a volume that is on its way out as far as it goes.
-// left says that some wait for their node to take its mounts away.
-func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (left bool, err error) {
+// release moves each claim of a volume that is on its way out as far as it goes. tried
+// is the fingerprint of the claims as they were; left says that some wait for their node to
+// take its mounts away.
+func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (tried string, left bool, err error) {
 	volume, claims, err := w.read(ctx, ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) {
-		return false, nil // deregistered by force, with its claims
+		return "", false, nil // deregistered by force, with its claims
 	}
 	if err != nil {
-		return false, err
+		return "", false, err
 	}
+	tried = fingerprint(claims)
+	// Those that wait for a node, which may hang, come last.
+	slices.SortStableFunc(claims, func(a, b claim.Claim) int {
+		return cmp.Compare(slices.Index(claim.States, b.State), slices.Index(claim.States, a.State))
+	})
 	var errs []error
 	for _, c := range claims {
 		if !c.State.Releasing() {
@@ -33,15 +41,25 @@ func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (left bool, 
 		}
 		left = left || !done
 	}
-	return left, errors.Join(errs...)
+	return tried, left, errors.Join(errs...)
+}
+
+// anyReleasing says whether a claim of the volume is on its way out.
+func (w *Watcher) anyReleasing(ctx context.Context, ref claim.VolumeRef) (bool, error) {
+	_, claims, err := w.read(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) {
+		return false, nil
+	}
+	return slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.State.Releasing() }), err
 }
 
 // releaseClaim takes one claim through its states; done is false where its node
 // has to move it.
 func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
 	if c.State == claim.Unpublishing {
-		if w.Node.Owns(c.Workload) && c.Node == w.NodeName {
-			return false, nil
+		owns, err := w.owns(ctx, c)
+		if err != nil || owns {
+			return false, err
 		}
 		if err := w.nodeDetach(ctx, c, v); err != nil {
 			return false, err
@@ -65,11 +83,13 @@ func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volum
 
 // nodeDetach takes away what a claim may have left on its node.
 func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
-	if c.Node != w.NodeName {
-		return fmt.Errorf("volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q; when that node is down for good: pannier volume detach -force %s %s",
-			c.Volume, c.Workload, c.Node, w.NodeName, c.Volume.ID, c.Node)
+	var err error
+	if c.Node == w.NodeName {
+		err = w.Node.DetachUnknown(ctx, c, v)
+	} else {
+		err = w.away(c, w.Nodes.DetachUnknown(ctx, c, v))
 	}
-	if err := w.Node.DetachUnknown(ctx, c, v); err != nil {
+	if err != nil {
 		return err
 	}
 	return w.advance(ctx, c, claim.NodeDetached)
@@ -99,7 +119,7 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
 	crashpoint.Here(string(to), "advance")
-	_, err := w.Cluster.AdvanceClaims(ctx, "", command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
+	err := w.marks.put(ctx, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
 	crashpoint.Here(string(to), "advanced")
 	if err != nil {
 		return fmt.Errorf("mark the claim of workload %q on volume %q as %s: %w", c.Workload, c.Volume, to, err)

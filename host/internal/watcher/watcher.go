@@ -2,10 +2,10 @@ package watcher
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster"
@@ -26,6 +26,14 @@ type Node interface {
 	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
 }
 
+// Nodes are the cluster's other nodes. The claim's Node says which is asked; an error is
+// one of the way there, or the node's own.
+type Nodes interface {
+	Owns(ctx context.Context, c claim.Claim) (bool, error)
+	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
+	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
+}
+
 // Controllers are the drivers' controller services.
 type Controllers interface {
 	// NeedsDetach says whether the driver's volumes are attached to nodes at all.
@@ -35,21 +43,16 @@ type Controllers interface {
 	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string, stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error)
 }
 
-// Bounds of the watcher's work.
-const (
-	parallel     = 16 // volumes released at the same time
-	firstPause   = 500 * time.Millisecond
-	longestPause = time.Minute
-)
-
 // Config is what a Watcher works with.
 type Config struct {
-	NodeName    string
-	Node        Node
+	NodeName string
+	Node     Node
+	// Nodes are the others; nil: there are none.
+	Nodes       Nodes
 	Cluster     *cluster.Node
 	Controllers Controllers
-	// DriversChanged is closed on the next change of a driver: what waits for one is
-	// tried again then.
+	// DriversChanged is closed on the next change of a driver of this node: what waits for
+	// one is tried again then.
 	DriversChanged func() <-chan struct{}
 	// SweepTokens revokes the tokens whose workload is gone (tokens.Authority.Sweep); nil:
 	// no services get any.
@@ -63,154 +66,119 @@ type Config struct {
 type Watcher struct {
 	Config
 
-	slots      chan struct{}
 	sweepDelay time.Duration // tests have less patience
-	kick       chan struct{} // closed and replaced when an operator asks for an attempt now
+	forceDelay time.Duration
+	marks      checkpoints
 
 	mu      sync.Mutex
-	volumes map[claim.VolumeRef]*Attempt // those that are being released
-}
-
-// Attempt is how the release of a volume's claims stands.
-type Attempt struct {
-	Tries  int
-	Error  string    // of the last try; empty while the first is under way
-	NextAt time.Time // of the next try; zero while one is under way
+	backlog *backlog // of the present leadership; nil: this server does not lead
 }
 
 // New makes a watcher; Run is to be called while this server leads.
 func New(cfg Config) *Watcher {
-	return &Watcher{
-		Config: cfg, slots: make(chan struct{}, parallel), sweepDelay: sweepDelay, kick: make(chan struct{}),
-		volumes: map[claim.VolumeRef]*Attempt{},
-	}
+	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay}
+	w.marks.apply = cfg.Cluster.AdvanceClaims
+	return w
 }
 
-// Run does the leader's work until ctx ends, and waits for what is under way.
+// Run does the leader's work until ctx ends, and waits for what is under way. It
+// begins with nothing but the ledger.
 func (w *Watcher) Run(ctx context.Context) {
+	b := newBacklog(ctx, w)
+	w.setBacklog(b)
 	var loops sync.WaitGroup
-	loops.Go(func() { w.releaseAll(ctx) })
+	loops.Go(func() { w.follow(ctx, state.TopicReleasing, b.look) })
+	loops.Go(func() { w.followNodes(ctx, b) })
+	loops.Go(func() { w.followDrivers(ctx, b) })
 	loops.Go(func() { w.collect(ctx) })
 	if w.SweepTokens != nil {
 		loops.Go(func() { w.sweepTokens(ctx) })
 	}
 	loops.Wait()
+	w.setBacklog(nil)
+	b.close()
 }
 
-// releaseAll gives every volume with a claim on its way out a goroutine of its
-// own, until it has none.
-func (w *Watcher) releaseAll(ctx context.Context) {
-	var volumes sync.WaitGroup
-	defer volumes.Wait()
+func (w *Watcher) setBacklog(b *backlog) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.backlog = b
+}
+
+func (w *Watcher) present() *backlog {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.backlog
+}
+
+// follow calls look at once and after changes of a topic, until ctx ends. What takes long
+// is done less often: looking takes a tenth of the time at most.
+func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx context.Context) error) {
 	for ctx.Err() == nil {
-		changed := w.Cluster.Watch(ctx, state.TopicReleasing)
-		refs, err := w.releasing(ctx)
-		if err != nil {
-			if ctx.Err() == nil {
-				w.Log.Error("the claims on their way out cannot be read", "error", err)
-			}
-			return
-		}
-		for ref := range refs {
-			if w.begin(ref) {
-				volumes.Go(func() { w.releaseVolume(ctx, ref) })
-			}
-		}
-		<-changed // also when ctx ends
-	}
-}
-
-func (w *Watcher) releasing(ctx context.Context) (map[claim.VolumeRef]bool, error) {
-	refs := map[claim.VolumeRef]bool{}
-	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		claims, _, err := tx.Releasing(state.Page{})
-		for _, c := range claims {
-			refs[c.Volume] = true
-		}
-		return err
-	})
-	return refs, err
-}
-
-// releaseVolume tries until no claim of the volume is on its way out.
-func (w *Watcher) releaseVolume(ctx context.Context, ref claim.VolumeRef) {
-	pause := backoff.NewExponentialBackOff()
-	pause.InitialInterval, pause.MaxInterval = firstPause, longestPause
-	for {
 		watching, cancel := context.WithCancel(ctx)
-		changed, drivers, kicked := w.Cluster.Watch(watching, state.TopicClaims(ref)), w.DriversChanged(), w.kicked()
-		left, err := w.try(ctx, ref)
-		if ctx.Err() != nil || !left && err == nil && w.end(ctx, ref) {
+		changed := w.Cluster.Watch(watching, topic)
+		began := time.Now()
+		if err := look(ctx); err != nil {
+			if ctx.Err() == nil {
+				w.Log.Error("the ledger cannot be read, so no claims are released", "error", err)
+			}
 			cancel()
 			return
 		}
-		var again <-chan time.Time
-		if err != nil {
-			next := pause.NextBackOff()
-			w.failed(ref, err, next)
-			again = time.After(next)
-		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		case <-drivers:
-		case <-kicked:
-		case <-again:
-		}
+		rest := time.After(9 * time.Since(began))
+		<-changed // also when ctx ends
 		cancel()
+		select {
+		case <-rest:
+		case <-ctx.Done():
+		}
 	}
 }
 
-// try makes one attempt, when there is a slot for it. left says that claims are
-// still on their way out, for others to move first.
-func (w *Watcher) try(ctx context.Context, ref claim.VolumeRef) (left bool, err error) {
-	select {
-	case w.slots <- struct{}{}:
-		defer func() { <-w.slots }()
-	case <-ctx.Done():
-		return true, context.Cause(ctx)
-	}
-	w.mu.Lock()
-	a := w.volumes[ref]
-	a.Tries++
-	a.NextAt = time.Time{}
-	w.mu.Unlock()
-	return w.release(ctx, ref)
+// followNodes tries what waits for a node, or for a driver that it has, when its record
+// changes: it is back, it is down, or its driver is well again.
+func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
+	known := map[string]uint64{}
+	w.follow(ctx, state.TopicNodes, func(ctx context.Context) error {
+		var all []claim.Node
+		err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+			all, err = tx.Nodes()
+			return err
+		})
+		nodes, drivers := map[string]bool{}, map[string]bool{}
+		for _, n := range all {
+			before, there := known[n.Name]
+			if known[n.Name] = n.ModifyIndex; before == n.ModifyIndex || !there {
+				continue
+			}
+			nodes[n.Name] = true
+			for id := range n.Drivers {
+				drivers[id] = true
+			}
+		}
+		if len(nodes) > 0 {
+			b.nudge(func(_ claim.VolumeRef, r *release) bool {
+				return drivers[r.driver] || slices.ContainsFunc(r.nodes, func(n string) bool { return nodes[n] })
+			})
+		}
+		return err
+	})
 }
 
-// begin notes that a volume has its goroutine; false where it has one already.
-func (w *Watcher) begin(ref claim.VolumeRef) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.volumes[ref] != nil {
-		return false
+// followDrivers tries what waits when a driver of this node changes.
+func (w *Watcher) followDrivers(ctx context.Context, b *backlog) {
+	for {
+		select {
+		case <-w.DriversChanged():
+			b.nudge(func(claim.VolumeRef, *release) bool { return true })
+		case <-ctx.Done():
+			return
+		}
 	}
-	w.volumes[ref] = &Attempt{}
-	return true
 }
 
-// end forgets the volume, unless a claim has begun its way out meanwhile: then
-// releaseAll has seen that the volume had its goroutine, and the goroutine goes on.
-func (w *Watcher) end(ctx context.Context, ref claim.VolumeRef) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	refs, err := w.releasing(ctx)
-	if err == nil && refs[ref] {
-		return false
-	}
-	delete(w.volumes, ref)
-	return true
-}
-
-func (w *Watcher) failed(ref claim.VolumeRef, err error, next time.Duration) {
-	w.mu.Lock()
-	a := w.volumes[ref]
-	repeated := a.Error == err.Error()
-	a.Error, a.NextAt = err.Error(), time.Now().Add(next)
-	w.mu.Unlock()
-	if repeated {
-		return
-	}
+// waiting tells that a release waits, and why.
+func (w *Watcher) waiting(ref claim.VolumeRef, err error) {
 	w.Log.Warn("the release of a volume waits", "volume", ref, "error", err)
 	w.Events.Publish(events.Event{Topic: events.TopicClaim, Type: "waiting", Subject: ref.String(), Message: err.Error()})
 }
@@ -218,24 +186,21 @@ func (w *Watcher) failed(ref claim.VolumeRef, err error, next time.Duration) {
 // Attempt tells how the release of a volume's claims stands; ok is false where
 // none is on its way out here.
 func (w *Watcher) Attempt(ref claim.VolumeRef) (a Attempt, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if found := w.volumes[ref]; found != nil {
-		return *found, true
+	b := w.present()
+	if b == nil {
+		return Attempt{}, false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r := b.volumes[ref]; r != nil {
+		return r.Attempt, true
 	}
 	return Attempt{}, false
 }
 
-func (w *Watcher) kicked() <-chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.kick
-}
-
-// tryNow ends the pause of every release that waits.
-func (w *Watcher) tryNow() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	close(w.kick)
-	w.kick = make(chan struct{})
+// tryNow ends the pause of a release that waits.
+func (w *Watcher) tryNow(ref claim.VolumeRef) {
+	if b := w.present(); b != nil {
+		b.retry(ref)
+	}
 }
