@@ -1,0 +1,199 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"time"
+)
+
+// backdated is how far a certificate's time begins in the past: the clocks of hosts differ.
+const backdated = time.Hour
+
+// Authority signs the certificates of hosts.
+type Authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// Issued is a certificate and its private key, in PEM.
+type Issued struct{ Cert, Key []byte }
+
+// Request asks for the certificate of one host.
+type Request struct {
+	Identity
+	// DNS and IP are other names under which its API is called, such as a load balancer's.
+	DNS []string
+	IP  []net.IP
+	// Validity from now on.
+	Validity time.Duration
+}
+
+// NewAuthority makes an authority that is valid for so long from now on. It signs
+// certificates of hosts and none of other authorities.
+func NewAuthority(validity time.Duration) (Issued, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Issued{}, fmt.Errorf("make the authority's key: %w", err)
+	}
+	mark := make([]byte, 8)
+	if _, err := rand.Read(mark); err != nil {
+		return Issued{}, fmt.Errorf("name the authority: %w", err)
+	}
+	template := &x509.Certificate{
+		// A name of its own: while two authorities are believed, a host tells them apart by it.
+		Subject:               pkix.Name{CommonName: "Pannier authority " + hex.EncodeToString(mark)},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	return sign(template, nil, key, key, validity)
+}
+
+// ReadAuthority reads an authority's certificate and its private key.
+func ReadAuthority(certFile, keyFile string) (*Authority, error) {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the authority's certificate %s and its key %s: %w: make an authority with: pannier tls ca create", certFile, keyFile, err)
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok || !pair.Leaf.IsCA {
+		return nil, fmt.Errorf("%s is the certificate of %q, which is no authority: make one with: pannier tls ca create", certFile, pair.Leaf.Subject)
+	}
+	return &Authority{cert: pair.Leaf, key: signer}, nil
+}
+
+// Issue makes a key and a certificate. It refuses names that no certificate may have,
+// and a time that goes past the authority's own.
+func (a *Authority) Issue(r Request) (Issued, error) {
+	if err := r.check(); err != nil {
+		return Issued{}, fmt.Errorf("make a certificate: %w", err)
+	}
+	if end := time.Now().Add(r.Validity); end.After(a.cert.NotAfter) {
+		return Issued{}, fmt.Errorf("make a certificate: it would be valid until %s and its authority only until %s: ask for fewer days, or make a new authority with: pannier tls ca create",
+			end.Format(time.DateOnly), a.cert.NotAfter.Format(time.DateOnly))
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Issued{}, fmt.Errorf("make a certificate's key: %w", err)
+	}
+	template := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: "pannier " + string(r.Role)},
+		URIs:        []*url.URL{r.URI()},
+		DNSNames:    append([]string{r.DNSName()}, r.DNS...),
+		IPAddresses: r.IP,
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if r.Role != CLI { // agents are called too, from their own machine above all
+		template.DNSNames = append(template.DNSNames, "localhost")
+		template.IPAddresses = append(template.IPAddresses, net.IPv4(127, 0, 0, 1), net.IPv6loopback)
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	}
+	issued, err := sign(template, a.cert, key, a.key, r.Validity)
+	if err != nil {
+		return Issued{}, err
+	}
+	return issued, a.proves(issued, r.Identity)
+}
+
+// proves sees that a host will take what was made, as it reads it.
+func (a *Authority) proves(issued Issued, id Identity) error {
+	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
+	if err == nil {
+		_, err = IdentityOf(pair.Leaf)
+	}
+	if err == nil {
+		roots := x509.NewCertPool()
+		roots.AddCert(a.cert)
+		err = verify(pair, roots, id)
+	}
+	if err != nil {
+		return fmt.Errorf("make a certificate: the authority %q cannot sign %s: %w", a.cert.Subject, id, err)
+	}
+	return nil
+}
+
+// sign fills in what all certificates share. A nil parent signs itself.
+func sign(template, parent *x509.Certificate, key, signer crypto.Signer, validity time.Duration) (Issued, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return Issued{}, fmt.Errorf("make a certificate's serial number: %w", err)
+	}
+	now := time.Now()
+	template.SerialNumber = serial
+	template.NotBefore, template.NotAfter = now.Add(-backdated), now.Add(validity)
+	if parent == nil {
+		parent = template
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		return Issued{}, fmt.Errorf("sign a certificate: %w", err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return Issued{}, fmt.Errorf("encode a private key: %w", err)
+	}
+	return Issued{
+		Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		Key:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}, nil
+}
+
+// Write makes two new files, the key (0600) and the certificate (0644). Where one of
+// them is there already nothing is written.
+func (i Issued) Write(certFile, keyFile string) error {
+	if err := writeNew(keyFile, i.Key, 0o600); err != nil {
+		return err
+	}
+	if err := writeNew(certFile, i.Cert, 0o644); err != nil {
+		return errors.Join(err, os.Remove(keyFile))
+	}
+	return nil
+}
+
+func writeNew(path string, text []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%s is there already, and is not written over: move it away, or choose another folder", path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(path))
+	}
+	return nil
+}
+
+// parseCertificates reads every certificate of a PEM text, and nothing else.
+func parseCertificates(text []byte) (certs []*x509.Certificate, err error) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("it has a %s; certificates only belong there", block.Type)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		certs = append(certs, cert)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no certificate in PEM is in it")
+	}
+	return certs, nil
+}

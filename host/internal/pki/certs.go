@@ -1,0 +1,244 @@
+package pki
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// Files are where an agent's certificate is, in PEM.
+type Files struct {
+	// CA has the authorities' certificates: one, or the old and the new one while they change.
+	CA string
+	// Cert has the agent's certificate, and those between it and the authority.
+	Cert string
+	// Key has its private key. Nobody but its owner and group may read it.
+	Key string
+}
+
+func (f Files) all() [3]string { return [3]string{f.CA, f.Cert, f.Key} }
+
+const (
+	// settling is how long after a file was written it is read again with each
+	// handshake: a second write in the same tick of the clock leaves the same time.
+	settling = 2 * time.Second
+	// expirySoon is from when on the log tells, once a day, that a certificate ends.
+	expirySoon = 30 * 24 * time.Hour
+)
+
+// Certs are an agent's certificate, its key and the authorities that it believes, as
+// they are in the files. They are looked at with each handshake, and read again when
+// they have changed; a file that cannot be used leaves what was read before in use.
+type Certs struct {
+	files Files
+	log   hclog.Logger
+	own   Identity
+
+	mu      sync.Mutex
+	now     *pair
+	seen    [3]stamp
+	settled bool
+	told    string    // the problem that the log has told
+	warned  time.Time // when it told that the certificate ends soon
+}
+
+// pair is what was read at one time; it is never changed.
+type pair struct {
+	cert  tls.Certificate
+	roots *x509.CertPool
+}
+
+// stamp tells whether a file is the one that was read.
+type stamp struct {
+	modified      time.Time
+	size          int64
+	device, inode uint64
+}
+
+// Load reads and checks the files. want is who the agent is by its configuration: a
+// certificate of another name, role or datacenter is an error, as is one that has
+// expired, that the authority did not sign, or that does not belong to the key. Each
+// error names the file and the command to run.
+func Load(files Files, want Identity, log hclog.Logger) (*Certs, error) {
+	c := &Certs{files: files, log: log, own: want}
+	seen, settled, err := c.look()
+	if err != nil {
+		return nil, err
+	}
+	if c.now, err = c.read(); err != nil {
+		return nil, err
+	}
+	c.seen, c.settled = seen, settled
+	c.warnExpiry()
+	return c, nil
+}
+
+// Identity is whose the certificate is.
+func (c *Certs) Identity() Identity { return c.own }
+
+// NotAfter is when the certificate in use ends.
+func (c *Certs) NotAfter() time.Time { return c.current().cert.Leaf.NotAfter }
+
+// current is the pair for the next handshake.
+func (c *Certs) current() *pair {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen, settled, err := c.look()
+	if err == nil && (seen != c.seen || !c.settled) {
+		var fresh *pair
+		if fresh, err = c.read(); err == nil {
+			if !fresh.cert.Leaf.Equal(c.now.cert.Leaf) {
+				c.log.Info("a new certificate is in use", "file", c.files.Cert, "expires", fresh.cert.Leaf.NotAfter)
+				c.warned = time.Time{}
+			}
+			c.now = fresh
+		}
+		c.seen, c.settled = seen, settled
+	} else if err == nil {
+		c.warnExpiry()
+		return c.now // nothing changed: what was told still holds
+	}
+	switch {
+	case err == nil:
+		c.told = ""
+	case c.told != err.Error():
+		c.told = err.Error()
+		c.log.Warn("the new TLS files cannot be used, those that were read before stay in use", "error", err)
+	}
+	c.warnExpiry()
+	return c.now
+}
+
+// warnExpiry tells once a day that the certificate in use ends soon, or has ended.
+func (c *Certs) warnExpiry() {
+	left := time.Until(c.now.cert.Leaf.NotAfter)
+	if left > expirySoon || time.Since(c.warned) < 24*time.Hour {
+		return
+	}
+	c.warned = time.Now()
+	c.log.Warn("the certificate ends soon: put a new one in its place, the agent reads it by itself",
+		"file", c.files.Cert, "expires", c.now.cert.Leaf.NotAfter, "command", c.createCommand())
+}
+
+// look stats the files; settled says that all were written a while ago.
+func (c *Certs) look() (seen [3]stamp, settled bool, err error) {
+	settled = true
+	for i, path := range c.files.all() {
+		info, err := os.Stat(path)
+		if err != nil {
+			return seen, false, c.unreadable(path, err)
+		}
+		seen[i] = stamp{modified: info.ModTime(), size: info.Size()}
+		if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+			seen[i].device, seen[i].inode = uint64(sys.Dev), sys.Ino
+		}
+		settled = settled && time.Since(info.ModTime()) > settling
+	}
+	return seen, settled, nil
+}
+
+// read reads the files and checks that they fit together and are the agent's.
+func (c *Certs) read() (*pair, error) {
+	roots, err := readAuthorities(c.files.CA)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPrivate(c.files.Key); err != nil {
+		return nil, err
+	}
+	cert, err := tls.LoadX509KeyPair(c.files.Cert, c.files.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificate %s and its key %s: %w: make both anew with: %s", c.files.Cert, c.files.Key, err, c.createCommand())
+	}
+	id, err := IdentityOf(cert.Leaf)
+	if err != nil {
+		return nil, fmt.Errorf("the certificate %s: %w: make one with: %s", c.files.Cert, err, c.createCommand())
+	}
+	if id != c.own {
+		return nil, fmt.Errorf("the certificate %s is that of %s, and this agent is %s by its configuration: change name, datacenter or server { enabled } there, or make another certificate with: %s",
+			c.files.Cert, id, c.own, c.createCommand())
+	}
+	if err := verify(cert, roots, id); err != nil {
+		return nil, fmt.Errorf("the certificate %s is not good for the authority in %s: %w: make one with: %s", c.files.Cert, c.files.CA, err, c.createCommand())
+	}
+	return &pair{cert: cert, roots: roots}, nil
+}
+
+// createCommand is the command that makes this agent's certificate.
+func (c *Certs) createCommand() string {
+	return fmt.Sprintf("pannier tls cert create -%s -name %s -dc %s", c.own.Role, c.own.Name, c.own.DC)
+}
+
+func (c *Certs) unreadable(path string, err error) error {
+	switch {
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("read the TLS files: %w", err)
+	case path == c.files.CA:
+		return fmt.Errorf("%s is not there: copy the authority's certificate (not its key) to it; pannier tls ca create makes one", path)
+	default:
+		return fmt.Errorf("%s is not there: make it with: %s", path, c.createCommand())
+	}
+}
+
+// readAuthorities reads the certificates of those who may sign.
+func readAuthorities(path string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the authority's certificate: %w", err)
+	}
+	certs, err := parseCertificates(text)
+	if err != nil {
+		return nil, fmt.Errorf("the authority's certificate %s: %w", path, err)
+	}
+	roots := x509.NewCertPool()
+	for _, cert := range certs {
+		if !cert.IsCA {
+			return nil, fmt.Errorf("the authority's certificate %s: that of %q is none of an authority: put the file that pannier tls ca create made there", path, cert.Subject)
+		}
+		roots.AddCert(cert)
+	}
+	return roots, nil
+}
+
+// checkPrivate refuses a key that everybody may read.
+func checkPrivate(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("read the private key: %w", err)
+	}
+	if info.Mode().Perm()&0o007 != 0 {
+		return fmt.Errorf("the private key %s can be used by every user of this machine (mode %#o): run chmod 600 %s", path, info.Mode().Perm(), path)
+	}
+	return nil
+}
+
+// verify checks a certificate for all that its role does.
+func verify(cert tls.Certificate, roots *x509.CertPool, id Identity) error {
+	uses := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if id.Role != CLI { // the others are called too
+		uses = append(uses, x509.ExtKeyUsageServerAuth)
+	}
+	between := x509.NewCertPool()
+	for _, der := range cert.Certificate[1:] {
+		if c, err := x509.ParseCertificate(der); err == nil {
+			between.AddCert(c)
+		}
+	}
+	for _, use := range uses { // Verify takes a certificate that has one of several
+		_, err := cert.Leaf.Verify(x509.VerifyOptions{
+			Roots: roots, Intermediates: between, DNSName: id.DNSName(), KeyUsages: []x509.ExtKeyUsage{use},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

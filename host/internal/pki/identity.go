@@ -1,0 +1,99 @@
+package pki
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Role is what a certificate lets its holder be.
+type Role string
+
+// The roles. A server is a node too, and its certificate serves for both.
+const (
+	// Server keeps the ledger: it may speak raft, and call nodes.
+	Server Role = "server"
+	// Node runs workloads: it may call servers, for itself.
+	Node Role = "node"
+	// CLI is a person or a program that calls the API.
+	CLI Role = "cli"
+)
+
+var roles = []Role{Server, Node, CLI}
+
+// Identity is who a certificate says that its holder is.
+type Identity struct {
+	// Name of the agent; of a cli, of whoever holds the certificate.
+	Name string
+	Role Role
+	// DC is the datacenter.
+	DC string
+}
+
+// scheme of the URI that names a host.
+const scheme = "pannier"
+
+// URI is the alternative name that tells the identity.
+func (id Identity) URI() *url.URL {
+	return &url.URL{Scheme: scheme, Host: id.DC, Path: "/" + string(id.Role) + "/" + id.Name}
+}
+
+// DNSName is the alternative name that a caller wants to see: that of the role.
+func (id Identity) DNSName() string { return string(id.Role) + "." + id.DC + "." + scheme }
+
+// String is the URI.
+func (id Identity) String() string { return id.URI().String() }
+
+// validName is what names an agent or a datacenter, as in the agent's configuration.
+var validName = regexp.MustCompile(`^[a-zA-Z0-9\-_.]{1,128}$`)
+
+// check refuses an identity that no certificate may have.
+func (id Identity) check() error {
+	if !slices.Contains(roles, id.Role) {
+		return fmt.Errorf("the role %q is not one of server, node, cli", id.Role)
+	}
+	for what, name := range map[string]string{"name": id.Name, "datacenter": id.DC} {
+		if !validName.MatchString(name) || name == "." || name == ".." {
+			return fmt.Errorf("the %s %q may have letters, digits and - _ . only, and 1 to 128 of them", what, name)
+		}
+	}
+	return nil
+}
+
+// ErrNoIdentity is a certificate that does not say who holds it, or says it in a way
+// that is not exactly right.
+var ErrNoIdentity = errors.New("the certificate names no host of Pannier")
+
+// IdentityOf reads who holds a certificate. It does not check who signed it. The error
+// is ErrNoIdentity.
+func IdentityOf(cert *x509.Certificate) (Identity, error) {
+	var found []*url.URL
+	for _, uri := range cert.URIs {
+		if strings.EqualFold(uri.Scheme, scheme) {
+			found = append(found, uri)
+		}
+	}
+	if len(found) != 1 {
+		return Identity{}, fmt.Errorf("%w: it has %d URIs %s://DATACENTER/ROLE/NAME among its alternative names, and needs 1", ErrNoIdentity, len(found), scheme)
+	}
+	parts := strings.Split(found[0].Path, "/")
+	if len(parts) != 3 || parts[0] != "" {
+		return Identity{}, fmt.Errorf("%w: %q is not %s://DATACENTER/ROLE/NAME", ErrNoIdentity, found[0], scheme)
+	}
+	id := Identity{DC: found[0].Host, Role: Role(parts[1]), Name: parts[2]}
+	if err := id.check(); err != nil {
+		return Identity{}, fmt.Errorf("%w: %q: %w", ErrNoIdentity, found[0], err)
+	}
+	// Whatever else a URI can carry (a user, a query, an escape) is refused with this.
+	if found[0].String() != id.String() {
+		return Identity{}, fmt.Errorf("%w: %q is not %q", ErrNoIdentity, found[0], id)
+	}
+	if !slices.ContainsFunc(cert.DNSNames, func(name string) bool { return strings.EqualFold(name, id.DNSName()) }) {
+		return Identity{}, fmt.Errorf("%w: its DNS names do not have %q", ErrNoIdentity, id.DNSName())
+	}
+	return id, nil
+}

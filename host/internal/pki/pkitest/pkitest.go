@@ -1,0 +1,77 @@
+// Package pkitest makes certificates of hosts for tests. It imports host/internal/pki.
+package pkitest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/pki"
+)
+
+// DC is the datacenter of every certificate.
+const DC = "dc1"
+
+// Authority signs the certificates of one test.
+type Authority struct {
+	*pki.Authority
+	// CertFile and KeyFile are the authority's own.
+	CertFile, KeyFile string
+}
+
+// New makes an authority in a folder of its own.
+func New(t testing.TB) Authority {
+	t.Helper()
+	dir := t.TempDir()
+	a := Authority{CertFile: filepath.Join(dir, "ca.pem"), KeyFile: filepath.Join(dir, "ca-key.pem")}
+	made, err := pki.NewAuthority(48 * time.Hour)
+	if err == nil {
+		err = made.Write(a.CertFile, a.KeyFile)
+	}
+	if err == nil {
+		a.Authority, err = pki.ReadAuthority(a.CertFile, a.KeyFile)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// Files makes a certificate for a host, in a folder of its own.
+func (a Authority) Files(t testing.TB, role pki.Role, name string) pki.Files {
+	t.Helper()
+	dir := t.TempDir()
+	files := pki.Files{CA: a.CertFile, Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
+	a.Replace(t, files, role, name)
+	return files
+}
+
+// Replace puts a new certificate and its key in the place of those in the files.
+func (a Authority) Replace(t testing.TB, files pki.Files, role pki.Role, name string) {
+	t.Helper()
+	issued, err := a.Issue(pki.Request{Identity: pki.Identity{Name: name, Role: role, DC: DC}, Validity: 24 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string][]byte{files.Cert: issued.Cert, files.Key: issued.Key} {
+		if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Certs makes a certificate for a host and loads it.
+func (a Authority) Certs(t testing.TB, role pki.Role, name string) *pki.Certs {
+	t.Helper()
+	certs, err := pki.Load(a.Files(t, role, name), pki.Identity{Name: name, Role: role, DC: DC}, hclog.NewNullLogger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certs
+}

@@ -1,0 +1,207 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/pannier/pannier/host/internal/pki"
+)
+
+const (
+	// dialTimeout bounds a connection's making, with its handshake.
+	dialTimeout = 10 * time.Second
+	// unused is how long a connection that carries no call stays.
+	unused = 5 * time.Minute
+)
+
+// Dialer reaches other agents' ports. Close closes what it keeps open.
+type Dialer struct {
+	certs *pki.Certs
+	http  *http.Transport
+
+	mu     sync.Mutex
+	conns  map[target]*pooled
+	closed bool
+}
+
+// target is an agent at an address.
+type target struct {
+	addr, name string
+	role       pki.Role
+}
+
+// pooled is a gRPC connection that is kept.
+type pooled struct {
+	conn  *grpc.ClientConn
+	taken time.Time // last
+}
+
+// NewDialer makes a dialer that shows the agent's certificate.
+func NewDialer(certs *pki.Certs) *Dialer {
+	d := &Dialer{certs: certs, conns: map[target]*pooled{}}
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	d.http = &http.Transport{
+		DialTLSContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			return d.dial(ctx, addr, pki.Server, "", protocolsHTTP...)
+		},
+		Protocols: protocols, ForceAttemptHTTP2: true, DisableCompression: true,
+		MaxIdleConnsPerHost: 4, IdleConnTimeout: unused,
+		HTTP2: &http.HTTP2Config{SendPingTimeout: silence, PingTimeout: patience},
+	}
+	return d
+}
+
+// Raft connects to the server at addr for raft.
+func (d *Dialer) Raft(ctx context.Context, addr string) (net.Conn, error) {
+	return d.dial(ctx, addr, pki.Server, "", protocolRaft)
+}
+
+// Transport carries requests of the public API to servers: https://ADDR of their rpc
+// port. Only an answer of a server's certificate is taken.
+func (d *Dialer) Transport() *http.Transport { return d.http }
+
+func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name string, protocols ...string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	var dialer net.Dialer
+	raw, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the %s at %s: %w", role, addr, err)
+	}
+	conn, err := d.handshake(ctx, raw, role, name, protocols...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the %s at %s: %w", role, addr, err)
+	}
+	return conn, nil
+}
+
+// handshake closes raw where it fails.
+func (d *Dialer) handshake(ctx context.Context, raw net.Conn, role pki.Role, name string, protocols ...string) (*tls.Conn, error) {
+	conn := tls.Client(raw, d.certs.Client(role, name, protocols...))
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Conn gives a connection for calls to the agent with this name and role at addr; an
+// empty name takes any agent with the role. Nothing is dialled before the first call.
+// It is shared and the dialer's: take it for each call, and do not close it. One that
+// nobody has taken and used for a while is closed.
+func (d *Dialer) Conn(addr, name string, role pki.Role) (*grpc.ClientConn, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, fmt.Errorf("connect to the %s %q at %s: %w", role, name, addr, net.ErrClosed)
+	}
+	d.sweep()
+	to := target{addr, name, role}
+	p := d.conns[to]
+	if p == nil {
+		conn, err := grpc.NewClient("passthrough:///"+addr, d.options(to)...)
+		if err != nil {
+			return nil, fmt.Errorf("connect to the %s %q at %s: %w", role, name, addr, err)
+		}
+		p = &pooled{conn: conn}
+		d.conns[to] = p
+	}
+	p.taken = time.Now()
+	return p.conn, nil
+}
+
+// sweep closes connections that carry nothing and that nobody takes any more.
+func (d *Dialer) sweep() {
+	for to, p := range d.conns {
+		if time.Since(p.taken) > 2*unused && p.conn.GetState() == connectivity.Idle {
+			_ = p.conn.Close() // it has no call that could fail
+			delete(d.conns, to)
+		}
+	}
+}
+
+func (d *Dialer) options(to target) []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(calling{d, to}),
+		grpc.WithNoProxy(),
+		grpc.WithIdleTimeout(unused),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(MaxRequest)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: patience}),
+		// A host that is back is to be reached soon: the longest pause is short.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			MinConnectTimeout: dialTimeout,
+		}),
+	}
+}
+
+// Close closes the connections that are kept; calls under way fail.
+func (d *Dialer) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	for to, p := range d.conns {
+		_ = p.conn.Close() // grpc: only that it is closed already
+		delete(d.conns, to)
+	}
+	d.http.CloseIdleConnections()
+	return nil
+}
+
+// calling are the credentials of a connection to one agent.
+type calling struct {
+	d  *Dialer
+	to target
+}
+
+func (c calling) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, err := c.d.handshake(ctx, raw, c.to.role, c.to.name, protocolGRPC)
+	if err != nil {
+		return nil, nil, err
+	}
+	peer, err := c.d.certs.PeerOf(conn.ConnectionState())
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	return conn, newAuthInfo(peer), nil
+}
+
+func (c calling) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, fmt.Errorf("these credentials are a client's")
+}
+
+func (c calling) Info() credentials.ProtocolInfo          { return protocolInfo() }
+func (c calling) Clone() credentials.TransportCredentials { return c }
+func (c calling) OverrideServerName(string) error         { return nil }
+
+// RaftLayer is raft's stream layer over a port and a dialer.
+type RaftLayer struct {
+	net.Listener
+	dialer *Dialer
+}
+
+// NewRaftLayer begins to speak raft on the port.
+func NewRaftLayer(p *Port, d *Dialer) *RaftLayer { return &RaftLayer{p.Raft(), d} }
+
+// Dial connects to a server for raft.
+func (l *RaftLayer) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return l.dialer.Raft(ctx, string(addr))
+}

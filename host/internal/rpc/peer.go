@@ -1,0 +1,120 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	grpcpeer "google.golang.org/grpc/peer"
+
+	"github.com/pannier/pannier/host/internal/pki"
+)
+
+// Peer is who is at the other end of a connection, by its certificate.
+type Peer = pki.Identity
+
+type peerKey struct{}
+
+// PeerFrom is who makes a call, of gRPC or of the public API. false: no certificate
+// was shown, as on the unix socket.
+func PeerFrom(ctx context.Context) (Peer, bool) {
+	if peer, ok := ctx.Value(peerKey{}).(Peer); ok {
+		return peer, true
+	}
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(authInfo); ok {
+			return info.peer, true
+		}
+	}
+	return Peer{}, false
+}
+
+// WithPeer puts who makes a call into its context: for a handler behind a TLS
+// connection that is not one of the port's, as its state tells (pki.Certs.PeerOf).
+func WithPeer(ctx context.Context, peer Peer) context.Context {
+	return context.WithValue(ctx, peerKey{}, peer)
+}
+
+// ConnContext is http.Server.ConnContext for the port's connections.
+func (p *Port) ConnContext(ctx context.Context, c net.Conn) context.Context {
+	if conn, ok := c.(*tls.Conn); ok {
+		if peer, err := p.certs.PeerOf(conn.ConnectionState()); err == nil {
+			return WithPeer(ctx, peer)
+		}
+	}
+	return ctx
+}
+
+// What calls between agents are bound by.
+const (
+	// MaxRequest is the biggest message that an agent takes from another, in bytes.
+	MaxRequest = 4 << 20
+	// maxAnswer is the biggest that it takes as an answer: it asked for it, and a node's
+	// whole list of claims may come in one.
+	maxAnswer = 64 << 20
+	// maxHeaders of one call, in bytes.
+	maxHeaders = 64 << 10
+	// maxStreams are the calls of one connection that run at a time.
+	maxStreams = 1000
+	// A connection that is used and silent this long is asked, and cut off when there is
+	// no answer.
+	silence, patience = 10 * time.Second, 5 * time.Second
+)
+
+// ServerOptions are what a gRPC server of Port.GRPC has to be made with.
+func (p *Port) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(welcomed{certs: p.certs}),
+		grpc.ConnectionTimeout(HandshakeTimeout),
+		grpc.MaxRecvMsgSize(MaxRequest),
+		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 3 * silence, Timeout: patience}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}),
+	}
+}
+
+// authInfo carries the peer of a connection through gRPC.
+type authInfo struct {
+	credentials.CommonAuthInfo
+	peer Peer
+}
+
+func (authInfo) AuthType() string { return "pannier" }
+
+func newAuthInfo(peer Peer) authInfo {
+	return authInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, peer}
+}
+
+// welcomed are the credentials of a server whose connections the port has verified.
+type welcomed struct {
+	certs *pki.Certs
+}
+
+func (w welcomed) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, ok := raw.(*tls.Conn)
+	if !ok {
+		return nil, nil, fmt.Errorf("serve calls between agents: a %T is no connection of the port", raw)
+	}
+	peer, err := w.certs.PeerOf(conn.ConnectionState())
+	if err != nil {
+		return nil, nil, err
+	}
+	return conn, newAuthInfo(peer), nil
+}
+
+func (w welcomed) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, fmt.Errorf("these credentials are a server's")
+}
+
+func (w welcomed) Info() credentials.ProtocolInfo          { return protocolInfo() }
+func (w welcomed) Clone() credentials.TransportCredentials { return w }
+func (w welcomed) OverrideServerName(string) error         { return nil }
+func protocolInfo() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.3"}
+}
