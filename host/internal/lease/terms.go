@@ -1,0 +1,88 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/fence"
+)
+
+const (
+	// MaxDrift is how much faster or slower than true time a clock of a leader or a node
+	// may run: 1 %. Machines whose time is kept by NTP are below 0.05 % (500 ppm,
+	// ntp_adjtime(3)).
+	MaxDrift = 0.01
+	// FenceShare is the part of the margin after which the fence acts. Until then the
+	// agent stops the workloads itself, in order.
+	FenceShare = 3
+	// MinStopTime is the least true time that the fence must have to kill and to unmount.
+	MinStopTime = time.Second
+	// MinHeartbeatTTL bounds how often nodes send heartbeats: three times in it.
+	MinHeartbeatTTL = 300 * time.Millisecond
+)
+
+// Default is what the servers promise where the configuration says nothing.
+var Default = claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
+
+// ErrUnsafe is in the error of terms under which two nodes could use one volume.
+var ErrUnsafe = errors.New("not safe")
+
+// Check refuses terms that do not hold when clocks drift by MaxDrift. The error is for the
+// operator who configured them.
+func Check(l claim.Liveness) error {
+	switch {
+	case l.HeartbeatTTL < MinHeartbeatTTL:
+		return fmt.Errorf("%w: heartbeat_ttl is %v, at least %v is needed", ErrUnsafe, l.HeartbeatTTL, MinHeartbeatTTL)
+	case l.StopAfter < l.HeartbeatTTL:
+		return fmt.Errorf("%w: stop_after (%v) is shorter than heartbeat_ttl (%v): a node would stop its workloads while it counts as connected",
+			ErrUnsafe, l.StopAfter, l.HeartbeatTTL)
+	case l.StopAfter > maxPeriod || l.Margin > maxPeriod:
+		return fmt.Errorf("%w: stop_after (%v) or stop_margin (%v) is longer than %v", ErrUnsafe, l.StopAfter, l.Margin, maxPeriod)
+	case StopTime(l) < MinStopTime:
+		return fmt.Errorf("%w: stop_margin %v leaves a node %v to stop what writes, at least %v is needed with clocks that drift by %v %%: set stop_margin to %v or more",
+			ErrUnsafe, l.Margin, max(0, StopTime(l)).Round(time.Millisecond), MinStopTime, MaxDrift*100, MinMargin(l.StopAfter))
+	}
+	return nil
+}
+
+// maxPeriod keeps the arithmetic far from overflowing.
+const maxPeriod = 30 * 24 * time.Hour
+
+// StopTime is the true time that is left between the moment at which the fence acts, at
+// the latest, and the moment at which the leader lets go, at the earliest: the node's
+// clock is slow and the leader's fast by MaxDrift, and the heartbeat took no time.
+func StopTime(l claim.Liveness) time.Duration {
+	letGo := float64(l.StopAfter+l.Margin) / (1 + MaxDrift)
+	fenced := float64(l.StopAfter+l.Margin/FenceShare) / (1 - MaxDrift)
+	return time.Duration(letGo - fenced)
+}
+
+// MinMargin is the least margin that goes with a stop_after, in whole tenths of a second.
+func MinMargin(stopAfter time.Duration) time.Duration {
+	// StopTime is linear in the margin: solved for MinStopTime.
+	slope := 1/(1+MaxDrift) - 1/(FenceShare*(1-MaxDrift))
+	least := (float64(MinStopTime) + float64(stopAfter)*(1/(1-MaxDrift)-1/(1+MaxDrift))) / slope
+	const step = 100 * time.Millisecond
+	return (time.Duration(least)/step + 1) * step
+}
+
+// NodeTimes are when the lease ends that the node has after an answer to the heartbeat that it sent
+// at a moment.
+func NodeTimes(sent boottime.Instant, l claim.Liveness) fence.Times {
+	stop := sent.Add(l.StopAfter)
+	return fence.Times{Stop: stop, Deadline: stop.Add(l.Margin / FenceShare)}
+}
+
+// LetGoAfter is how long after the leader received a heartbeat it may let go of
+// the node's claims.
+func LetGoAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margin }
+
+// Longer are terms that keep two promises.
+func Longer(a, b claim.Liveness) claim.Liveness {
+	return claim.Liveness{
+		HeartbeatTTL: max(a.HeartbeatTTL, b.HeartbeatTTL), StopAfter: max(a.StopAfter, b.StopAfter), Margin: max(a.Margin, b.Margin),
+	}
+}
