@@ -1,8 +1,6 @@
 package cluster
 
 import (
-	"errors"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -11,17 +9,19 @@ import (
 // What can go wrong on the way to the ledger.
 var (
 	// ErrNotLeader: another server leads, or none. Nothing was changed.
-	ErrNotLeader = errors.New("this server does not lead the cluster")
+	ErrNotLeader = command.ErrNotLeader
 	// ErrUncertain: the command may or may not be applied, now or in a moment: the
 	// caller gave up waiting, or leadership was lost. Commands may be repeated.
-	ErrUncertain = errors.New("it is not known whether the ledger took it")
+	ErrUncertain = command.ErrUncertain
 	// ErrClosed: the node is closed.
 	ErrClosed = state.ErrClosed
 	// ErrStopped: a fault of this server's disk, or an entry of a newer version,
 	// stopped the ledger here. Its cause is in the text; a restart tries again.
 	ErrStopped = state.ErrStopped
 	// ErrDiskFull: the ledger's disk is nearly full. Nothing was changed.
-	ErrDiskFull = errors.New("the ledger's disk is nearly full")
+	ErrDiskFull = command.ErrDiskFull
+	// ErrLevel: a server of the cluster is too old for the command. Nothing was changed.
+	ErrLevel = command.ErrLevel
 	// ErrTooLarge: the command is bigger than command.MaxSize.
 	ErrTooLarge = command.ErrTooLarge
 )
@@ -53,6 +53,8 @@ var (
 	ErrWorkloadNotFound = claim.ErrWorkloadNotFound
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
 	ErrNotRunning = claim.ErrNotRunning
+	// ErrNodeInUse: workloads run, or claims stand, on the node.
+	ErrNodeInUse = claim.ErrNodeInUse
 	// ErrNodeSecret: the node is known with another secret.
 	ErrNodeSecret = claim.ErrNodeSecret
 	// ErrIneligible: the node takes no workloads now: it is drained, or was made ineligible.

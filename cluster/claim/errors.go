@@ -34,6 +34,8 @@ var (
 	ErrWorkloadNotFound = errors.New("workload not found")
 	// ErrNodeNotFound: the ledger knows no such node.
 	ErrNodeNotFound = errors.New("node not found")
+	// ErrNodeInUse: workloads run, or claims stand, on the node, so it cannot be removed.
+	ErrNodeInUse = errors.New("node is in use")
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
 	ErrNotRunning = errors.New("workload does not run there")
 	// ErrNodeSecret: the node is known with another secret.

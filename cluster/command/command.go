@@ -23,6 +23,8 @@ const (
 type Command interface {
 	kind() kind
 	stamp(time.Time)
+	key() string
+	setKey(string)
 }
 
 // Stamp is embedded in every command.
@@ -36,8 +38,18 @@ type Stamp struct {
 
 func (s *Stamp) stamp(at time.Time) { s.At = at }
 
+func (s *Stamp) key() string { return s.Key }
+
+func (s *Stamp) setKey(key string) { s.Key = key }
+
 // SetAt stamps a command with the leader's time.
 func SetAt(c Command, at time.Time) { c.stamp(at) }
+
+// Key is the command's key; empty: it has none.
+func Key(c Command) string { return c.key() }
+
+// SetKey gives a command the key under which it may be repeated.
+func SetKey(c Command, key string) { c.setKey(key) }
 
 // RegisterVolume inserts a volume or updates its definition. What the ledger
 // itself keeps (indexes, times of creation, current modes) is taken from the

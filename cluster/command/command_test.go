@@ -95,7 +95,7 @@ func TestEntriesThatAreNone(t *testing.T) {
 		"\x01\x04{\"unknown\":1}":        command.ErrMalformed,
 		"\x01\x04{\"ref\":7}":            command.ErrMalformed,
 		"\x01\xff{}":                     command.ErrUnknownCommand,
-		"\x02\x04{}":                     command.ErrUnknownCommand,
+		"\x03\x04{}":                     command.ErrUnknownCommand,
 		"\x01\x7f" + `{"at":"whatever"}`: command.ErrUnknownCommand,
 	} {
 		if c, err := command.Decode([]byte(entry)); !errors.Is(err, want) {

@@ -8,10 +8,6 @@ import (
 	"io"
 )
 
-// version of the encoding that this program writes: one byte of version, one of
-// kind, then JSON.
-const version = 1
-
 // MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
 // one transaction of the ledger.
 const MaxSize = 192 << 10
@@ -67,48 +63,7 @@ func (*SetNodeStatus) kind() kind    { return kindSetNodeStatus }
 func (*SetNodeDuty) kind() kind      { return kindSetNodeDuty }
 func (*PutLiveness) kind() kind      { return kindPutLiveness }
 
-func empty(k kind) Command {
-	switch k {
-	case kindRegisterVolume:
-		return &RegisterVolume{}
-	case kindDeregisterVolume:
-		return &DeregisterVolume{}
-	case kindStartWorkload:
-		return &StartWorkload{}
-	case kindEndWorkload:
-		return &EndWorkload{}
-	case kindAdvanceClaims:
-		return &AdvanceClaims{}
-	case kindPutNode:
-		return &PutNode{}
-	case kindDeleteNode:
-		return &DeleteNode{}
-	case kindDeleteDrivers:
-		return &DeleteDrivers{}
-	case kindDeleteWorkloads:
-		return &DeleteWorkloads{}
-	case kindIdentify:
-		return &Identify{}
-	case kindPutToken:
-		return &PutToken{}
-	case kindDeleteTokens:
-		return &DeleteTokens{}
-	case kindPutSigningKey:
-		return &PutSigningKey{}
-	case kindAwaitWorkload:
-		return &AwaitWorkload{}
-	case kindSetNodeStatus:
-		return &SetNodeStatus{}
-	case kindSetNodeDuty:
-		return &SetNodeDuty{}
-	case kindPutLiveness:
-		return &PutLiveness{}
-	default:
-		return nil
-	}
-}
-
-// Encode writes a command down as a log entry.
+// Encode writes a command down as a log entry: one byte of level, one of kind, then JSON.
 func Encode(c Command) ([]byte, error) {
 	body, err := json.Marshal(c)
 	if err != nil {
@@ -117,7 +72,7 @@ func Encode(c Command) ([]byte, error) {
 	if len(body)+2 > MaxSize {
 		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", c, ErrTooLarge, len(body)+2, MaxSize)
 	}
-	return append([]byte{version, byte(c.kind())}, body...), nil
+	return append([]byte{byte(LevelOf(c)), byte(c.kind())}, body...), nil
 }
 
 // Decode reads a log entry. Any bytes may be given. The error is
@@ -127,22 +82,36 @@ func Decode(entry []byte) (Command, error) {
 		return nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(entry))
 	}
 	if entry[0] == 0 || entry[1] == 0 {
-		return nil, fmt.Errorf("%w: version %d, kind %d", ErrMalformed, entry[0], entry[1])
+		return nil, fmt.Errorf("%w: level %d, kind %d", ErrMalformed, entry[0], entry[1])
 	}
-	if entry[0] > version {
-		return nil, fmt.Errorf("%w: version %d, this program knows up to %d", ErrUnknownCommand, entry[0], version)
+	if entry[0] > Level {
+		return nil, fmt.Errorf("%w: level %d, this program knows up to %d", ErrUnknownCommand, entry[0], Level)
 	}
-	c := empty(kind(entry[1]))
-	if c == nil {
+	known, ok := kinds[kind(entry[1])]
+	if !ok {
 		return nil, fmt.Errorf("%w: kind %d", ErrUnknownCommand, entry[1])
 	}
-	d := json.NewDecoder(bytes.NewReader(entry[2:]))
-	d.DisallowUnknownFields()
-	if err := d.Decode(c); err != nil {
+	c := known.empty()
+	if err := decodeStrictly(entry[2:], c); err != nil {
 		return nil, fmt.Errorf("%w: %T: %w", ErrMalformed, c, err)
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%w: %T: more after its end", ErrMalformed, c)
+	if level := LevelOf(c); level > int(entry[0]) {
+		// A server that knows no more than the entry's level refuses it so too.
+		return nil, fmt.Errorf("%w: %T of level %d in an entry of level %d", ErrMalformed, c, level, entry[0])
 	}
 	return c, nil
+}
+
+// decodeStrictly reads one JSON value, and refuses fields that it does not know and what
+// comes after it.
+func decodeStrictly(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more after its end")
+	}
+	return nil
 }

@@ -96,6 +96,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 		return 0, fault("commit: %w", err)
 	}
 	s.applied.Store(applied)
+	s.changes.note(tx.topics, applied)
 	s.watchers.publish(tx.topics)
 	return n, nil
 }

@@ -92,10 +92,12 @@ func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
 	var before, after []string
 	releasing := false
 	if found {
+		tx.touch(TopicOnNode(old.Node))
 		before = claimIndexKeys(&old)
 		releasing = old.State.Releasing()
 	}
 	if now != nil {
+		tx.touch(TopicOnNode(now.Node))
 		after = claimIndexKeys(now)
 		releasing = releasing || now.State.Releasing()
 	}

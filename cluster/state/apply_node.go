@@ -166,5 +166,6 @@ func (tx *writeTx) identify(c *command.Identify) (any, error) {
 		return command.IdentifyResult{Cluster: standing}, err
 	}
 	c.Cluster.CreatedAt = c.At
+	tx.touch(TopicCluster)
 	return command.IdentifyResult{Cluster: c.Cluster}, write(tx, identity, &c.Cluster, nil, nil)
 }

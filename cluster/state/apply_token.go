@@ -34,6 +34,7 @@ func (tx *writeTx) putToken(c *command.PutToken) (any, error) {
 		return command.PutTokenResult{Token: standing}, nil
 	}
 	standing.Accessor, standing.ExpiresAt, standing.ModifyIndex = next.Accessor, next.ExpiresAt, tx.index
+	tx.touch(TopicTokensOn(standing.Node))
 	keys := tokenIndexKeys(&standing)
 	return command.PutTokenResult{Token: standing}, write(tx, tokenKey(standing.ID), &standing, keys, keys)
 }
@@ -41,6 +42,7 @@ func (tx *writeTx) putToken(c *command.PutToken) (any, error) {
 // noteToken writes a token down for the first time.
 func (tx *writeTx) noteToken(t claim.Token, at time.Time) (command.PutTokenResult, error) {
 	t.CreatedAt, t.CreateIndex, t.ModifyIndex = at, tx.index, tx.index
+	tx.touch(TopicTokensOn(t.Node))
 	return command.PutTokenResult{Token: t}, write(tx, tokenKey(t.ID), &t, nil, tokenIndexKeys(&t))
 }
 
@@ -130,6 +132,7 @@ func (tx *writeTx) deleteTokens(c *command.DeleteTokens) (any, error) {
 		if err := write(tx, tokenKey(id), (*claim.Token)(nil), tokenIndexKeys(&t), nil); err != nil {
 			return nil, err
 		}
+		tx.touch(TopicTokensOn(t.Node))
 		result.Deleted = append(result.Deleted, t)
 	}
 	return result, nil

@@ -58,15 +58,11 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	}
 
 	// All is decided; from here on, only writes.
-	var before []string
-	if known {
-		before = workloadIndexKeys(&workload)
-	}
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
 		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
 	}
-	if err := write(tx, workloadKey(c.Ref), &result.Workload, before, nil); err != nil {
+	if err := tx.putWorkload(result.Workload, workload); err != nil {
 		return nil, err
 	}
 	for i := range result.Claims {
@@ -82,8 +78,19 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 			return nil, err
 		}
 	}
-	tx.touch(TopicWorkloads, TopicWorkload(c.Ref))
 	return result, nil
+}
+
+// putWorkload stores a workload's record in the place of the one before, which is empty
+// where there was none.
+func (tx *writeTx) putWorkload(now, before claim.Workload) error {
+	var keys []string
+	if before.Ref == now.Ref {
+		keys = workloadIndexKeys(&before)
+		tx.touch(TopicOnNode(before.Node))
+	}
+	tx.touch(TopicWorkloads, TopicWorkload(now.Ref), TopicOnNode(now.Node))
+	return write(tx, workloadKey(now.Ref), &now, keys, workloadIndexKeys(&now))
 }
 
 // wantedClaims checks the arguments and fills in what a claim takes from its
@@ -187,11 +194,11 @@ func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
 		return nil, err
 	}
 	if workload.Status != claim.Ended {
+		before := workload
 		workload.Status, workload.EndedAt, workload.ModifyIndex = claim.Ended, c.At, tx.index
-		if err := write(tx, workloadKey(c.Ref), &workload, nil, workloadIndexKeys(&workload)); err != nil {
+		if err := tx.putWorkload(workload, before); err != nil {
 			return nil, err
 		}
-		tx.touch(TopicWorkloads, TopicWorkload(c.Ref))
 	}
 	for i := range held {
 		if held[i].State != claim.Taken {

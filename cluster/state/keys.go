@@ -25,9 +25,11 @@ import (
 //	vd/DRIVER/NS/VOLUME                volumes of a driver
 //	dn/DRIVER/NODE                     the driver as the node has it
 //	we/TIME/NS/WORKLOAD                ended workloads, the oldest first
+//	wn/NODE/NS/WORKLOAD                workloads that run or wait on a node
 //	tw/NS/WORKLOAD/ID                  tokens of a workload
 //	tn/NODE/ID                         tokens on a node
 //	m/applied                          index of the last applied entry
+//	m/keys                             version of the index keys
 const (
 	volumes    = "v/"
 	claims     = "c/"
@@ -44,6 +46,7 @@ const (
 	volumesByDriver  = "vd/"
 	driversByNode    = "dn/"
 	workloadsByEnd   = "we/"
+	workloadsByNode  = "wn/"
 	tokensByWorkload = "tw/"
 	tokensByNode     = "tn/"
 )
@@ -93,10 +96,10 @@ func claimIndexKeys(c *claim.Claim) []string {
 }
 
 func workloadIndexKeys(w *claim.Workload) []string {
-	if w.Status != claim.Ended {
-		return nil
+	if w.Status == claim.Ended {
+		return []string{endKey(w)}
 	}
-	return []string{endKey(w)}
+	return []string{workloadsByNode + w.Node + "/" + workloadPart(w.Ref)}
 }
 
 func tokenIndexKeys(t *claim.Token) []string {

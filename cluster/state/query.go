@@ -220,6 +220,11 @@ func (tx *ReadTx) Workloads(namespace string, p Page) ([]claim.Workload, string,
 	return found, next, nil
 }
 
+// WorkloadsOn lists the workloads that run or wait on a node, by namespace and id.
+func (tx *ReadTx) WorkloadsOn(node string) ([]claim.Workload, error) {
+	return indexed(tx, span{base: workloadsByNode + node + "/"}, func(part string) string { return workloads + part }, read[claim.Workload])
+}
+
 // Node reads one node. The error is claim.ErrNodeNotFound where there is none.
 func (tx *ReadTx) Node(name string) (claim.Node, error) {
 	n, found, err := read[claim.Node](tx, nodeKey(name))

@@ -43,6 +43,7 @@ func (s *Store) Restore(r io.Reader) error {
 	s.gen, s.number, s.broken = next, number, nil
 	s.mu.Unlock()
 	s.applied.Store(index)
+	s.changes.reset(index)
 	old.readers.Wait()
 	err = errors.Join(old.db.Close(), os.RemoveAll(old.dir))
 	s.watchers.publishAll()
@@ -75,6 +76,9 @@ func load(db *badger.DB, r io.Reader) (index uint64, err error) {
 		return 0, err
 	}
 	if err := batch.Set(appliedKey, binary.BigEndian.AppendUint64(nil, index)); err != nil {
+		return 0, err
+	}
+	if err := putKeysVersion(batch.Set); err != nil {
 		return 0, err
 	}
 	return index, batch.Flush()

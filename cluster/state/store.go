@@ -13,14 +13,16 @@ import (
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/command"
 )
 
 var (
 	// ErrClosed says that the store was closed.
-	ErrClosed = errors.New("ledger is closed")
+	ErrClosed = command.ErrClosed
 	// ErrStopped says that a fault, or an entry that this version cannot read,
 	// stopped the store; opened again, it will try again.
-	ErrStopped = errors.New("ledger has stopped")
+	ErrStopped = command.ErrStopped
 )
 
 // Store is the ledger on this server's disk.
@@ -37,6 +39,7 @@ type Store struct {
 	broken   error      // set by a fault while applying; guarded by writing
 	applied  atomic.Uint64
 	watchers watchers
+	changes  changes
 }
 
 // generation is one Badger directory. A restore makes the next one; the old one
@@ -82,12 +85,16 @@ func (s *Store) open() error {
 	if s.gen, err = s.openGeneration(s.number); err != nil {
 		return err
 	}
+	if err := upgradeKeys(s.gen.db); err != nil {
+		return err
+	}
 	if err := takeBallast(s.dir); err != nil {
 		return err
 	}
 	return s.View(func(tx *ReadTx) error {
 		index, err := tx.Index()
 		s.applied.Store(index)
+		s.changes.reset(index)
 		return err
 	})
 }

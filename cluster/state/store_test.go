@@ -85,7 +85,7 @@ func TestAnotherBoot(t *testing.T) {
 	}
 	defer func(old string) { bootIDPath = old }(bootIDPath)
 	bootIDPath = path
-	if got := openIn(t, rebooted); got.AppliedIndex() != 0 || len(got.dump()) != 0 {
+	if got := openIn(t, rebooted); got.AppliedIndex() != 0 || len(got.records()) != 0 {
 		t.Errorf("after the machine's end %d entries are trusted", got.AppliedIndex())
 	}
 	if err := l.Close(); err != nil {

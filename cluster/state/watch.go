@@ -23,6 +23,8 @@ const (
 	TopicNodes Topic = nodes
 	// TopicDrivers changes with any driver's counts.
 	TopicDrivers Topic = drivers
+	// TopicCluster changes when the cluster is given its identity.
+	TopicCluster Topic = identity
 )
 
 // TopicVolume changes with a volume's definition.
@@ -36,6 +38,12 @@ func TopicWorkload(r claim.WorkloadRef) Topic { return Topic(workloadKey(r)) }
 
 // TopicNode changes with a node's record.
 func TopicNode(name string) Topic { return Topic(nodeKey(name)) }
+
+// TopicOnNode changes with any workload that runs or waits on a node, and with any claim there.
+func TopicOnNode(name string) Topic { return Topic(workloadsByNode + name) }
+
+// TopicTokensOn changes with any token's record on a node.
+func TopicTokensOn(name string) Topic { return Topic(tokensByNode + name) }
 
 // TopicDriver changes with a driver's counts.
 func TopicDriver(id string) Topic { return Topic(driverKey(id)) }

@@ -1,0 +1,87 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Level is the newest level of commands that this program knows. A level is a set of
+// kinds, and of fields of older kinds, that came with one release: level 1 has the kinds
+// 1 to 13, level 2 what a cluster of several hosts needs.
+//
+// An entry's first byte is its level. So a server that does not know a level stops there
+// (ErrUnknownCommand) and never takes an entry for a malformed one because of a field that
+// is new to it.
+const Level = 2
+
+// LevelOf is the level that a server must know to take the command as it is filled in.
+func LevelOf(c Command) int {
+	level := kinds[c.kind()].level
+	if c.key() != "" {
+		level = max(level, 2)
+	}
+	if newer, ok := c.(interface{ level() int }); ok {
+		level = max(level, newer.level())
+	}
+	return level
+}
+
+// level of the fields that came after the kind itself.
+func (c *EndWorkload) level() int {
+	if c.Node != "" || c.Run != 0 {
+		return 2
+	}
+	return 1
+}
+
+func (c *PutNode) level() int {
+	n := &c.Node
+	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.Ineligible || n.Drain != nil {
+		return 2
+	}
+	return 1
+}
+
+// kinds is what is known of each kind: its level, its command and its result.
+var kinds = map[kind]row{
+	kindRegisterVolume:   rowOf[RegisterVolume, RegisterVolumeResult](1),
+	kindDeregisterVolume: rowOf[DeregisterVolume, DeregisterVolumeResult](1),
+	kindStartWorkload:    rowOf[StartWorkload, StartWorkloadResult](1),
+	kindEndWorkload:      rowOf[EndWorkload, EndWorkloadResult](1),
+	kindAdvanceClaims:    rowOf[AdvanceClaims, AdvanceClaimsResult](1),
+	kindPutNode:          rowOf[PutNode, PutNodeResult](1),
+	kindDeleteNode:       rowOf[DeleteNode, DeleteNodeResult](1),
+	kindDeleteDrivers:    rowOf[DeleteDrivers, DeleteDriversResult](1),
+	kindDeleteWorkloads:  rowOf[DeleteWorkloads, DeleteWorkloadsResult](1),
+	kindIdentify:         rowOf[Identify, IdentifyResult](1),
+	kindPutToken:         rowOf[PutToken, PutTokenResult](1),
+	kindDeleteTokens:     rowOf[DeleteTokens, DeleteTokensResult](1),
+	kindPutSigningKey:    rowOf[PutSigningKey, PutSigningKeyResult](1),
+	kindAwaitWorkload:    rowOf[AwaitWorkload, AwaitWorkloadResult](2),
+	kindSetNodeStatus:    rowOf[SetNodeStatus, SetNodeStatusResult](2),
+	kindSetNodeDuty:      rowOf[SetNodeDuty, SetNodeDutyResult](2),
+	kindPutLiveness:      rowOf[PutLiveness, PutLivenessResult](2),
+}
+
+type row struct {
+	level  int
+	empty  func() Command
+	result func(data []byte) (any, error)
+}
+
+// rowOf is the row of a command C with the result R.
+func rowOf[C, R any, P interface {
+	*C
+	Command
+}](level int) row {
+	return row{level, func() Command { return P(new(C)) }, decoded[R]}
+}
+
+// decoded reads an R that was encoded as JSON. Fields that a newer program added are passed over.
+func decoded[R any](data []byte) (any, error) {
+	var r R
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("read a %T: %w", r, err)
+	}
+	return r, nil
+}

@@ -1,0 +1,43 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// outcome is what became of a command, as it travels between agents.
+type outcome struct {
+	Result json.RawMessage `json:"result,omitempty"`
+	Error  *failure        `json:"error,omitempty"`
+}
+
+// EncodeOutcome writes down what became of a command, for another agent. What a caller asks
+// of the error with errors.Is and errors.As can be asked of the one that DecodeOutcome
+// returns too, as far as it is of this package, of cluster/claim or of cluster/acl.
+func EncodeOutcome(result any, err error) ([]byte, error) {
+	if err != nil {
+		return json.Marshal(outcome{Error: failureOf(err)})
+	}
+	body, err := json.Marshal(result)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", result, err)
+	}
+	return json.Marshal(outcome{Result: body})
+}
+
+// DecodeOutcome reads what became of c. Any bytes may be given. The error is the
+// command's, or ErrMalformed.
+func DecodeOutcome(c Command, data []byte) (result any, err error) {
+	var o outcome
+	if err := json.Unmarshal(data, &o); err != nil {
+		return nil, fmt.Errorf("%w: outcome of %T: %w", ErrMalformed, c, err)
+	}
+	if o.Error != nil {
+		return nil, o.Error.err()
+	}
+	result, err = kinds[c.kind()].result(o.Result)
+	if err != nil {
+		return nil, fmt.Errorf("%w: outcome of %T: %w", ErrMalformed, c, err)
+	}
+	return result, nil
+}

@@ -1,0 +1,196 @@
+package command
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// ErrUnknownQuery says that the query is of a newer program than this one.
+var ErrUnknownQuery = errors.New("unknown query (of a newer version: upgrade this server)")
+
+// Query is one of this package's queries: what agents without a ledger ask of it. It
+// travels as one byte of kind and JSON.
+type Query interface {
+	queryKind() queryKind
+	// Blocks says from which index on, and how long, the answer may be waited for.
+	Blocks() Blocking
+	block(Blocking)
+}
+
+// Blocking is embedded in every query. With a MinIndex the query is answered when what it
+// reads has changed after that index, or when Wait is over.
+type Blocking struct {
+	MinIndex uint64        `json:"min_index,omitempty"` // of the answer before; 0: at once
+	Wait     time.Duration `json:"wait,omitempty"`
+}
+
+// Blocks gives it to who has only the Query.
+func (b *Blocking) Blocks() Blocking { return *b }
+
+func (b *Blocking) block(how Blocking) { *b = how }
+
+// SetBlocking makes a query wait for a change.
+func SetBlocking(q Query, b Blocking) { q.block(b) }
+
+// QueryVolume asks for a volume, with the modes that it is in use with: a claim.Volume, or
+// claim.ErrVolumeNotFound.
+type QueryVolume struct {
+	Blocking
+	Ref claim.VolumeRef `json:"ref"`
+}
+
+// QueryWorkload asks for a workload: a claim.Workload, or claim.ErrWorkloadNotFound.
+type QueryWorkload struct {
+	Blocking
+	Ref claim.WorkloadRef `json:"ref"`
+}
+
+// QueryClaims asks for a workload's claims, by volume: a []claim.Claim.
+type QueryClaims struct {
+	Blocking
+	Workload claim.WorkloadRef `json:"workload"`
+}
+
+// QueryNode asks for what the ledger knows of a node: a claim.Node, or claim.ErrNodeNotFound.
+type QueryNode struct {
+	Blocking
+	Name string `json:"name"`
+}
+
+// QueryOnNode asks for what is on a node: an OnNode.
+type QueryOnNode struct {
+	Blocking
+	Node string `json:"node"`
+}
+
+// OnNode answers QueryOnNode: the workloads that run or wait there, and all claims there, those
+// on their way out included.
+type OnNode struct {
+	Workloads []claim.Workload `json:"workloads,omitempty"`
+	Claims    []claim.Claim    `json:"claims,omitempty"`
+}
+
+// QueryTokens asks for the tokens on a node: a []claim.Token. Their workloads may be gone.
+type QueryTokens struct {
+	Blocking
+	Node string `json:"node"`
+}
+
+// QueryLeft asks which of some workloads have not ended: a []claim.WorkloadRef. One that the
+// ledger does not know counts as ended.
+type QueryLeft struct {
+	Blocking
+	Of []claim.WorkloadRef `json:"of"` // at most MaxAfter
+}
+
+// QueryCluster asks for the cluster's identity: a claim.Cluster, whose id is empty while it has none.
+type QueryCluster struct {
+	Blocking
+}
+
+type queryKind byte
+
+// The kinds. A number is never used again.
+const (
+	queryVolume   queryKind = 1
+	queryWorkload queryKind = 2
+	queryClaims   queryKind = 3
+	queryNode     queryKind = 4
+	queryOnNode   queryKind = 5
+	queryTokens   queryKind = 6
+	queryLeft     queryKind = 7
+	queryCluster  queryKind = 8
+)
+
+func (*QueryVolume) queryKind() queryKind   { return queryVolume }
+func (*QueryWorkload) queryKind() queryKind { return queryWorkload }
+func (*QueryClaims) queryKind() queryKind   { return queryClaims }
+func (*QueryNode) queryKind() queryKind     { return queryNode }
+func (*QueryOnNode) queryKind() queryKind   { return queryOnNode }
+func (*QueryTokens) queryKind() queryKind   { return queryTokens }
+func (*QueryLeft) queryKind() queryKind     { return queryLeft }
+func (*QueryCluster) queryKind() queryKind  { return queryCluster }
+
+// queries is what is known of each kind of query: the query and its answer.
+var queries = map[queryKind]struct {
+	empty  func() Query
+	answer func(data []byte) (any, error)
+}{
+	queryVolume:   {func() Query { return &QueryVolume{} }, decoded[claim.Volume]},
+	queryWorkload: {func() Query { return &QueryWorkload{} }, decoded[claim.Workload]},
+	queryClaims:   {func() Query { return &QueryClaims{} }, decoded[[]claim.Claim]},
+	queryNode:     {func() Query { return &QueryNode{} }, decoded[claim.Node]},
+	queryOnNode:   {func() Query { return &QueryOnNode{} }, decoded[OnNode]},
+	queryTokens:   {func() Query { return &QueryTokens{} }, decoded[[]claim.Token]},
+	queryLeft:     {func() Query { return &QueryLeft{} }, decoded[[]claim.WorkloadRef]},
+	queryCluster:  {func() Query { return &QueryCluster{} }, decoded[claim.Cluster]},
+}
+
+// EncodeQuery writes a query down for another agent. The error is ErrTooLarge.
+func EncodeQuery(q Query) ([]byte, error) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", q, err)
+	}
+	if len(body)+1 > MaxSize {
+		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", q, ErrTooLarge, len(body)+1, MaxSize)
+	}
+	return append([]byte{byte(q.queryKind())}, body...), nil
+}
+
+// DecodeQuery reads a query. Any bytes may be given. The error is ErrUnknownQuery or
+// ErrMalformed.
+func DecodeQuery(data []byte) (Query, error) {
+	if len(data) == 0 || len(data) > MaxSize {
+		return nil, fmt.Errorf("%w: a query of %d bytes", ErrMalformed, len(data))
+	}
+	known, ok := queries[queryKind(data[0])]
+	if !ok {
+		return nil, fmt.Errorf("%w: kind %d", ErrUnknownQuery, data[0])
+	}
+	q := known.empty()
+	if err := decodeStrictly(data[1:], q); err != nil {
+		return nil, fmt.Errorf("%w: %T: %w", ErrMalformed, q, err)
+	}
+	return q, nil
+}
+
+// answer is what became of a query, as it travels between agents.
+type answer struct {
+	Index uint64 `json:"index"`
+	outcome
+}
+
+// EncodeAnswer writes down the answer to a query, and the index up to which what was read has
+// not changed. Errors go with it as in EncodeOutcome.
+func EncodeAnswer(result any, index uint64, err error) ([]byte, error) {
+	if err != nil {
+		return json.Marshal(answer{index, outcome{Error: failureOf(err)}})
+	}
+	body, err := json.Marshal(result)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", result, err)
+	}
+	return json.Marshal(answer{index, outcome{Result: body}})
+}
+
+// DecodeAnswer reads the answer to q. Any bytes may be given. The error is the query's, or
+// ErrMalformed; the index is valid with the query's error too.
+func DecodeAnswer(q Query, data []byte) (result any, index uint64, err error) {
+	var a answer
+	if err := json.Unmarshal(data, &a); err != nil {
+		return nil, 0, fmt.Errorf("%w: answer to %T: %w", ErrMalformed, q, err)
+	}
+	if a.Error != nil {
+		return nil, a.Index, a.Error.err()
+	}
+	result, err = queries[q.queryKind()].answer(a.Result)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: answer to %T: %w", ErrMalformed, q, err)
+	}
+	return result, a.Index, nil
+}
