@@ -2,7 +2,6 @@ package controllers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -25,11 +24,13 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability sto
 		return nil, err
 	}
 	defer unlock()
-	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		if !attaches(d) {
-			return nil
+	if on, err := c.reach.on(v.PluginID, node); err == nil {
+		if err := Reachable(v, node, on.Topology); err != nil {
+			return nil, fmt.Errorf("%s: %w", doing, err)
 		}
-		id, err := c.driverNodeID(d, node)
+	}
+	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, attaching, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		id, err := c.driverNodeID(v.PluginID, node)
 		if err != nil {
 			return err
 		}
@@ -46,18 +47,10 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability sto
 }
 
 // NeedsDetach says whether the driver's volumes are attached to nodes at all. It
-// fails where that cannot be told: for a driver that is not on this node, or that
-// has not answered yet.
+// fails where that cannot be told: for a driver that is not known, or that has not
+// answered yet.
 func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
-	d, err := c.cfg.Calls.Drivers.Get(driverID)
-	if err != nil {
-		return false, err
-	}
-	if fp := d.Fingerprint; !d.Healthy && fp.Provider == "" && fp.Controller == nil && fp.Node == nil {
-		return false, fmt.Errorf("driver %q: %w, so it is not known whether it attaches volumes: %s (see: pannier driver status %s)",
-			driverID, drivers.ErrUnhealthy, d.Message, driverID)
-	}
-	return attaches(d), nil
+	return c.reach.attaches(driverID)
 }
 
 // Detach reverses Attach when the last claim of the volume on the node goes
@@ -82,10 +75,10 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
 		return false, err
 	}
-	err = c.callWithin(ctx, 0, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		id := driverNodeID
 		if id == "" {
-			if id, err = c.driverNodeID(d, node); err != nil {
+			if id, err = c.driverNodeID(v.PluginID, node); err != nil {
 				return err
 			}
 		}
@@ -105,25 +98,6 @@ func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref clai
 		return nil, fmt.Errorf("%s: wait for another call on it there: %w", doing, err)
 	}
 	return unlock, nil
-}
-
-// driverNodeID is the driver's own id of a node. It must never be empty: a
-// ControllerUnpublishVolume without one detaches from all nodes.
-func (c *Controllers) driverNodeID(d drivers.Driver, node string) (string, error) {
-	switch n := d.Fingerprint.Node; {
-	case node != c.cfg.Node:
-		return "", fmt.Errorf("the driver's own id of node %q is not known on node %q", node, c.cfg.Node)
-	case n == nil || n.NodeID == "":
-		return "", errors.New("the driver has not told its own id of this node (NodeGetInfo)")
-	default:
-		return n.NodeID, nil
-	}
-}
-
-// attaches says whether the driver needs ControllerPublishVolume.
-func attaches(d drivers.Driver) bool {
-	ctl := d.Fingerprint.Controller
-	return ctl != nil && ctl.AttachDetach
 }
 
 func readerOnly(m storage.AccessMode) bool {

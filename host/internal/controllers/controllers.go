@@ -8,7 +8,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/keyed"
-	"github.com/pannier/pannier/sdk/storage"
 )
 
 // Config is what Controllers work with.
@@ -19,14 +18,19 @@ type Config struct {
 	// names that are given to drivers, so that hosts with a ledger each that share a
 	// storage system never get one another's volumes.
 	ClusterID string
-	Calls     drivers.Caller
+	// Calls reaches the drivers of this node.
+	Calls drivers.Caller
+	// Cluster reaches those of all nodes, for the leader of several; nil: there are none
+	// but this one.
+	Cluster Cluster
 	// Secrets opens a volume's sealed secrets.
 	Secrets func(v claim.Volume) (map[string]string, error)
 }
 
 // Controllers make the calls. They are safe for concurrent use.
 type Controllers struct {
-	cfg Config
+	cfg   Config
+	reach reach
 	// How long a call waits for a driver that is not healthy; tests shorten it.
 	attachWait, wait time.Duration
 	attachments      keyed.Locks[attachment]
@@ -41,7 +45,13 @@ type attachment struct {
 
 // New makes Controllers. They own no goroutine and need no closing.
 func New(cfg Config) *Controllers {
-	return &Controllers{cfg: cfg, attachWait: defaultAttachWait, wait: defaultWait}
+	c := &Controllers{cfg: cfg, attachWait: defaultAttachWait, wait: defaultWait}
+	here := host{cfg.Node, cfg.Calls}
+	c.reach = here
+	if cfg.Cluster != nil {
+		c.reach = &picker{host: here, cluster: cfg.Cluster, nodes: map[string]*load{}}
+	}
+	return c
 }
 
 // Exclusive gives the caller the only right to change what a volume is, at its
@@ -59,14 +69,24 @@ func (c *Controllers) Exclusive(ctx context.Context, ref claim.VolumeRef) (unloc
 // healthy, as one is not when the agent has just started.
 const defaultWait = 5 * time.Second
 
-// call makes one call to a driver. doing says what is tried, on what, for the error.
-func (c *Controllers) call(ctx context.Context, doing, driver string, fn func(ctx context.Context, s storage.Client, d drivers.Driver) error) error {
-	return c.callWithin(ctx, c.wait, doing, driver, fn)
+// call makes one call to a controller of a driver. doing says what is tried, on what,
+// for the error.
+func (c *Controllers) call(ctx context.Context, doing, driver string, need ability, fn call) error {
+	return c.callWithin(ctx, c.wait, doing, driver, need, fn)
 }
 
-// callWithin is call with another time for the driver to become healthy.
-func (c *Controllers) callWithin(ctx context.Context, wait time.Duration, doing, driver string, fn func(ctx context.Context, s storage.Client, d drivers.Driver) error) error {
-	if err := c.cfg.Calls.Call(ctx, driver, wait, fn); err != nil {
+// callWithin is call with another time for a controller to become healthy.
+func (c *Controllers) callWithin(ctx context.Context, wait time.Duration, doing, driver string, need ability, fn call) error {
+	return done(doing, driver, c.reach.call(ctx, driver, need, wait, fn))
+}
+
+// callHere makes one call to the driver of this node.
+func (c *Controllers) callHere(ctx context.Context, doing, driver string, fn call) error {
+	return done(doing, driver, c.cfg.Calls.Call(ctx, driver, c.wait, fn))
+}
+
+func done(doing, driver string, err error) error {
+	if err != nil {
 		return fmt.Errorf("%s on driver %q: %w", doing, driver, err)
 	}
 	return nil

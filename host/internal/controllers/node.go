@@ -26,7 +26,7 @@ func (p Place) translate(d drivers.Driver) (target, staging string) {
 // (NodeExpandVolume). It may be repeated.
 func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at Place, minBytes, maxBytes int64) error {
 	doing := fmt.Sprintf("expand volume %q, mounted at %s,", v.VolumeRef, at.Target)
-	return c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	return c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		asked, err := c.asked(v, current(v), nil)
 		if err != nil {
 			return err
@@ -43,7 +43,7 @@ func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at Place, 
 // (NodeGetVolumeStats).
 func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at Place) (stats storage.Stats, err error) {
 	doing := fmt.Sprintf("read the usage of volume %q at %s", v.VolumeRef, at.Target)
-	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		target, staging := at.translate(d)
 		// NodeGetVolumeStats takes no secrets.
 		volume := storage.Volume{Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: current(v)}

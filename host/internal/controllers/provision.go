@@ -14,7 +14,7 @@ import (
 // (ValidateVolumeCapabilities). warnings are for the operator.
 func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.call(ctx, doing, v.PluginID, anyController, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		asked, err := c.asked(v, storage.Capability{}, nil)
 		if err != nil {
 			return err
@@ -32,7 +32,7 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 // context and topologies.
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
-	err := c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err := c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		asked, err := c.asked(v, storage.Capability{}, nil)
 		if err != nil {
 			return err
@@ -64,7 +64,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 // given, replace the volume's.
 func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	return c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	return c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		asked, err := c.asked(v, storage.Capability{}, secrets)
 		if err != nil {
 			return err
@@ -75,7 +75,7 @@ func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[st
 
 // List lists a page of what the driver holds, registered or not.
 func (c *Controllers) List(ctx context.Context, driverID string, page storage.Page) (list storage.ListResponse, err error) {
-	err = c.call(ctx, "list the volumes", driverID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.call(ctx, "list the volumes", driverID, listing, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		list, err = s.List(ctx, d.Ref(), page)
 		return err
 	})
@@ -86,7 +86,7 @@ func (c *Controllers) List(ctx context.Context, driverID string, page storage.Pa
 // (0: no bound). inUse says that claims stand on it. It may be repeated.
 func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64, inUse bool) (grown storage.ExpandResponse, err error) {
 	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.call(ctx, doing, v.PluginID, expanding, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
 			return ErrOffline
 		}

@@ -14,7 +14,7 @@ import (
 // snapshots, get a longer one. secrets, where given, replace the volume's.
 func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.call(ctx, doing, v.PluginID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		asked, err := c.asked(v, current(v), secrets)
 		if err != nil {
 			return err
@@ -31,14 +31,14 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 // DeleteSnapshot deletes a snapshot by the driver's id of it. It may be repeated.
 func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID string, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete snapshot %q", snapshotID)
-	return c.call(ctx, doing, driverID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	return c.call(ctx, doing, driverID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		return s.DeleteSnapshot(ctx, d.Ref(), snapshotID, secrets)
 	})
 }
 
 // ListSnapshots lists a page of the driver's snapshots.
 func (c *Controllers) ListSnapshots(ctx context.Context, driverID string, req storage.ListSnapshotsRequest) (list storage.ListSnapshotsResponse, err error) {
-	err = c.call(ctx, "list the snapshots", driverID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	err = c.call(ctx, "list the snapshots", driverID, listingSnaps, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		list, err = s.ListSnapshots(ctx, d.Ref(), req)
 		return err
 	})

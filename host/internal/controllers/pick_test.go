@@ -1,0 +1,349 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// many is a cluster in memory: what its nodes say of driver "d", and a plugin for each.
+type many struct {
+	mu      sync.Mutex
+	nodes   map[string]claim.NodeDriver
+	status  map[string]claim.NodeStatus
+	plugins map[string]*plugin
+	changed chan struct{}
+}
+
+func (m *many) Driver(id string) (claim.Driver, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id != "d" {
+		return claim.Driver{}, fmt.Errorf("driver %q: %w", id, claim.ErrDriverNotFound)
+	}
+	return claim.Driver{ID: "d", Nodes: maps.Clone(m.nodes)}, nil
+}
+
+func (m *many) Node(name string) (claim.Node, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return claim.Node{Name: name, Status: m.status[name]}, nil
+}
+
+func (m *many) Changed(context.Context, string) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changed
+}
+
+func (m *many) Storage(node string) storage.Client { return m.plugins[node] }
+
+// set changes what a node says.
+func (m *many) set(node string, change func(d *claim.NodeDriver)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.nodes[node]
+	change(&d)
+	m.nodes[node] = d
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// openMany is the leader "n1" of a cluster of nodes that all have driver "d".
+func openMany(names ...string) (*Controllers, *many) {
+	m := &many{nodes: map[string]claim.NodeDriver{}, status: map[string]claim.NodeStatus{}, plugins: map[string]*plugin{}, changed: make(chan struct{})}
+	for _, n := range names {
+		m.nodes[n] = claim.NodeDriver{
+			ID: "d", Type: claim.Monolith, Healthy: true, Provider: "p", NodeID: "driver-" + n,
+			Controller: &claim.ControllerCapabilities{AttachDetach: true, CreateDelete: true}, Topology: map[string]string{"rack": "r-" + n},
+		}
+		m.plugins[n] = &plugin{}
+	}
+	here := registry{}
+	local := &plugin{}
+	if own := m.plugins["n1"]; own != nil {
+		here["d"], local = driver("d"), own
+	}
+	c := New(Config{
+		Node: "n1", ClusterID: "c1", Calls: drivers.Caller{Drivers: here, Storage: local.do}, Cluster: m,
+		Secrets: func(claim.Volume) (map[string]string, error) { return nil, nil },
+	})
+	c.attachWait, c.wait = 0, 0
+	return c, m
+}
+
+// asked counts the calls that each node's driver got.
+func (m *many) asked() map[string]int {
+	out := map[string]int{}
+	for n, p := range m.plugins {
+		p.mu.Lock()
+		out[n] = len(p.volumes)
+		p.mu.Unlock()
+	}
+	return out
+}
+
+func TestCallsAreSpread(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3")
+	for range 12 {
+		if _, err := c.Attach(t.Context(), vol, writer, "n3"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 4, "n2": 4, "n3": 4}) {
+		t.Errorf("asked were %v", got)
+	}
+	for n, p := range m.plugins {
+		if p.attached[0].NodeID != "driver-n3" {
+			t.Errorf("%s was asked to attach to %q", n, p.attached[0].NodeID)
+		}
+	}
+}
+
+// A controller that is slow gets no more while the others have less to do.
+func TestTheLeastBusyIsAsked(t *testing.T) {
+	c, m := openMany("n1", "n2")
+	m.plugins["n2"].entered, m.plugins["n2"].proceed = make(chan string), make(chan struct{})
+	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = false })
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := c.Attach(t.Context(), vol, writer, "n2"); err != nil {
+			t.Error(err)
+		}
+	})
+	<-m.plugins["n2"].entered
+	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = true })
+	for range 5 {
+		if _, err := c.Attach(t.Context(), vol, writer, "n1"); err != nil {
+			t.Error(err)
+		}
+	}
+	m.plugins["n2"].proceed <- struct{}{}
+	wg.Wait()
+	if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 5, "n2": 1}) {
+		t.Errorf("asked were %v", got)
+	}
+}
+
+func TestTheNextIsAskedWhereOneIsAway(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3")
+	m.plugins["n1"].err = status.Error(codes.Unavailable, "connection refused")
+	m.plugins["n2"].err = fmt.Errorf("driver: %w", drivers.ErrUnhealthy)
+	for range 6 {
+		if _, err := c.Attach(t.Context(), vol, writer, "n1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Those that were away are left alone for a while.
+	if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 1, "n2": 1, "n3": 6}) {
+		t.Errorf("asked were %v", got)
+	}
+}
+
+func TestADriversAnswerStands(t *testing.T) {
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.ResourceExhausted, codes.FailedPrecondition, codes.Internal, codes.DeadlineExceeded} {
+		c, m := openMany("n2", "n3")
+		for _, p := range m.plugins {
+			p.err = status.Error(code, "no")
+		}
+		_, err := c.Attach(t.Context(), vol, writer, "n2")
+		if status.Code(err) != code || !strings.Contains(err.Error(), `attach volume "mysql" to node "n2" on driver "d": on node "n2": `) {
+			t.Errorf("%s: %v", code, err)
+		}
+		if got := m.asked(); got["n2"]+got["n3"] != 1 {
+			t.Errorf("%s: asked were %v", code, got)
+		}
+	}
+}
+
+func TestTheErrorNamesEveryNode(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3", "n4")
+	m.plugins["n1"].err = status.Error(codes.Unavailable, "the plugin has ended")
+	m.plugins["n2"].err = status.Error(codes.Unavailable, "connection refused")
+	m.set("n3", func(d *claim.NodeDriver) { d.Healthy, d.Message = false, "the socket is gone" })
+	m.status["n4"] = claim.NodeDisconnected
+	_, err := c.Create(t.Context(), vol)
+	if !errors.Is(err, drivers.ErrUnhealthy) || status.Code(err) != codes.Unavailable {
+		t.Errorf("%v", err)
+	}
+	for _, says := range []string{
+		`create volume "mysql" on driver "d"`, `on node "n1": the plugin has ended`, `on node "n2": `, "connection refused",
+		`on node "n3": the driver is not healthy: the socket is gone`, `on node "n4": the node is disconnected`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v lacks %q", err, says)
+		}
+	}
+	if got := m.asked(); got["n3"]+got["n4"] != 0 {
+		t.Errorf("asked were %v", got)
+	}
+	if _, err := c.List(t.Context(), "other", storage.Page{}); !errors.Is(err, claim.ErrDriverNotFound) {
+		t.Errorf("an unknown driver: %v", err)
+	}
+}
+
+func TestWhatNoControllerCanIsRefused(t *testing.T) {
+	c, m := openMany("n1", "n2")
+	if _, err := c.List(t.Context(), "d", storage.Page{}); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "none of its controllers can list volumes") {
+		t.Errorf("%v", err)
+	}
+	// Only the one that can is asked.
+	m.set("n1", func(d *claim.NodeDriver) { d.Controller = &claim.ControllerCapabilities{AttachDetach: true} })
+	for range 3 {
+		if _, err := c.Create(t.Context(), vol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 0, "n2": 3}) {
+		t.Errorf("asked were %v", got)
+	}
+}
+
+// Which drivers attach, and what is not known.
+func TestNeedsDetachInACluster(t *testing.T) {
+	none, noAttach, attaches := (*claim.ControllerCapabilities)(nil), &claim.ControllerCapabilities{}, &claim.ControllerCapabilities{AttachDetach: true}
+	for name, test := range map[string]struct {
+		nodes map[string]claim.NodeDriver
+		needs bool
+		err   error
+	}{
+		"node service only": {nodes: map[string]claim.NodeDriver{"a": {Type: claim.NodeService, Healthy: true}}},
+		"no PUBLISH":        {nodes: map[string]claim.NodeDriver{"a": {Type: claim.Monolith, Healthy: true, Controller: noAttach}}},
+		"no service after all": {nodes: map[string]claim.NodeDriver{
+			"a": {Type: claim.Monolith, Healthy: true, Controller: none},
+		}},
+		"attaches": {needs: true, nodes: map[string]claim.NodeDriver{
+			"a": {Type: claim.NodeService, Healthy: true}, "b": {Type: claim.ControllerService, Controller: attaches},
+		}},
+		"has not said yet": {err: drivers.ErrUnhealthy, nodes: map[string]claim.NodeDriver{
+			"a": {Type: claim.NodeService, Healthy: true}, "b": {Type: claim.ControllerService},
+		}},
+		"another has said": {needs: true, nodes: map[string]claim.NodeDriver{
+			"a": {Type: claim.Monolith}, "b": {Type: claim.Monolith, Controller: attaches},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, m := openMany()
+			m.nodes = test.nodes
+			needs, err := c.NeedsDetach("d")
+			if needs != test.needs || !errors.Is(err, test.err) {
+				t.Errorf("%v, %v", needs, err)
+			}
+			m.plugins = map[string]*plugin{"a": {}, "b": {}}
+			called, err := c.Detach(t.Context(), vol, "a", "driver-a", never)
+			if called || (err == nil) == (test.needs || test.err != nil) {
+				t.Errorf("detach: %v, %v", called, err) // none of the controllers that attach is healthy
+			}
+		})
+	}
+}
+
+// A call that may wait goes on when a controller has become healthy.
+func TestACallWaitsForAController(t *testing.T) {
+	c, m := openMany("n2")
+	c.wait = time.Minute
+	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if _, err := c.Create(t.Context(), vol); err != nil {
+			t.Error(err)
+		}
+	})
+	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = true })
+	wg.Wait()
+
+	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
+	gone := errors.New("the caller is gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	wg.Go(func() {
+		if _, err := c.Create(ctx, vol); !errors.Is(err, gone) {
+			t.Error(err)
+		}
+	})
+	cancel(gone)
+	wg.Wait()
+	c.wait = time.Millisecond
+	if _, err := c.Create(t.Context(), vol); !errors.Is(err, drivers.ErrUnhealthy) || !strings.Contains(err.Error(), "after 1ms: ") {
+		t.Error(err)
+	}
+}
+
+func TestReachable(t *testing.T) {
+	in := func(segments ...map[string]string) claim.Volume {
+		v := vol
+		for _, s := range segments {
+			v.Topologies = append(v.Topologies, claim.Topology{Segments: s})
+		}
+		return v
+	}
+	rack := func(r string) map[string]string { return map[string]string{"rack": r} }
+	for name, test := range map[string]struct {
+		volume claim.Volume
+		node   map[string]string
+		says   string // empty: it can be reached
+	}{
+		"no topology":      {volume: vol, node: rack("R1")},
+		"the node is free": {volume: in(rack("R1"))},
+		"same":             {volume: in(rack("R1")), node: map[string]string{"rack": "R1", "zone": "z"}},
+		"one of two":       {volume: in(rack("R1"), rack("R2")), node: rack("R2")},
+		"another":          {volume: in(rack("R1")), node: rack("R2"), says: `volume "mysql" is in rack=R1, node "b" has rack=R2`},
+		"two others":       {volume: in(rack("R1"), rack("R3")), node: rack("R2"), says: `volume "mysql" is in rack=R1 or in rack=R3, node "b" has rack=R2`},
+		"one segment of two": {
+			volume: in(map[string]string{"rack": "R1", "zone": "z1"}), node: map[string]string{"rack": "R1", "zone": "z2"},
+			says: `volume "mysql" is in zone=z1, node "b" has zone=z2`,
+		},
+		"a segment is missing": {volume: in(rack("R1")), node: map[string]string{"zone": "z"}, says: `volume "mysql" is in rack=R1, node "b" has no rack`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Reachable(test.volume, "b", test.node)
+			if (err == nil) != (test.says == "") || err != nil && (!errors.Is(err, ErrUnreachable) || !strings.Contains(err.Error(), test.says)) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
+	c, m := openMany("n1", "n2")
+	far := vol
+	far.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "r-n2"}}}
+	if _, err := c.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, ErrUnreachable) ||
+		!strings.Contains(err.Error(), `attach volume "mysql" to node "n1": `) || !strings.Contains(err.Error(), "rack=r-n1") {
+		t.Error(err)
+	}
+	if _, err := c.Attach(t.Context(), far, writer, "n2"); err != nil {
+		t.Error(err)
+	}
+	if got := m.asked(); got["n1"]+got["n2"] != 1 {
+		t.Errorf("asked were %v", got)
+	}
+
+	p := &plugin{}
+	alone := open(p, driver("d", func(d *drivers.Driver) { d.Fingerprint.Node.AccessibleTopology = map[string]string{"rack": "r-n1"} }))
+	if _, err := alone.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, ErrUnreachable) || len(p.attached) > 0 {
+		t.Errorf("a host alone: %v", err)
+	}
+}
+
+func TestOrder(t *testing.T) {
+	p := &picker{nodes: map[string]*load{
+		"busy": {inFlight: 2}, "late": {turn: 9}, "early": {turn: 3}, "away": {awayAt: time.Now()}, "back": {turn: 1, awayAt: time.Now().Add(-sparedFor)},
+	}}
+	got := p.ordered([]string{"away", "busy", "late", "new", "early", "back"})
+	if want := []string{"new", "back", "early", "late", "busy", "away"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
