@@ -3,6 +3,8 @@ package watcher
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -20,14 +22,39 @@ type GC struct {
 	Drivers time.Duration
 	// Workloads that ended are forgotten when that is longer ago.
 	Workloads time.Duration
+	// Nodes that are down and hold nothing are forgotten when they went down longer
+	// ago; 0: never.
+	Nodes time.Duration
 }
+
+// Garbage is one thing that nothing needs any more.
+type Garbage struct {
+	Kind      Kind
+	Namespace string // empty: it has none
+	ID        string
+	Reason    string
+	Since     time.Time
+
+	claim command.Advance
+}
+
+// Kind is what a piece of garbage is.
+type Kind string
+
+// The kinds.
+const (
+	GarbageClaim    Kind = "claim" // it is released
+	GarbageWorkload Kind = "workload"
+	GarbageDriver   Kind = "driver"
+	GarbageNode     Kind = "node"
+)
 
 // collect clears up at once and then every interval.
 func (w *Watcher) collect(ctx context.Context) {
 	tick := time.NewTicker(w.GC.Interval)
 	defer tick.Stop()
 	for {
-		if err := w.Collect(ctx); err != nil && ctx.Err() == nil {
+		if _, err := w.Collect(ctx, false); err != nil && ctx.Err() == nil {
 			w.Log.Warn("clearing up failed, it is tried again", "error", err, "in", w.GC.Interval)
 		}
 		select {
@@ -38,27 +65,63 @@ func (w *Watcher) collect(ctx context.Context) {
 	}
 }
 
-// Collect clears up once. It is the second chance of a claim whose workload has
-// ended in a way that nobody told the ledger of.
-func (w *Watcher) Collect(ctx context.Context) error {
+// Collect clears up once and tells what went, or with dryRun what would go. It is the
+// second chance of a claim whose workload has ended in a way that nobody told the ledger of.
+// What an error kept from going is not told.
+func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, err error) {
 	now := time.Now()
-	err := w.collectClaims(ctx, now.Add(-w.GC.Claims))
-	_, werr := w.Cluster.DeleteWorkloads(ctx, now.Add(-w.GC.Workloads))
-	return errors.Join(err, werr, w.collectDrivers(ctx, now.Add(-w.GC.Drivers)))
-}
-
-func (w *Watcher) collectClaims(ctx context.Context, before time.Time) error {
-	var items []command.Advance
-	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-		items, err = overdue(tx, before)
+	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+		found, err = w.garbage(tx, now)
 		return err
 	})
-	if err != nil || len(items) == 0 {
-		return err
+	if err != nil || dryRun {
+		return found, err
 	}
-	w.Log.Info("claims of ended workloads are released", "claims", len(items))
-	_, err = w.Cluster.AdvanceClaims(ctx, "", items...)
-	return err
+	var gone []Garbage
+	var errs []error
+	for _, clear := range []struct {
+		kind Kind
+		do   func(ctx context.Context, some []Garbage) error
+	}{
+		{GarbageClaim, w.clearClaims},
+		{GarbageWorkload, func(ctx context.Context, _ []Garbage) error { return w.clearWorkloads(ctx, now) }},
+		{GarbageDriver, func(ctx context.Context, some []Garbage) error { return w.clearDrivers(ctx, now, some) }},
+		{GarbageNode, w.clearNodes},
+	} {
+		some := slices.DeleteFunc(slices.Clone(found), func(g Garbage) bool { return g.Kind != clear.kind })
+		if len(some) == 0 {
+			continue
+		}
+		if err := clear.do(ctx, some); err != nil {
+			errs = append(errs, fmt.Errorf("clear away what is left of each %s: %w", clear.kind, err))
+			continue
+		}
+		w.Log.Info("cleared away what nothing needs any more", "kind", clear.kind, "number", len(some))
+		gone = append(gone, some...)
+	}
+	return gone, errors.Join(errs...)
+}
+
+// garbage finds all that nothing needs any more.
+func (w *Watcher) garbage(tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
+	for _, find := range []func() ([]Garbage, error){
+		func() ([]Garbage, error) { return overdue(tx, now.Add(-w.GC.Claims)) },
+		func() ([]Garbage, error) { return ended(tx, now.Add(-w.GC.Workloads)) },
+		func() ([]Garbage, error) { return unused(tx, now.Add(-w.GC.Drivers)) },
+		func() ([]Garbage, error) {
+			if w.GC.Nodes == 0 {
+				return nil, nil
+			}
+			return empty(tx, now.Add(-w.GC.Nodes))
+		},
+	} {
+		some, err := find()
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, some...)
+	}
+	return found, nil
 }
 
 // ledger is what overdue reads of it.
@@ -68,41 +131,142 @@ type ledger interface {
 }
 
 // overdue are the claims that should be on their way out and are not: taken before
-// a time, by a workload that has ended or is not known. At most one command's.
-func overdue(l ledger, before time.Time) (items []command.Advance, err error) {
+// a time, by a workload that has ended or is not known.
+func overdue(l ledger, before time.Time) (found []Garbage, err error) {
 	claims, err := l.AllClaims()
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range claims {
-		if c.State != claim.Taken || !c.TakenAt.Before(before) || len(items) == command.MaxItems {
+		if c.State != claim.Taken || !c.TakenAt.Before(before) {
 			continue
 		}
 		workload, err := l.Workload(c.Workload)
 		if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
 			return nil, err
 		}
-		if err != nil || workload.Status == claim.Ended {
-			items = append(items, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Unpublishing})
+		g := Garbage{
+			Kind: GarbageClaim, Namespace: c.Volume.Namespace, ID: c.Volume.ID, Since: c.TakenAt,
+			claim: command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Unpublishing},
 		}
+		switch {
+		case err != nil:
+			g.Reason = fmt.Sprintf("its workload %q is not known", c.Workload)
+		case workload.Status == claim.Ended:
+			g.Reason = fmt.Sprintf("its workload %q has ended", c.Workload)
+		default:
+			continue
+		}
+		found = append(found, g)
 	}
-	return items, nil
+	return found, nil
 }
 
-func (w *Watcher) collectDrivers(ctx context.Context, before time.Time) error {
-	var unused []string
-	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		all, err := tx.Drivers()
-		for _, d := range all {
-			if d.Unused() && d.ModifiedAt.Before(before) && len(unused) < command.MaxItems {
-				unused = append(unused, d.ID)
-			}
-		}
-		return err
-	})
-	if err != nil || len(unused) == 0 {
-		return err
+// ended are the workloads that ended before a time and hold nothing.
+func ended(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
+	all, _, err := tx.Workloads("", state.Page{})
+	if err != nil {
+		return nil, err
 	}
-	_, err = w.Cluster.DeleteDrivers(ctx, before, unused...)
-	return err
+	for _, one := range all {
+		if one.Status != claim.Ended || !one.EndedAt.Before(before) {
+			continue
+		}
+		held, err := tx.ClaimsOf(one.Ref)
+		if err != nil {
+			return nil, err
+		}
+		if len(held) == 0 {
+			found = append(found, Garbage{
+				Kind: GarbageWorkload, Namespace: one.Ref.Namespace, ID: one.Ref.ID, Since: one.EndedAt, Reason: "it has ended",
+			})
+		}
+	}
+	return found, nil
+}
+
+// unused are the drivers that no node has had since a time, and no volume names.
+func unused(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
+	all, err := tx.Drivers()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range all {
+		if !d.Unused() || !d.ModifiedAt.Before(before) {
+			continue
+		}
+		volumes, _, err := tx.Volumes(state.VolumeQuery{Driver: d.ID, Page: state.Page{Limit: 1}})
+		if err != nil {
+			return nil, err
+		}
+		if len(volumes) == 0 {
+			found = append(found, Garbage{Kind: GarbageDriver, ID: d.ID, Since: d.ModifiedAt, Reason: "no node has it, and no volume names it"})
+		}
+	}
+	return found, nil
+}
+
+// empty are the nodes that went down before a time and hold nothing.
+func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
+	all, err := tx.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range all {
+		if n.Status != claim.NodeDown || !n.StatusAt.Before(before) {
+			continue
+		}
+		held, err := tx.ClaimsOn(n.Name)
+		if err != nil {
+			return nil, err
+		}
+		if len(held) == 0 {
+			found = append(found, Garbage{Kind: GarbageNode, ID: n.Name, Since: n.StatusAt, Reason: "it is down and holds nothing"})
+		}
+	}
+	return found, nil
+}
+
+func (w *Watcher) clearClaims(ctx context.Context, some []Garbage) error {
+	for part := range slices.Chunk(some, command.MaxItems) {
+		items := make([]command.Advance, len(part))
+		for i, g := range part {
+			items[i] = g.claim
+		}
+		if _, err := w.Cluster.AdvanceClaims(ctx, "", items...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Watcher) clearWorkloads(ctx context.Context, now time.Time) error {
+	for {
+		result, err := w.Cluster.DeleteWorkloads(ctx, now.Add(-w.GC.Workloads))
+		if err != nil || !result.More {
+			return err
+		}
+	}
+}
+
+func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbage) error {
+	for part := range slices.Chunk(some, command.MaxItems) {
+		ids := make([]string, len(part))
+		for i, g := range part {
+			ids[i] = g.ID
+		}
+		if _, err := w.Cluster.DeleteDrivers(ctx, now.Add(-w.GC.Drivers), ids...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) error {
+	for _, g := range some {
+		if _, err := w.Cluster.DeleteNode(ctx, g.ID); err != nil {
+			return err
+		}
+	}
+	return nil
 }

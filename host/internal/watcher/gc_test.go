@@ -2,7 +2,6 @@ package watcher
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -48,20 +47,13 @@ func TestOverdueClaims(t *testing.T) {
 	}
 	var got []string
 	for _, i := range items {
-		if i.To != claim.Unpublishing || i.Index != 7 {
+		if i.claim.To != claim.Unpublishing || i.claim.Index != 7 || i.Reason == "" || i.Since.IsZero() {
 			t.Errorf("%+v", i)
 		}
-		got = append(got, i.Workload.ID)
+		got = append(got, i.claim.Workload.ID)
 	}
 	if !slices.Equal(got, []string{"ended", "unknown"}) {
 		t.Errorf("overdue are %q", got)
-	}
-	many := records{}
-	for n := range command.MaxItems + 10 {
-		many.claims = append(many.claims, of(fmt.Sprint(n), claim.Taken, time.Hour))
-	}
-	if items, err := overdue(many, now); err != nil || len(items) != command.MaxItems {
-		t.Errorf("%d items in a command, %v", len(items), err)
 	}
 	broken := errors.New("broken")
 	if _, err := overdue(records{err: broken}, now); !errors.Is(err, broken) {
@@ -84,14 +76,14 @@ func TestUnusedDriversAndEndedWorkloadsAreForgotten(t *testing.T) {
 	}
 	w.start("w", "a", "v")
 	w.stop("w")
-	if err := w.Collect(t.Context()); err != nil { // too young, all of it
+	if _, err := w.Collect(t.Context(), false); err != nil { // too young, all of it
 		t.Fatal(err)
 	}
 	if d, _ := w.known(); len(d) != 2 {
 		t.Errorf("drivers %v were forgotten too early", d)
 	}
 	w.GC.Drivers, w.GC.Workloads = -time.Minute, -time.Minute
-	if err := w.Collect(t.Context()); err != nil {
+	if _, err := w.Collect(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	drivers, found := w.known()
@@ -104,7 +96,7 @@ func TestUnusedDriversAndEndedWorkloadsAreForgotten(t *testing.T) {
 	if _, err := w.ledger.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.Freed}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Collect(t.Context()); err != nil {
+	if _, err := w.Collect(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if _, found = w.known(); found {
