@@ -233,7 +233,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	a.closers.add(files.Close)
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
 		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers, Devices: a.devices,
-		Calls: calls, Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) { return a.unseal(v) },
+		Calls: calls, Secrets: a.unseal,
 		Events: a.events, Tokens: a.tokens, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: a.identityTimeouts(),
@@ -292,6 +292,6 @@ func (a *agent) layout() mounts.Layout {
 }
 
 // unseal opens a volume's secrets for one call.
-func (a *agent) unseal(v claim.Volume) (map[string]string, error) {
+func (a *agent) unseal(_ context.Context, v claim.Volume) (map[string]string, error) {
 	return a.sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 }

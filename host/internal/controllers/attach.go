@@ -18,12 +18,22 @@ const defaultAttachWait = 30 * time.Second
 // context (CSI spec, ControllerPublishVolume). Where the driver has no controller
 // service with PUBLISH_UNPUBLISH_VOLUME there is nothing to do. It may be repeated.
 func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
+	return c.AttachIf(ctx, v, capability, node, func(context.Context) error { return nil })
+}
+
+// AttachIf is Attach for a caller on another node, who may have given up: claimed says
+// whether it still holds its claim. It is asked while no detach of the volume from the
+// node can come in between.
+func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, capability storage.Capability, node string, claimed func(ctx context.Context) error) (publishContext map[string]string, err error) {
 	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
 	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	if err := claimed(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
 	if on, err := c.reach.on(v.PluginID, node); err == nil {
 		if err := Reachable(v, node, on.Topology); err != nil {
 			return nil, fmt.Errorf("%s: %w", doing, err)
@@ -34,7 +44,7 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability sto
 		if err != nil {
 			return err
 		}
-		asked, err := c.asked(v, capability, nil)
+		asked, err := c.asked(ctx, v, capability, nil)
 		if err != nil {
 			return err
 		}
@@ -82,7 +92,7 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 				return err
 			}
 		}
-		asked, err := c.asked(v, storage.Capability{}, nil)
+		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
 		if err != nil {
 			return err
 		}

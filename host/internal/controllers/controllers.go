@@ -23,8 +23,8 @@ type Config struct {
 	// Cluster reaches those of all nodes, for the leader of several; nil: there are none
 	// but this one.
 	Cluster Cluster
-	// Secrets opens a volume's sealed secrets.
-	Secrets func(v claim.Volume) (map[string]string, error)
+	// Secrets opens a volume's sealed secrets, here or on the server that can.
+	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
 }
 
 // Controllers make the calls. They are safe for concurrent use.

@@ -27,7 +27,7 @@ func (p Place) translate(d drivers.Driver) (target, staging string) {
 func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at Place, minBytes, maxBytes int64) error {
 	doing := fmt.Sprintf("expand volume %q, mounted at %s,", v.VolumeRef, at.Target)
 	return c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(v, current(v), nil)
+		asked, err := c.asked(ctx, v, current(v), nil)
 		if err != nil {
 			return err
 		}

@@ -79,7 +79,7 @@ func openMany(names ...string) (*Controllers, *many) {
 	}
 	c := New(Config{
 		Node: "n1", ClusterID: "c1", Calls: drivers.Caller{Drivers: here, Storage: local.do}, Cluster: m,
-		Secrets: func(claim.Volume) (map[string]string, error) { return nil, nil },
+		Secrets: func(context.Context, claim.Volume) (map[string]string, error) { return nil, nil },
 	})
 	c.attachWait, c.wait = 0, 0
 	return c, m

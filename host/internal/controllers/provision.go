@@ -15,7 +15,7 @@ import (
 func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, anyController, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(v, storage.Capability{}, nil)
+		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
 		if err != nil {
 			return err
 		}
@@ -33,7 +33,7 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
 	err := c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(v, storage.Capability{}, nil)
+		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
 		if err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	return c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(v, storage.Capability{}, secrets)
+		asked, err := c.asked(ctx, v, storage.Capability{}, secrets)
 		if err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
 			return ErrOffline
 		}
-		asked, err := c.asked(v, current(v), nil)
+		asked, err := c.asked(ctx, v, current(v), nil)
 		if err != nil {
 			return err
 		}

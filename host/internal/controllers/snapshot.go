@@ -15,7 +15,7 @@ import (
 func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(v, current(v), secrets)
+		asked, err := c.asked(ctx, v, current(v), secrets)
 		if err != nil {
 			return err
 		}

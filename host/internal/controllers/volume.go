@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -13,10 +14,10 @@ import (
 
 // asked is a registered volume as a call needs it, with its secrets opened for
 // this one call. Where secrets are given they are taken in place of the volume's.
-func (c *Controllers) asked(v claim.Volume, capability storage.Capability, secrets map[string]string) (storage.Volume, error) {
+func (c *Controllers) asked(ctx context.Context, v claim.Volume, capability storage.Capability, secrets map[string]string) (storage.Volume, error) {
 	if len(secrets) == 0 {
 		var err error
-		if secrets, err = c.cfg.Secrets(v); err != nil {
+		if secrets, err = c.cfg.Secrets(ctx, v); err != nil {
 			return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.VolumeRef, err)
 		}
 	}

@@ -284,7 +284,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	h.ledger = clustertest.Start(t)
 	sealer, err := secrets.Open(filepath.Join(dir, "key"))
 	must(t, err)
-	unseal := func(v claim.Volume) (map[string]string, error) {
+	unseal := func(_ context.Context, v claim.Volume) (map[string]string, error) {
 		return sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	}
 	j, err := journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger())
@@ -301,7 +301,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
 		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
-		Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) { return unseal(v) },
+		Secrets: unseal,
 		Tokens: noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)
