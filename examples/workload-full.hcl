@@ -25,6 +25,9 @@ workload "report" {
   user   = "nobody" # of the secrets; default: that of exec
   canary = false
 
+  after    = ["load-1", "staging/load-2"]
+  replaces = ["report-1"]
+
   network {
     mode = "host"
     port "http" {

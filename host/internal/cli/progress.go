@@ -95,7 +95,8 @@ func (p *progress) step(s *hostv1.Step) {
 		return
 	}
 	// Plain lines: one when it ends, and one for each new reason to wait.
-	if s.GetState() == "running" || before != nil && before.GetState() == s.GetState() && before.GetError() == s.GetError() {
+	same := before != nil && before.GetState() == s.GetState() && before.GetError() == s.GetError() && before.GetNote() == s.GetNote()
+	if same || s.GetState() == "running" && s.GetNote() == "" {
 		return
 	}
 	fmt.Fprintln(p.w, line.text(false))
@@ -193,6 +194,9 @@ func (l *stepLine) text(colored bool) string {
 	}
 	if s.GetError() != "" {
 		text += ": " + printable(s.GetError())
+	}
+	if s.GetNote() != "" {
+		text += ": " + printable(s.GetNote())
 	}
 	return text
 }

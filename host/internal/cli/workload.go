@@ -303,6 +303,10 @@ func (a *app) showWorkload(w *hostv1.Workload) error {
 	t.row("Node", w.GetNode())
 	t.row("State", workloadState(w.GetState()))
 	t.row("Message", w.GetMessage())
+	if len(w.GetWaitsFor()) > 0 {
+		t.row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
+		t.row("Waits since", age(w.GetWaitsSince()))
+	}
 	t.row("Process", number(w.GetPid()))
 	t.row("Released with", number(w.GetOwnerPid()))
 	t.row("Started", age(w.GetStartedAt()))

@@ -1,10 +1,12 @@
 package config
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 
+	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/interpolate"
 	"github.com/pannier/pannier/sdk/device"
@@ -12,7 +14,7 @@ import (
 
 var (
 	workloadFields = fields{
-		attrs: []string{"namespace", "user", "canary"}, blocks: []string{"network", "exec", "sidecar"},
+		attrs: []string{"namespace", "user", "canary", "after", "replaces"}, blocks: []string{"network", "exec", "sidecar"},
 		labelled: []string{"volume", "device"}, named: []string{"service"},
 	}
 	deviceFields  = fields{attrs: []string{"count"}}
@@ -78,6 +80,9 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	}
 	in.str("user", &spec.User)
 	in.boolean("canary", &spec.Canary)
+	others := map[string]bool{}
+	in.awaited("after", spec.Id, others, &spec.After)
+	in.awaited("replaces", spec.Id, others, &spec.Replaces)
 	spec.Ports = in.ports()
 	var labels []string
 	for _, port := range spec.Ports {
@@ -89,6 +94,27 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	spec.Exec = in.exec(variables)
 	spec.Sidecars = in.sidecars(variables, services)
 	return spec
+}
+
+// awaited reads the names of other workloads: ID or NAMESPACE/ID. others are those that
+// were read before.
+func (s *section) awaited(name, own string, others map[string]bool, dst *[]string) {
+	s.strings(name, dst)
+	for _, ref := range *dst {
+		namespace, id, qualified := strings.Cut(ref, "/")
+		if !qualified {
+			namespace, id = claim.DefaultNamespace, ref
+		}
+		switch err := errors.Join(CheckID(namespace), CheckID(id)); {
+		case err != nil:
+			s.fail(name, "%q is neither ID nor NAMESPACE/ID of a workload: %v", ref, err)
+		case ref == own:
+			s.fail(name, "%q is this workload: it cannot wait for itself", ref)
+		case others[ref]:
+			s.fail(name, "workload %q is named twice", ref)
+		}
+		others[ref] = true
+	}
 }
 
 // device reads one device block. named are those before it.

@@ -31,6 +31,8 @@ workload "redis" {
       mount_flags = ["noatime"]
     }
   }
+  after = ["db-1", "other/db-2"]
+  replaces = ["redis-1"]
   exec {
     command = "redis-server"
     args = ["--dir", "/data"]
@@ -46,7 +48,7 @@ workload "redis" {
 		t.Fatal(err)
 	}
 	want := &hostv1.WorkloadSpec{
-		Namespace: "prod", Id: "redis",
+		Namespace: "prod", Id: "redis", After: []string{"db-1", "other/db-2"}, Replaces: []string{"redis-1"},
 		Volumes: []*hostv1.VolumeRequest{
 			{Name: "data", Source: "redis", Destination: "/data"},
 			{
@@ -69,6 +71,7 @@ workload "redis" {
 			"raw": {"source": "raw.1", "read_only": true, "access_mode": "single-node-reader-only",
 				"attachment_mode": "block-device", "destination": "/dev/raw",
 				"mount_options": {"fs_type": "xfs", "mount_flags": ["noatime"]}}},
+		"after": ["db-1", "other/db-2"], "replaces": ["redis-1"],
 		"exec": {"command": "redis-server", "args": ["--dir", "/data"], "user": "redis", "env": {"TZ": "UTC", "N": 1}}
 	}}}`))
 	if err != nil {
@@ -103,6 +106,9 @@ func TestBadWorkloads(t *testing.T) {
 		"attachment mode":    {volume(good + "\nattachment_mode = \"x\""), `w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`},
 		"volume twice":       {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}", `w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`},
 		"one destination":    {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}", `w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`},
+		"after itself":       {"workload \"w\" {\nafter = [\"v\", \"w\"]\n}", `w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`},
+		"after twice":        {"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}", `w.hcl:3: workload "w": replaces: workload "v" is named twice`},
+		"after a bad name":   {"workload \"w\" {\nafter = [\"a/b/c\"]\n}", `w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" may have letters, digits and - _ . only`},
 		"exec twice":         {"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}", `w.hcl:5: workload "w": exec: block given twice, first on line 2`},
 		"no command":         {"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`},
 		"command":            {"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}", `w.hcl:3: workload "w": exec: command: a string is required, not a list`},

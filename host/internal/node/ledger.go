@@ -34,9 +34,9 @@ func (l Ledger) Workload(ctx context.Context, ref claim.WorkloadRef) (w claim.Wo
 }
 
 // AwaitWorkload records that a workload waits on a node for others.
-func (l Ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) ([]claim.WorkloadRef, error) {
-	result, err := l.Cluster.AwaitWorkload(ctx, ref, node, after)
-	return result.Left, err
+func (l Ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) error {
+	_, err := l.Cluster.AwaitWorkload(ctx, ref, node, after)
+	return err
 }
 
 // AwaitEnded waits until nothing is left of a workload.

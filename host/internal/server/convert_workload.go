@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"strings"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -52,11 +53,46 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	for _, d := range spec.GetDevices() {
 		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
 	}
-	return out, nil
+	var err error
+	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
+		return out, err
+	}
+	out.Replaces, err = awaited(out.WorkloadRef, "replaces", spec.GetReplaces())
+	return out, err
+}
+
+// awaited are workloads that another one names, in its own namespace where they name none.
+func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.WorkloadRef, err error) {
+	for _, name := range names {
+		ref := claim.WorkloadRef{Namespace: by.Namespace, ID: name}
+		if namespace, id, qualified := strings.Cut(name, "/"); qualified {
+			ref = claim.WorkloadRef{Namespace: namespace, ID: id}
+		}
+		if err := ref.Validate(); err != nil {
+			return nil, invalid(fmt.Sprintf("workload %q", by), field, fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// shownAwaited names workloads as seen from a namespace.
+func shownAwaited(namespace string, refs []claim.WorkloadRef) (names []string) {
+	for _, ref := range refs {
+		if ref.Namespace == namespace {
+			names = append(names, ref.ID)
+		} else {
+			names = append(names, ref.Namespace+"/"+ref.ID)
+		}
+	}
+	return names
 }
 
 func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
-	out := &hostv1.WorkloadSpec{Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary}
+	out := &hostv1.WorkloadSpec{
+		Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary,
+		After: shownAwaited(spec.Namespace, spec.After), Replaces: shownAwaited(spec.Namespace, spec.Replaces),
+	}
 	for _, v := range spec.Volumes {
 		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
 			Name: v.Name, Source: v.Source, ReadOnly: v.ReadOnly, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
@@ -97,8 +133,9 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 		Spec: spec, Node: s.cfg.Name, State: string(w.State), Message: w.Message,
 		StartedAt: timestamp(w.StartedAt), EndedAt: timestamp(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
 		VolumesDir: s.cfg.VolumesDir, SecretsDir: w.SecretsDir,
+		WaitsFor: shownAwaited(w.Spec.Namespace, w.WaitsFor), WaitsSince: timestamp(w.WaitsSince),
 	}
-	if w.State == workload.Stopping && w.Waiting != "" {
+	if w.Waiting != "" && !w.State.Ended() {
 		out.Message = w.Waiting
 	}
 	for _, m := range w.Mounts {
@@ -143,6 +180,6 @@ func (s *Server) shownService(svc workload.ServiceStatus) *hostv1.ServiceStatus 
 func shownStep(step workload.Step) *hostv1.Step {
 	return &hostv1.Step{
 		Name: step.Name, Volume: step.Volume, Service: step.Service, State: string(step.State), Undo: step.Undo,
-		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(step.Took), Error: step.Error, Attempt: int32(step.Attempt),
+		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(step.Took), Error: step.Error, Note: step.Note, Attempt: int32(step.Attempt),
 	}
 }

@@ -36,6 +36,7 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 		Ports:    []*hostv1.Port{{Label: "http"}, {Label: "admin", Static: 8080}},
 		Sidecars: []*hostv1.Sidecar{{Service: "web", Command: []string{"envoy", "-c", "${bootstrap}"}, Env: map[string]string{"X": "y"}, User: "envoy"}},
 		Devices:  []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
+		After:    []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"},
 	}
 }
 

@@ -35,13 +35,13 @@ func (r *run) claim(ctx context.Context) error {
 		}
 		return err
 	}
-	return r.taken(started)
+	return r.granted(started)
 }
 
-// taken notes what the ledger has given. A start that goes on after the host was away must
+// granted notes what the ledger has given. A start that goes on after the host was away must
 // get the claims that it had: with others, what it has mounted is of a time when the volume
 // may have been somebody else's meanwhile.
-func (r *run) taken(s Started) error {
+func (r *run) granted(s Started) error {
 	var absent, lost []claim.VolumeRef
 	err := r.update(nil, func(rec *record) {
 		for _, v := range r.volumes {
@@ -109,7 +109,8 @@ func (r *run) unintend(fresh []*svc) error {
 // not stand; any other error leaves it open.
 func refused(err error) bool {
 	return errors.As(err, new(*claim.Refusal)) || errors.Is(err, claim.ErrInvalid) ||
-		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict) || errors.Is(err, claim.ErrIneligible)
+		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict) ||
+		errors.Is(err, claim.ErrIneligible) || errors.Is(err, claim.ErrCycle)
 }
 
 // prepare fills in what a request leaves open, makes sure that the driver is

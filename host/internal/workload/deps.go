@@ -23,10 +23,10 @@ type Ledger interface {
 	// Workload reads one workload's record. The error is claim.ErrWorkloadNotFound where
 	// the ledger knows none.
 	Workload(ctx context.Context, ref claim.WorkloadRef) (claim.Workload, error)
-	// AwaitWorkload records that a workload waits on a node for others, and returns those
-	// that have not ended. It may be repeated, and is over with StartWorkload or
-	// EndWorkload. claim.ErrCycle: one of them waits for this one.
-	AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (left []claim.WorkloadRef, err error)
+	// AwaitWorkload records that a workload waits on a node for others. It may be repeated,
+	// and is over with StartWorkload or EndWorkload. claim.ErrCycle: one of them waits for
+	// this one.
+	AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) error
 	// AwaitEnded waits until nothing is left of a workload, wherever it is: it has ended,
 	// or the ledger does not know it, and none of its claims stands. It does not poll.
 	AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error
@@ -57,6 +57,13 @@ type Started struct {
 	// Claims are in the order asked for, and Volumes[n] is the volume of Claims[n].
 	Claims  []claim.Claim
 	Volumes []claim.Volume
+}
+
+// Nodes are the other nodes of the cluster.
+type Nodes interface {
+	// StopWorkload asks a node to stop a workload, and does not wait for its end. One that
+	// does not run there is success.
+	StopWorkload(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
 }
 
 // Controller makes the controller side of a driver's calls, wherever it runs.
@@ -127,6 +134,7 @@ type Devices interface {
 // Deps are what a Manager works with.
 type Deps struct {
 	Ledger     Ledger
+	Nodes      Nodes // nil: this node is alone
 	Controller Controller
 	Drivers    Drivers
 	Devices    Devices

@@ -74,8 +74,10 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		Calls: drivers.Caller{Drivers: out.drivers, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
 			return fn(ctx, out.driver)
 		}},
-		Secrets: func(context.Context, claim.Volume) (map[string]string, error) { return map[string]string{"user": "admin"}, nil },
-		Tokens:  c, Services: c, Datacenter: "dc7",
+		Secrets: func(context.Context, claim.Volume) (map[string]string, error) {
+			return map[string]string{"user": "admin"}, nil
+		},
+		Tokens: c, Services: c, Datacenter: "dc7",
 		Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	out.limits = limits{

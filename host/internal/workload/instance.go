@@ -39,6 +39,8 @@ type instance struct {
 	secrets  string // the folder of its services' files
 	revision revision
 
+	waitsFor []claim.WorkloadRef // those of which something is left; mu guards it
+
 	resumed bool // an earlier process of the host began it
 	intact  bool // everything was mounted as it should be when it was restored
 
@@ -82,7 +84,8 @@ type Step struct {
 	StartedAt time.Time
 	Took      time.Duration // so far, or in all
 	Error     string
-	Attempt   int // counts from 1
+	Note      string // what it waits for while it runs; empty: nothing to tell
+	Attempt   int    // counts from 1
 
 	seq uint64
 }
@@ -204,12 +207,23 @@ func (i *instance) beginStep(name string, of subject, undo bool) (end func(state
 	})
 	return func(state StepState, err error) {
 		set(func(s *Step) {
-			s.State, s.Took, s.Error = state, time.Since(at), ""
+			s.State, s.Took, s.Error, s.Note = state, time.Since(at), "", ""
 			if err != nil {
 				s.Error = err.Error()
 			}
 		})
 	}
+}
+
+// noteStep tells what a step of the whole workload that is under way waits for. i.mu is
+// held.
+func (i *instance) noteStep(name, note string) {
+	n := slices.IndexFunc(i.steps, func(s Step) bool { return s.Name == name && !s.Undo })
+	if n < 0 || i.steps[n].Note == note {
+		return
+	}
+	i.seq++
+	i.steps[n].Note, i.steps[n].seq = note, i.seq
 }
 
 // since returns the steps that changed after seq, the state, whether a release
@@ -231,7 +245,7 @@ type Workload struct {
 	Spec      Spec
 	State     State
 	Message   string // why it failed or ended
-	Waiting   string // what its release waits for
+	Waiting   string // what its start or its release waits for
 	Mounts    []MountPoint
 	Steps     []Step
 	StartedAt time.Time
@@ -240,6 +254,10 @@ type Workload struct {
 	PID       int       // 0: none
 	Services  []ServiceStatus
 	Ports     map[string]int // by label
+	// WaitsFor are the workloads that its start waits for, since WaitsSince; none: it
+	// does not wait.
+	WaitsFor   []claim.WorkloadRef
+	WaitsSince time.Time
 	// SecretsDir is the workload's, where a service has one; empty: none.
 	SecretsDir string
 	// Devices that it was given, and what it needs to use them. They are shared: nobody
@@ -284,6 +302,9 @@ func (i *instance) snapshot() Workload {
 		StartedAt: i.rec.StartedAt, EndedAt: i.endedAt,
 	}
 	w.Spec.Volumes = slices.Clone(w.Spec.Volumes)
+	if len(i.waitsFor) > 0 {
+		w.WaitsFor, w.WaitsSince = slices.Clone(i.waitsFor), i.rec.WaitsSince
+	}
 	if i.rec.Owner != nil {
 		w.OwnerPID = i.rec.Owner.PID
 	}

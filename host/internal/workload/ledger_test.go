@@ -144,8 +144,8 @@ func (s *ledgerState) workload(ref claim.WorkloadRef) *claim.Workload {
 	return &s.Workloads[n]
 }
 
-func (l *ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (left []claim.WorkloadRef, err error) {
-	err = l.call(ctx, "await", ref.ID, func() error {
+func (l *ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) error {
+	return l.call(ctx, "await", ref.ID, func() error {
 		return l.change(func(s *ledgerState) error {
 			w := s.workload(ref)
 			if w == nil {
@@ -156,15 +156,9 @@ func (l *ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node 
 				return claim.ErrConflict
 			}
 			w.Node, w.Status, w.After, w.CreateIndex = node, claim.Waiting, after, s.Index
-			for _, a := range after {
-				if o := s.workload(a); o != nil && o.Status != claim.Ended {
-					left = append(left, a)
-				}
-			}
 			return nil
 		})
 	})
-	return left, err
 }
 
 func (l *ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {

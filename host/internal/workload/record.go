@@ -35,12 +35,14 @@ type record struct {
 	State     State     `json:"state"`
 	Message   string    `json:"message,omitempty"` // why it failed or ended
 	Failed    bool      `json:"failed,omitempty"`  // its start failed, or its mounts could not be brought back
-	Waiting   string    `json:"waiting,omitempty"` // what its release waits for
+	Waiting   string    `json:"waiting,omitempty"` // what its start or its release waits for
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
 	// Run is the number of this run in the ledger (claim.Workload.CreateIndex), set by the
 	// claim; 0: not known, as in a record of an older version.
 	Run uint64 `json:"run,omitempty"`
+	// WaitsSince is when it began to wait for others; zero: it did not have to.
+	WaitsSince time.Time `json:"waits_since,omitzero"`
 
 	// Owner is the process whose end releases the workload, Process the workload's
 	// own, MountNS its private mount namespace.

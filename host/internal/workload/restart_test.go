@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	startKinds = []string{"claim", "attach", "stage", "publish"}
+	startKinds = []string{"await", "others", "claim", "attach", "stage", "publish"}
 	stopKinds  = []string{"end", "unpublish", "unstage", "detached", "freed"}
 )
 
@@ -53,6 +53,7 @@ func (h *host) outcome(t *testing.T, id string) outcome {
 // it would have come to without.
 func TestTheHostEndsInTheMiddle(t *testing.T) {
 	s := spec("w", "a", "b")
+	s.After = refs("gone")
 	interruptions := map[string]func(t *testing.T, h *host, c child) *host{
 		"killed": func(t *testing.T, h *host, c child) *host {
 			h.shut(t)

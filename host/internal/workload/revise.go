@@ -51,6 +51,8 @@ func differences(was, is Spec) string {
 		{"user", was.User, is.User},
 		{"sidecars", was.Sidecars, is.Sidecars},
 		{"devices", was.Devices, is.Devices},
+		{"after", was.After, is.After},
+		{"replaces", was.Replaces, is.Replaces},
 	} {
 		if !sameJSON(part.a, part.b) {
 			all = append(all, part.name)

@@ -30,6 +30,10 @@ type Spec struct {
 	Sidecars []Sidecar `json:"sidecars,omitempty"`
 	// Devices that no other workload has while this one runs.
 	Devices []DeviceRequest `json:"devices,omitempty"`
+	// After are the workloads of which nothing may be left, wherever they ran, before this
+	// one takes anything. Those that it Replaces are asked to stop besides.
+	After    []claim.WorkloadRef `json:"after,omitempty"`
+	Replaces []claim.WorkloadRef `json:"replaces,omitempty"`
 }
 
 // DeviceRequest asks for devices of this node.
@@ -84,6 +88,8 @@ const (
 	maxServices = 64
 	// maxDevices bounds what a workload asks for at once: a plugin has no more.
 	maxDevices = device.MaxDevices
+	// maxAfter bounds the workloads that one waits for: the ledger takes no more.
+	maxAfter = 32
 	// maxSpec bounds a specification, in bytes of JSON: the journal writes it again
 	// with every step.
 	maxSpec = 128 << 10
@@ -106,6 +112,7 @@ func (s *Spec) Validate() error {
 	if raw, err := json.Marshal(s); err != nil || len(raw) > maxSpec {
 		return fmt.Errorf("%w %q: it has %d bytes, %d are allowed", ErrInvalid, s.ID, len(raw), maxSpec)
 	}
+	s.validateAwaited(bad)
 	names, destinations := map[string]bool{}, map[string]string{}
 	for _, v := range s.Volumes {
 		if err := claim.CheckID(v.Name); err != nil {
@@ -205,6 +212,30 @@ func (s *Spec) validateServices(bad func(format string, args ...any)) {
 			bad("sidecar %d: service must say whose it is: %d services have a proxy", n+1, len(proxied))
 		case c.Service != "" && !slices.Contains(proxied, c.Service):
 			bad("sidecar %d: no service %q has a proxy; those that have: %q", n+1, c.Service, proxied)
+		}
+	}
+}
+
+// awaited are all that the workload waits for.
+func (s *Spec) awaited() []claim.WorkloadRef { return slices.Concat(s.After, s.Replaces) }
+
+func (s *Spec) validateAwaited(bad func(format string, args ...any)) {
+	all := s.awaited()
+	if len(all) > maxAfter {
+		bad("it waits for %d workloads, %d are allowed", len(all), maxAfter)
+	}
+	for n, ref := range all {
+		what := "after"
+		if n >= len(s.After) {
+			what = "replaces"
+		}
+		switch err := ref.Validate(); {
+		case err != nil:
+			bad("%s: %w", what, err)
+		case ref == s.WorkloadRef:
+			bad("%s: it cannot wait for itself", what)
+		case slices.Contains(all[:n], ref):
+			bad("%s: workload %q is there twice", what, ref)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package workload
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -37,6 +38,14 @@ func TestValidateNamesEveryFault(t *testing.T) {
 		`destination "/" must be`:                func(s *Spec) { s.Volumes[0].Destination = "/" },
 		`volumes "a" and "b" have one`:           func(s *Spec) { s.Volumes[1].Destination = "/a" },
 		"exec: command is missing":               func(s *Spec) { s.Exec.Command = "" },
+		"after: it cannot wait for itself":       func(s *Spec) { s.After = refs("v", "w") },
+		`replaces: workload "v" is there twice`:  func(s *Spec) { s.After, s.Replaces = refs("v"), refs("v") },
+		"after: ":                                func(s *Spec) { s.After = refs("../x") },
+		"it waits for 33 workloads, 32 are allowed": func(s *Spec) {
+			for n := range 33 {
+				s.After = append(s.After, ref(fmt.Sprint("v", n)))
+			}
+		},
 	} {
 		s := good()
 		spoil(&s)
@@ -128,7 +137,7 @@ func TestTheTableIsCutIntoGroups(t *testing.T) {
 		}
 		got = append(got, strings.Join(names, "+"))
 	}
-	if s := strings.Join(got, " "); s != "claim reserve attach+stage+publish+register+identify+bootstrap" {
+	if s := strings.Join(got, " "); s != "await claim reserve attach+stage+publish+register+identify+bootstrap" {
 		t.Errorf("got %s", s)
 	}
 }

@@ -7,7 +7,8 @@ import "context"
 // A step of the whole workload is taken alone. Steps of each volume, and those of each
 // service, run in their order for one of them, and side by side for all.
 var steps = []step{
-	ofAll("claim", anyway, (*run).claim, (*run).release),
+	ofAll(awaitStep, awaits, (*run).await, (*run).unawait),
+	ofAll(claimStep, anyway, (*run).claim, (*run).release),
 	ofAll("reserve", asksForDevices, (*run).reserve, (*run).freeDevices),
 	ofVolume("attach", attaches, (*run).attach, (*run).leaveAttachment),
 	ofVolume("stage", stages, (*run).stage, (*run).unstage),
@@ -17,9 +18,11 @@ var steps = []step{
 	ofService("bootstrap", proxied, (*run).bootstrap, (*run).dropBootstrap),
 }
 
-// The steps that others refer to: claim notes what identify will ask for, and a changed
-// spec is registered again.
+// The steps that others refer to: with await and claim the ledger learns of the workload,
+// claim notes what identify will ask for, and a changed spec is registered again.
 const (
+	awaitStep    = "await"
+	claimStep    = "claim"
 	registerStep = "register"
 	identifyStep = "identify"
 )
@@ -82,6 +85,8 @@ func ofService(name string, when func(s *svc) bool, do, undo func(r *run, ctx co
 }
 
 func anyway(*instance) bool { return true }
+
+func awaits(i *instance) bool { return len(i.rec.Spec.After)+len(i.rec.Spec.Replaces) > 0 }
 
 func asksForDevices(i *instance) bool { return len(i.rec.Spec.Devices) > 0 }
 

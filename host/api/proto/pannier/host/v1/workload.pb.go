@@ -37,9 +37,14 @@ type WorkloadSpec struct {
 	// or root.
 	User string `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	// canary makes the services bear their canary_tags and canary_meta.
-	Canary        bool             `protobuf:"varint,8,opt,name=canary,proto3" json:"canary,omitempty"`
-	Sidecars      []*Sidecar       `protobuf:"bytes,9,rep,name=sidecars,proto3" json:"sidecars,omitempty"`
-	Devices       []*DeviceRequest `protobuf:"bytes,10,rep,name=devices,proto3" json:"devices,omitempty"`
+	Canary   bool             `protobuf:"varint,8,opt,name=canary,proto3" json:"canary,omitempty"`
+	Sidecars []*Sidecar       `protobuf:"bytes,9,rep,name=sidecars,proto3" json:"sidecars,omitempty"`
+	Devices  []*DeviceRequest `protobuf:"bytes,10,rep,name=devices,proto3" json:"devices,omitempty"`
+	// after are workloads, by ID or NAMESPACE/ID, of which nothing may be left anywhere
+	// before this one takes anything. A workload that the ledger does not know has ended.
+	After []string `protobuf:"bytes,11,rep,name=after,proto3" json:"after,omitempty"`
+	// replaces is as after, and asks each of them to stop.
+	Replaces      []string `protobuf:"bytes,12,rep,name=replaces,proto3" json:"replaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -140,6 +145,20 @@ func (x *WorkloadSpec) GetSidecars() []*Sidecar {
 func (x *WorkloadSpec) GetDevices() []*DeviceRequest {
 	if x != nil {
 		return x.Devices
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetAfter() []string {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetReplaces() []string {
+	if x != nil {
+		return x.Replaces
 	}
 	return nil
 }
@@ -495,9 +514,10 @@ type Workload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	Node  string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// state is starting, running, stopping, stopped or failed.
+	// state is starting, running, stopping, stopped or failed; unknown: it was starting or
+	// running, and the host has not reached the ledger since it was started.
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	// message says why it failed, or what a stop waits for.
+	// message says why it failed, or what its start or its stop waits for.
 	Message   string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	Mounts    []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	Steps     []*Step                `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
@@ -520,7 +540,11 @@ type Workload struct {
 	// devices that it was given.
 	Devices []*GivenDevice `protobuf:"bytes,15,rep,name=devices,proto3" json:"devices,omitempty"`
 	// reservation is what it needs to use them; absent: it has none.
-	Reservation   *DeviceReservation `protobuf:"bytes,16,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	Reservation *DeviceReservation `protobuf:"bytes,16,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	// waits_for are the workloads, by ID or NAMESPACE/ID, that its start waits for; empty:
+	// it does not wait.
+	WaitsFor      []string               `protobuf:"bytes,17,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	WaitsSince    *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=waits_since,json=waitsSince,proto3" json:"waits_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -663,6 +687,20 @@ func (x *Workload) GetDevices() []*GivenDevice {
 func (x *Workload) GetReservation() *DeviceReservation {
 	if x != nil {
 		return x.Reservation
+	}
+	return nil
+}
+
+func (x *Workload) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
+func (x *Workload) GetWaitsSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WaitsSince
 	}
 	return nil
 }
@@ -1162,7 +1200,7 @@ func (x *Mount) GetPropagation() string {
 // Step is one step of a workload as it went.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name: claim, reserve, attach, stage, publish, register, identify, bootstrap; undo of
+	// name: await, claim, reserve, attach, stage, publish, register, identify, bootstrap; undo of
 	// these has undo set.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// volume is the request's name; empty for other steps.
@@ -1176,7 +1214,9 @@ type Step struct {
 	// attempt counts from 1.
 	Attempt int32 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// service is the service's name; empty for other steps.
-	Service       string `protobuf:"bytes,9,opt,name=service,proto3" json:"service,omitempty"`
+	Service string `protobuf:"bytes,9,opt,name=service,proto3" json:"service,omitempty"`
+	// note says what a step that runs waits for; empty: nothing to tell.
+	Note          string `protobuf:"bytes,10,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1270,6 +1310,13 @@ func (x *Step) GetAttempt() int32 {
 func (x *Step) GetService() string {
 	if x != nil {
 		return x.Service
+	}
+	return ""
+}
+
+func (x *Step) GetNote() string {
+	if x != nil {
+		return x.Note
 	}
 	return ""
 }
@@ -1829,7 +1876,7 @@ var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xa3\x03\n" +
+	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xd5\x03\n" +
 	"\fWorkloadSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x128\n" +
@@ -1841,7 +1888,9 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x06canary\x18\b \x01(\bR\x06canary\x124\n" +
 	"\bsidecars\x18\t \x03(\v2\x18.pannier.host.v1.SidecarR\bsidecars\x128\n" +
 	"\adevices\x18\n" +
-	" \x03(\v2\x1e.pannier.host.v1.DeviceRequestR\adevices\"9\n" +
+	" \x03(\v2\x1e.pannier.host.v1.DeviceRequestR\adevices\x12\x14\n" +
+	"\x05after\x18\v \x03(\tR\x05after\x12\x1a\n" +
+	"\breplaces\x18\f \x03(\tR\breplaces\"9\n" +
 	"\rDeviceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x05R\x05count\"4\n" +
@@ -1872,7 +1921,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf1\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\x06\n" +
 	"\bWorkload\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -1893,7 +1942,10 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\vsecrets_dir\x18\x0e \x01(\tR\n" +
 	"secretsDir\x126\n" +
 	"\adevices\x18\x0f \x03(\v2\x1c.pannier.host.v1.GivenDeviceR\adevices\x12D\n" +
-	"\vreservation\x18\x10 \x01(\v2\".pannier.host.v1.DeviceReservationR\vreservation\x1a8\n" +
+	"\vreservation\x18\x10 \x01(\v2\".pannier.host.v1.DeviceReservationR\vreservation\x12\x1b\n" +
+	"\twaits_for\x18\x11 \x03(\tR\bwaitsFor\x12;\n" +
+	"\vwaits_since\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"waitsSince\x1a8\n" +
 	"\n" +
 	"PortsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -1943,7 +1995,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\vdestination\x18\x04 \x01(\tR\vdestination\x12\x1b\n" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05block\x18\x06 \x01(\bR\x05block\x12 \n" +
-	"\vpropagation\x18\a \x01(\tR\vpropagation\"\x90\x02\n" +
+	"\vpropagation\x18\a \x01(\tR\vpropagation\"\xa4\x02\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x14\n" +
@@ -1954,7 +2006,9 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04took\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x14\n" +
 	"\x05error\x18\a \x01(\tR\x05error\x12\x18\n" +
 	"\aattempt\x18\b \x01(\x05R\aattempt\x12\x18\n" +
-	"\aservice\x18\t \x01(\tR\aservice\"y\n" +
+	"\aservice\x18\t \x01(\tR\aservice\x12\x12\n" +
+	"\x04note\x18\n" +
+	" \x01(\tR\x04note\"y\n" +
 	"\x14StartWorkloadRequest\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12.\n" +
 	"\x13release_with_caller\x18\x02 \x01(\bR\x11releaseWithCaller\"\x86\x01\n" +
@@ -2056,34 +2110,35 @@ var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	26, // 15: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	7,  // 16: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	8,  // 17: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	9,  // 18: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
-	10, // 19: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	27, // 20: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	30, // 21: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	30, // 22: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	31, // 23: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 24: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	13, // 25: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 26: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	13, // 27: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 28: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 29: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 30: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	14, // 31: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	16, // 32: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	18, // 33: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	20, // 34: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	22, // 35: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	15, // 36: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	17, // 37: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	19, // 38: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	21, // 39: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	23, // 40: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	36, // [36:41] is the sub-list for method output_type
-	31, // [31:36] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	30, // 18: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	9,  // 19: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
+	10, // 20: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
+	27, // 21: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	30, // 22: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	30, // 23: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	31, // 24: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 25: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	13, // 26: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 27: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	13, // 28: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 29: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 30: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 31: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	14, // 32: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	16, // 33: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	18, // 34: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	20, // 35: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	22, // 36: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	15, // 37: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	17, // 38: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	19, // 39: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	21, // 40: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	23, // 41: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	37, // [37:42] is the sub-list for method output_type
+	32, // [32:37] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
