@@ -1,0 +1,28 @@
+package acl
+
+import (
+	"errors"
+	"time"
+)
+
+// Identity is a caller as far as its token says who that is.
+type Identity struct {
+	// Accessor and Name of the token; empty: none was given.
+	Accessor, Name string
+	// Policies that count for it, by name: its own and its roles'.
+	Policies []string
+	// ExpiresAt is when it ends; zero: never.
+	ExpiresAt time.Time
+	*Rules
+}
+
+// What keeps a secret from being taken.
+var (
+	// ErrUnknownToken: there is no token with that secret, or not any more.
+	ErrUnknownToken = errors.New("the ACL token is not known here: it was deleted, or its secret is not right")
+	// ErrExpired: the token's time is over.
+	ErrExpired = errors.New("the ACL token has expired")
+)
+
+// Anonymous is the name of the policy for calls without a token.
+const Anonymous = "anonymous"
