@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -146,6 +147,88 @@ func (c Commands) SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (cl
 func (c Commands) PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error) {
 	result, err := apply[command.PutLivenessResult](ctx, c.to, &command.PutLiveness{Liveness: l})
 	return result.Before, err
+}
+
+// BootstrapACL makes the first management token. Errors: *acl.BootstrappedError where it was
+// made before and reset is not the index that this error names; ErrInvalid.
+func (c Commands) BootstrapACL(ctx context.Context, t acl.Token, reset uint64) (acl.Token, error) {
+	result, err := apply[command.BootstrapACLResult](ctx, c.to, &command.BootstrapACL{Token: t, ResetIndex: reset})
+	return result.Token, err
+}
+
+// PutACLPolicies inserts or replaces policies, all or none, at most command.MaxPolicies, and
+// returns them as they stand. Errors: ErrInvalid.
+func (c Commands) PutACLPolicies(ctx context.Context, policies ...acl.Policy) ([]acl.Policy, error) {
+	result, err := apply[command.PutACLPoliciesResult](ctx, c.to, &command.PutACLPolicies{Policies: policies})
+	return result.Policies, err
+}
+
+// DeleteACLPolicies removes policies, at most command.MaxItems, and returns those that were
+// there.
+func (c Commands) DeleteACLPolicies(ctx context.Context, names ...string) ([]string, error) {
+	result, err := apply[command.DeleteACLPoliciesResult](ctx, c.to, &command.DeleteACLPolicies{Names: names})
+	return result.Deleted, err
+}
+
+// PutACLRoles inserts or replaces roles, all or none, at most command.MaxItems, and returns
+// them as they stand. Errors: acl.ErrPolicyNotFound, ErrInvalid.
+func (c Commands) PutACLRoles(ctx context.Context, roles ...acl.Role) ([]acl.Role, error) {
+	result, err := apply[command.PutACLRolesResult](ctx, c.to, &command.PutACLRoles{Roles: roles})
+	return result.Roles, err
+}
+
+// DeleteACLRoles removes roles, at most command.MaxItems, and returns those that were there.
+func (c Commands) DeleteACLRoles(ctx context.Context, names ...string) ([]string, error) {
+	result, err := apply[command.DeleteACLRolesResult](ctx, c.to, &command.DeleteACLRoles{Names: names})
+	return result.Deleted, err
+}
+
+// PutACLTokens inserts tokens, or changes the names, policies and roles of those that stand,
+// all or none, at most command.MaxItems, and returns them as they stand. Errors:
+// acl.ErrPolicyNotFound, acl.ErrRoleNotFound; ErrConflict where a secret is another token's,
+// or a token that stands has another secret, type or expiry; ErrInvalid.
+func (c Commands) PutACLTokens(ctx context.Context, tokens ...acl.Token) ([]acl.Token, error) {
+	result, err := apply[command.PutACLTokensResult](ctx, c.to, &command.PutACLTokens{Tokens: tokens})
+	return result.Tokens, err
+}
+
+// DeleteACLTokens removes tokens by their accessors, at most command.MaxItems, and returns
+// those that were there.
+func (c Commands) DeleteACLTokens(ctx context.Context, accessors ...string) ([]acl.Token, error) {
+	result, err := apply[command.DeleteACLTokensResult](ctx, c.to, &command.DeleteACLTokens{Accessors: accessors})
+	return result.Deleted, err
+}
+
+// ExpireACLTokens removes the tokens that have ended, and returns them.
+func (c Commands) ExpireACLTokens(ctx context.Context) (expired []acl.Token, err error) {
+	for {
+		result, err := apply[command.ExpireACLTokensResult](ctx, c.to, &command.ExpireACLTokens{})
+		expired = append(expired, result.Deleted...)
+		if err != nil || !result.More {
+			return expired, err
+		}
+	}
+}
+
+// PutSecretsKey records a key that seals secrets and, with active, that it does so from now
+// on. Errors: ErrInvalid.
+func (c Commands) PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error) {
+	result, err := apply[command.PutSecretsKeyResult](ctx, c.to, &command.PutSecretsKey{ID: id, Active: active})
+	return result.Keys, err
+}
+
+// RemoveSecretsKey forgets a key that seals nothing any more. Errors: ErrConflict where it is
+// the active one.
+func (c Commands) RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error) {
+	result, err := apply[command.PutSecretsKeyResult](ctx, c.to, &command.PutSecretsKey{ID: id, Gone: true})
+	return result.Keys, err
+}
+
+// ResealVolume replaces a volume's sealed secrets by the same ones under another key, if it is
+// as it was at an index. Errors: ErrVolumeNotFound; ErrConflict where it has changed.
+func (c Commands) ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte, key string) (claim.Volume, error) {
+	result, err := apply[command.ResealVolumeResult](ctx, c.to, &command.ResealVolume{Ref: ref, IfModifyIndex: ifModifyIndex, SealedSecrets: sealed, KeyID: key})
+	return result.Volume, err
 }
 
 // apply brings a command to the leader and gives its result the type that it has.

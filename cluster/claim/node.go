@@ -217,3 +217,18 @@ func (d *Driver) count(n *NodeDriver, by int) {
 
 // Unused says that no node has the driver.
 func (d *Driver) Unused() bool { return d.ControllersExpected == 0 && d.NodesExpected == 0 }
+
+// Validate checks that the times are in their order. The error is a *FieldError.
+func (l *Liveness) Validate() error {
+	c := checker{object: "server"}
+	if l.HeartbeatTTL <= 0 {
+		c.fail("heartbeat_ttl", fmt.Sprintf("(%s) must be above 0", l.HeartbeatTTL))
+	}
+	if l.StopAfter < l.HeartbeatTTL {
+		c.fail("stop_after", fmt.Sprintf("(%s) must not be below heartbeat_ttl (%s)", l.StopAfter, l.HeartbeatTTL))
+	}
+	if l.Margin <= 0 {
+		c.fail("stop_margin", fmt.Sprintf("(%s) must be above 0", l.Margin))
+	}
+	return c.err
+}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -47,6 +48,20 @@ func commands() []command.Command {
 		&command.PutToken{Token: token},
 		&command.DeleteTokens{IDs: []string{token.ID}},
 		&command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{0, 1, 255}}},
+		&command.AwaitWorkload{Ref: workload, Node: "a", After: []claim.WorkloadRef{{Namespace: "default", ID: "db-0"}}},
+		&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root"},
+		&command.SetNodeDuty{Name: "a", Ineligible: new(bool), Drain: &claim.Drain{StartedAt: at, By: "root", DoneAt: at}, StopDrain: true},
+		&command.PutLiveness{Liveness: claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}},
+		&command.BootstrapACL{Token: acl.Token{Accessor: "a", SecretHash: "00", Type: acl.Management, CreatedAt: at}, ResetIndex: 7},
+		&command.PutACLPolicies{Policies: []acl.Policy{{Name: "p", Description: "d", Rules: "node {}"}}},
+		&command.DeleteACLPolicies{Names: []string{"p"}},
+		&command.PutACLRoles{Roles: []acl.Role{{Name: "r", Policies: []string{"p"}}}},
+		&command.DeleteACLRoles{Names: []string{"r"}},
+		&command.PutACLTokens{Tokens: []acl.Token{{Accessor: "a", Type: acl.Client, Policies: []string{"p"}, ExpiresAt: at}}},
+		&command.DeleteACLTokens{Accessors: []string{"a"}},
+		&command.ExpireACLTokens{},
+		&command.PutSecretsKey{ID: "k", Active: true, Gone: true},
+		&command.ResealVolume{Ref: volume, IfModifyIndex: 7, SealedSecrets: []byte{0, 255}, KeyID: "k"},
 	}
 	for _, c := range all {
 		command.SetAt(c, at)
@@ -55,7 +70,11 @@ func commands() []command.Command {
 }
 
 func TestRoundTrip(t *testing.T) {
-	for _, c := range commands() {
+	all := commands()
+	if kinds, _ := command.Kinds(); len(all) != kinds {
+		t.Errorf("%d kinds of commands are tested of %d", len(all), kinds)
+	}
+	for _, c := range all {
 		entry, err := command.Encode(c)
 		if err != nil {
 			t.Fatal(err)
@@ -82,6 +101,42 @@ func TestEntriesOfTheFirstVersion(t *testing.T) {
 			t.Errorf("%q: got %+v, %v", entry, got, err)
 		}
 	}
+}
+
+// TestLevels: a command asks no more of a server than what is filled in needs, and what the
+// first level had is written as ever.
+func TestLevels(t *testing.T) {
+	const before = `{"at":"2026-03-01T12:00:00.000000123Z",`
+	for entry, c := range map[string]command.Command{
+		"\x01\x04" + before + `"ref":{"namespace":"default","id":"db-1"}}`:            &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}},
+		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
+		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"run":7}`:    &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Run: 7},
+		"\x02\x07" + before + `"key":"k","name":"a"}`:                                 &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
+		"\x01\x07" + before + `"name":"a"}`:                                           &command.DeleteNode{Name: "a"},
+		"\x02\x10" + before + `"name":"a","stop_drain":true}`:                         &command.SetNodeDuty{Name: "a", StopDrain: true},
+		"\x01\x06" + before + nodeJSON(``):                                            &command.PutNode{Node: claim.Node{Name: "a"}},
+		"\x02\x06" + before + nodeJSON(`"secret_hash":"00",`):                         &command.PutNode{Node: claim.Node{Name: "a", SecretHash: "00"}},
+	} {
+		command.SetAt(c, at)
+		got, err := command.Encode(c)
+		if err != nil || string(got) != entry {
+			t.Errorf("got %q, %v, want %q", got, err, entry)
+		}
+		if level := command.LevelOf(c); level != int(entry[0]) {
+			t.Errorf("%q has the level %d", entry, level)
+		}
+		if back, err := command.Decode(got); err != nil || !reflect.DeepEqual(back, c) {
+			t.Errorf("%q: got %+v, %v", entry, back, err)
+		}
+		// In an entry of level 1 nobody may take what only level 2 knows.
+		if _, err := command.Decode(append([]byte{1}, got[1:]...)); (err != nil) != (entry[0] > 1) {
+			t.Errorf("%q at level 1: %v", entry, err)
+		}
+	}
+}
+
+func nodeJSON(ledgers string) string {
+	return `"node":{"name":"a","boot_id":"",` + ledgers + `"create_index":0,"modify_index":0,"modified_at":"0001-01-01T00:00:00Z"}}`
 }
 
 func TestEntriesThatAreNone(t *testing.T) {

@@ -8,6 +8,6 @@
 // there, since going on would make its ledger differ from the others'.
 //
 // Commands are plain data. All of them carry the leader's time, because no clock
-// may be read when they are applied. The package imports cluster/claim and the
-// standard library only.
+// may be read when they are applied. The package imports cluster/claim,
+// cluster/acl and the standard library only.
 package command

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 )
 
@@ -32,6 +33,11 @@ var reasons = map[string]error{
 	"token-not-found":    claim.ErrTokenNotFound,
 	"driver-not-found":   claim.ErrDriverNotFound,
 
+	"acl-bootstrapped":     acl.ErrBootstrapped,
+	"acl-policy-not-found": acl.ErrPolicyNotFound,
+	"acl-role-not-found":   acl.ErrRoleNotFound,
+	"acl-token-not-found":  acl.ErrTokenNotFound,
+
 	"unknown-command": ErrUnknownCommand,
 	"malformed":       ErrMalformed,
 	"too-large":       ErrTooLarge,
@@ -49,6 +55,8 @@ type failure struct {
 	Reasons []string          `json:"reasons,omitempty"`
 	Refusal *refusal          `json:"refusal,omitempty"`
 	Field   *claim.FieldError `json:"field,omitempty"`
+
+	Bootstrapped *acl.BootstrappedError `json:"bootstrapped,omitempty"`
 }
 
 // refusal is a claim.Refusal with its reason by name.
@@ -73,6 +81,7 @@ func failureOf(err error) *failure {
 		f.Refusal = &refusal{nameOf(refused.Reason), refused.Volume, refused.Mode, refused.Detail, refused.Holders, refused.At}
 	}
 	errors.As(err, &f.Field)
+	errors.As(err, &f.Bootstrapped)
 	return f
 }
 
@@ -98,6 +107,9 @@ func (f *failure) err() error {
 	}
 	if f.Field != nil {
 		failed.is = append(failed.is, f.Field)
+	}
+	if f.Bootstrapped != nil {
+		failed.is = append(failed.is, f.Bootstrapped)
 	}
 	return failed
 }

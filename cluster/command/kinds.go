@@ -27,6 +27,13 @@ func LevelOf(c Command) int {
 }
 
 // level of the fields that came after the kind itself.
+func (c *RegisterVolume) level() int {
+	if c.Volume.SecretsKey != "" {
+		return 2
+	}
+	return 1
+}
+
 func (c *EndWorkload) level() int {
 	if c.Node != "" || c.Run != 0 {
 		return 2
@@ -44,23 +51,33 @@ func (c *PutNode) level() int {
 
 // kinds is what is known of each kind: its level, its command and its result.
 var kinds = map[kind]row{
-	kindRegisterVolume:   rowOf[RegisterVolume, RegisterVolumeResult](1),
-	kindDeregisterVolume: rowOf[DeregisterVolume, DeregisterVolumeResult](1),
-	kindStartWorkload:    rowOf[StartWorkload, StartWorkloadResult](1),
-	kindEndWorkload:      rowOf[EndWorkload, EndWorkloadResult](1),
-	kindAdvanceClaims:    rowOf[AdvanceClaims, AdvanceClaimsResult](1),
-	kindPutNode:          rowOf[PutNode, PutNodeResult](1),
-	kindDeleteNode:       rowOf[DeleteNode, DeleteNodeResult](1),
-	kindDeleteDrivers:    rowOf[DeleteDrivers, DeleteDriversResult](1),
-	kindDeleteWorkloads:  rowOf[DeleteWorkloads, DeleteWorkloadsResult](1),
-	kindIdentify:         rowOf[Identify, IdentifyResult](1),
-	kindPutToken:         rowOf[PutToken, PutTokenResult](1),
-	kindDeleteTokens:     rowOf[DeleteTokens, DeleteTokensResult](1),
-	kindPutSigningKey:    rowOf[PutSigningKey, PutSigningKeyResult](1),
-	kindAwaitWorkload:    rowOf[AwaitWorkload, AwaitWorkloadResult](2),
-	kindSetNodeStatus:    rowOf[SetNodeStatus, SetNodeStatusResult](2),
-	kindSetNodeDuty:      rowOf[SetNodeDuty, SetNodeDutyResult](2),
-	kindPutLiveness:      rowOf[PutLiveness, PutLivenessResult](2),
+	kindRegisterVolume:    rowOf[RegisterVolume, RegisterVolumeResult](1),
+	kindDeregisterVolume:  rowOf[DeregisterVolume, DeregisterVolumeResult](1),
+	kindStartWorkload:     rowOf[StartWorkload, StartWorkloadResult](1),
+	kindEndWorkload:       rowOf[EndWorkload, EndWorkloadResult](1),
+	kindAdvanceClaims:     rowOf[AdvanceClaims, AdvanceClaimsResult](1),
+	kindPutNode:           rowOf[PutNode, PutNodeResult](1),
+	kindDeleteNode:        rowOf[DeleteNode, DeleteNodeResult](1),
+	kindDeleteDrivers:     rowOf[DeleteDrivers, DeleteDriversResult](1),
+	kindDeleteWorkloads:   rowOf[DeleteWorkloads, DeleteWorkloadsResult](1),
+	kindIdentify:          rowOf[Identify, IdentifyResult](1),
+	kindPutToken:          rowOf[PutToken, PutTokenResult](1),
+	kindDeleteTokens:      rowOf[DeleteTokens, DeleteTokensResult](1),
+	kindPutSigningKey:     rowOf[PutSigningKey, PutSigningKeyResult](1),
+	kindAwaitWorkload:     rowOf[AwaitWorkload, AwaitWorkloadResult](2),
+	kindSetNodeStatus:     rowOf[SetNodeStatus, SetNodeStatusResult](2),
+	kindSetNodeDuty:       rowOf[SetNodeDuty, SetNodeDutyResult](2),
+	kindPutLiveness:       rowOf[PutLiveness, PutLivenessResult](2),
+	kindBootstrapACL:      rowOf[BootstrapACL, BootstrapACLResult](2),
+	kindPutACLPolicies:    rowOf[PutACLPolicies, PutACLPoliciesResult](2),
+	kindDeleteACLPolicies: rowOf[DeleteACLPolicies, DeleteACLPoliciesResult](2),
+	kindPutACLRoles:       rowOf[PutACLRoles, PutACLRolesResult](2),
+	kindDeleteACLRoles:    rowOf[DeleteACLRoles, DeleteACLRolesResult](2),
+	kindPutACLTokens:      rowOf[PutACLTokens, PutACLTokensResult](2),
+	kindDeleteACLTokens:   rowOf[DeleteACLTokens, DeleteACLTokensResult](2),
+	kindExpireACLTokens:   rowOf[ExpireACLTokens, ExpireACLTokensResult](2),
+	kindPutSecretsKey:     rowOf[PutSecretsKey, PutSecretsKeyResult](2),
+	kindResealVolume:      rowOf[ResealVolume, ResealVolumeResult](2),
 }
 
 type row struct {

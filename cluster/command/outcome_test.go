@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -50,11 +51,12 @@ func TestErrorsTravel(t *testing.T) {
 	}
 	field := &claim.FieldError{Object: "node \"a\"", Field: "name", Problem: "is missing"}
 	for name, sent := range map[string]error{
-		"refusal":  fmt.Errorf("start: %w", refused),
-		"field":    fmt.Errorf("register: %w", field),
-		"sentinel": fmt.Errorf("node \"b\": %w", claim.ErrNodeNotFound),
-		"two":      fmt.Errorf("%w: %w", command.ErrStopped, command.ErrUnknownCommand),
-		"other":    errors.New("something else"),
+		"refusal":      fmt.Errorf("start: %w", refused),
+		"field":        fmt.Errorf("register: %w", field),
+		"sentinel":     fmt.Errorf("node \"b\": %w", claim.ErrNodeNotFound),
+		"two":          fmt.Errorf("%w: %w", command.ErrStopped, command.ErrUnknownCommand),
+		"other":        errors.New("something else"),
+		"bootstrapped": &acl.BootstrappedError{ResetIndex: 7},
 	} {
 		data, err := command.EncodeOutcome(nil, sent)
 		if err != nil {
@@ -77,6 +79,10 @@ func TestErrorsTravel(t *testing.T) {
 		if errors.As(sent, &f) && (!errors.As(got, &f) || *f != *field) {
 			t.Errorf("%s: got the field %+v, want %+v", name, f, field)
 		}
+		var b *acl.BootstrappedError
+		if errors.As(sent, &b) && (!errors.As(got, &b) || b.ResetIndex != 7) {
+			t.Errorf("%s: got %+v", name, b)
+		}
 	}
 	// A newer server may name a reason that this program does not know.
 	if _, err := command.DecodeOutcome(&command.PutNode{}, []byte(`{"error":{"text":"no","reasons":["of-tomorrow"]}}`)); err == nil || err.Error() != "no" {
@@ -90,7 +96,7 @@ func TestEachReasonTravels(t *testing.T) {
 	for _, err := range command.Reasons() {
 		known[err.Error()] = true
 	}
-	for _, file := range []string{"../claim/errors.go", "errors.go"} {
+	for _, file := range []string{"../claim/errors.go", "../acl/errors.go", "errors.go"} {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 )
 
@@ -92,6 +93,13 @@ type QueryCluster struct {
 	Blocking
 }
 
+// QueryACL asks what a token may do, by the SHA-256 of its secret: an acl.Granted, or
+// acl.ErrTokenNotFound. Who asks looks whether it has expired.
+type QueryACL struct {
+	Blocking
+	SecretHash string `json:"secret_hash"`
+}
+
 type queryKind byte
 
 // The kinds. A number is never used again.
@@ -104,6 +112,7 @@ const (
 	queryTokens   queryKind = 6
 	queryLeft     queryKind = 7
 	queryCluster  queryKind = 8
+	queryACL      queryKind = 9
 )
 
 func (*QueryVolume) queryKind() queryKind   { return queryVolume }
@@ -114,6 +123,7 @@ func (*QueryOnNode) queryKind() queryKind   { return queryOnNode }
 func (*QueryTokens) queryKind() queryKind   { return queryTokens }
 func (*QueryLeft) queryKind() queryKind     { return queryLeft }
 func (*QueryCluster) queryKind() queryKind  { return queryCluster }
+func (*QueryACL) queryKind() queryKind      { return queryACL }
 
 // queries is what is known of each kind of query: the query and its answer.
 var queries = map[queryKind]struct {
@@ -128,6 +138,7 @@ var queries = map[queryKind]struct {
 	queryTokens:   {func() Query { return &QueryTokens{} }, decoded[[]claim.Token]},
 	queryLeft:     {func() Query { return &QueryLeft{} }, decoded[[]claim.WorkloadRef]},
 	queryCluster:  {func() Query { return &QueryCluster{} }, decoded[claim.Cluster]},
+	queryACL:      {func() Query { return &QueryACL{} }, decoded[acl.Granted]},
 }
 
 // EncodeQuery writes a query down for another agent. The error is ErrTooLarge.

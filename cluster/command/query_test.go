@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -24,6 +25,7 @@ func queries() map[command.Query]any {
 		&command.QueryOnNode{Node: "a"}:                       command.OnNode{Workloads: []claim.Workload{running}, Claims: held},
 		&command.QueryTokens{Node: "a"}:                       []claim.Token{{ID: "x", Workload: workload}},
 		&command.QueryLeft{Of: []claim.WorkloadRef{workload}}: []claim.WorkloadRef{workload},
+		&command.QueryACL{SecretHash: "00"}:                   acl.Granted{Token: acl.Token{Accessor: "x"}, Policies: []acl.Policy{{Name: "p"}}},
 		&command.QueryCluster{}:                               claim.Cluster{ID: "c", CreatedAt: at},
 	}
 	for q := range all {
@@ -33,7 +35,11 @@ func queries() map[command.Query]any {
 }
 
 func TestQueriesAndAnswersTravel(t *testing.T) {
-	for q, want := range queries() {
+	all := queries()
+	if _, kinds := command.Kinds(); len(all) != kinds {
+		t.Errorf("%d kinds of queries are tested of %d", len(all), kinds)
+	}
+	for q, want := range all {
 		data, err := command.EncodeQuery(q)
 		if err != nil {
 			t.Fatal(err)

@@ -31,6 +31,8 @@ func Topics(q command.Query) []Topic {
 		return topics
 	case *command.QueryCluster:
 		return []Topic{TopicCluster}
+	case *command.QueryACL:
+		return []Topic{TopicACL}
 	default:
 		return nil
 	}
@@ -70,6 +72,8 @@ func (tx *ReadTx) answer(q command.Query) (any, error) {
 	case *command.QueryCluster:
 		c, _, err := tx.Cluster()
 		return c, err
+	case *command.QueryACL:
+		return tx.ACLGranted(q.SecretHash)
 	default:
 		return nil, fmt.Errorf("%w: %T", command.ErrUnknownQuery, q)
 	}

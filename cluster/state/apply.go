@@ -132,6 +132,28 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 		return tx.deleteTokens(c)
 	case *command.PutSigningKey:
 		return tx.putSigningKey(c)
+	case *command.PutLiveness:
+		return tx.putLiveness(c)
+	case *command.BootstrapACL:
+		return tx.bootstrapACL(c)
+	case *command.PutACLPolicies:
+		return tx.putACLPolicies(c)
+	case *command.DeleteACLPolicies:
+		return tx.deleteACLPolicies(c)
+	case *command.PutACLRoles:
+		return tx.putACLRoles(c)
+	case *command.DeleteACLRoles:
+		return tx.deleteACLRoles(c)
+	case *command.PutACLTokens:
+		return tx.putACLTokens(c)
+	case *command.DeleteACLTokens:
+		return tx.deleteACLTokens(c)
+	case *command.ExpireACLTokens:
+		return tx.expireACLTokens(c)
+	case *command.PutSecretsKey:
+		return tx.putSecretsKey(c)
+	case *command.ResealVolume:
+		return tx.resealVolume(c)
 	default:
 		return nil, fault("%w: %T", command.ErrUnknownCommand, c)
 	}

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -77,4 +78,29 @@ func (tx *writeTx) deregisterVolume(c *command.DeregisterVolume) (any, error) {
 		tx.touch(TopicVolumes, TopicVolume(c.Ref))
 	}
 	return command.DeregisterVolumeResult{Volume: v, LeftBehind: held, More: more}, nil
+}
+
+// resealVolume changes nothing but how the volume's secrets are sealed.
+func (tx *writeTx) resealVolume(c *command.ResealVolume) (any, error) {
+	if err := c.Ref.Validate(); err != nil {
+		return nil, err
+	}
+	if err := claim.CheckID(c.KeyID); err != nil {
+		return nil, &claim.FieldError{Object: fmt.Sprintf("volume %q", c.Ref), Field: "key_id", Problem: err.Error()}
+	}
+	v, err := tx.Volume(c.Ref)
+	if err != nil {
+		return nil, err
+	}
+	if v.ModifyIndex != c.IfModifyIndex {
+		return nil, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex, c.IfModifyIndex, claim.ErrConflict)
+	}
+	v.SealedSecrets, v.SecretsKey, v.ModifyIndex, v.ModifiedAt = c.SealedSecrets, c.KeyID, tx.index, c.At
+	stored := v
+	stored.AccessMode, stored.AttachmentMode = "", "" // kept by the claims alone
+	if err := write(tx, volumeKey(c.Ref), &stored, nil, nil); err != nil {
+		return nil, err
+	}
+	tx.touch(TopicVolumes, TopicVolume(c.Ref))
+	return command.ResealVolumeResult{Volume: v}, nil
 }

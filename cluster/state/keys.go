@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 )
 
@@ -18,6 +19,12 @@ import (
 //	i/                                 the cluster's identity
 //	t/ID                               token
 //	k/                                 the cluster's signing key
+//	p/NAME                             ACL policy
+//	r/NAME                             ACL role
+//	a/ACCESSOR                         ACL token
+//	b/                                 ACL bootstrap
+//	l/                                 what nodes were promised
+//	s/                                 names of the keys that seal secrets
 //
 //	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
 //	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
@@ -28,6 +35,8 @@ import (
 //	wn/NODE/NS/WORKLOAD                workloads that run or wait on a node
 //	tw/NS/WORKLOAD/ID                  tokens of a workload
 //	tn/NODE/ID                         tokens on a node
+//	ah/SHA256/ACCESSOR                 ACL token by its secret's hash
+//	ae/TIME/ACCESSOR                   ACL tokens that end, the first first
 //	m/applied                          index of the last applied entry
 //	m/keys                             version of the index keys
 const (
@@ -40,6 +49,13 @@ const (
 	tokens     = "t/"
 	signingKey = "k/"
 
+	aclPolicies  = "p/"
+	aclRoles     = "r/"
+	aclTokens    = "a/"
+	aclBootstrap = "b/"
+	liveness     = "l/"
+	secretsKeys  = "s/"
+
 	claimsByWorkload = "cw/"
 	claimsByNode     = "cn/"
 	claimsReleasing  = "cr/"
@@ -49,6 +65,9 @@ const (
 	workloadsByNode  = "wn/"
 	tokensByWorkload = "tw/"
 	tokensByNode     = "tn/"
+
+	aclTokensByHash   = "ah/"
+	aclTokensByExpiry = "ae/"
 )
 
 var appliedKey = []byte("m/applied")
@@ -61,6 +80,9 @@ func workloadKey(r claim.WorkloadRef) string { return workloads + workloadPart(r
 func nodeKey(name string) string             { return nodes + name }
 func driverKey(id string) string             { return drivers + id }
 func tokenKey(id string) string              { return tokens + id }
+func policyKey(name string) string           { return aclPolicies + name }
+func roleKey(name string) string             { return aclRoles + name }
+func aclTokenKey(accessor string) string     { return aclTokens + accessor }
 
 func claimPart(v claim.VolumeRef, w claim.WorkloadRef) string {
 	return volumePart(v) + "/" + workloadPart(w)
@@ -70,12 +92,12 @@ func claimKey(v claim.VolumeRef, w claim.WorkloadRef) string { return claims + c
 
 func driverNodeKey(driver, node string) string { return driversByNode + driver + "/" + node }
 
-// endKey sorts by time: 16 hexadecimal digits of nanoseconds since 1970.
 func endKey(w *claim.Workload) string {
-	return workloadsByEnd + endPart(w.EndedAt) + "/" + workloadPart(w.Ref)
+	return workloadsByEnd + timePart(w.EndedAt) + "/" + workloadPart(w.Ref)
 }
 
-func endPart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano(), 0)) }
+// timePart sorts by time: 16 hexadecimal digits of nanoseconds since 1970.
+func timePart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano(), 0)) }
 
 // indexKeys are the keys that lead to a record and have no value of their own.
 
@@ -107,4 +129,12 @@ func tokenIndexKeys(t *claim.Token) []string {
 		tokensByWorkload + workloadPart(t.Workload) + "/" + t.ID,
 		tokensByNode + t.Node + "/" + t.ID,
 	}
+}
+
+func aclTokenIndexKeys(t *acl.Token) []string {
+	keys := []string{aclTokensByHash + t.SecretHash + "/" + t.Accessor}
+	if !t.ExpiresAt.IsZero() {
+		keys = append(keys, aclTokensByExpiry+timePart(t.ExpiresAt)+"/"+t.Accessor)
+	}
+	return keys
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 )
 
@@ -145,6 +146,25 @@ func keysOf(kind byte, value []byte) (key string, indexKeys map[string][]byte, e
 	case signingKey[0]:
 		_, err := decode[claim.SigningKey](value)
 		return signingKey, indexKeys, err
+	case aclPolicies[0]:
+		p, err := decode[acl.Policy](value)
+		return policyKey(p.Name), indexKeys, err
+	case aclRoles[0]:
+		r, err := decode[acl.Role](value)
+		return roleKey(r.Name), indexKeys, err
+	case aclTokens[0]:
+		t, err := decode[acl.Token](value)
+		add(aclTokenIndexKeys(&t))
+		return aclTokenKey(t.Accessor), indexKeys, err
+	case aclBootstrap[0]:
+		_, err := decode[acl.Bootstrap](value)
+		return aclBootstrap, indexKeys, err
+	case liveness[0]:
+		_, err := decode[claim.Liveness](value)
+		return liveness, indexKeys, err
+	case secretsKeys[0]:
+		_, err := decode[claim.SecretsKeys](value)
+		return secretsKeys, indexKeys, err
 	default:
 		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q", ErrBadSnapshot, kind)
 	}

@@ -28,7 +28,10 @@ const (
 )
 
 // recordPrefixes are those of the records; each one's first byte is its frame's kind.
-var recordPrefixes = []string{volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey}
+var recordPrefixes = []string{
+	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
+	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, secretsKeys,
+}
 
 // Snapshot is the ledger at one moment.
 type Snapshot struct {

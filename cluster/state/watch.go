@@ -25,6 +25,12 @@ const (
 	TopicDrivers Topic = drivers
 	// TopicCluster changes when the cluster is given its identity.
 	TopicCluster Topic = identity
+	// TopicACL changes with any policy, role or token, and with the bootstrap.
+	TopicACL Topic = aclPolicies
+	// TopicLiveness changes with what nodes are promised.
+	TopicLiveness Topic = liveness
+	// TopicSecretsKeys changes with the names of the keys that seal secrets.
+	TopicSecretsKeys Topic = secretsKeys
 )
 
 // TopicVolume changes with a volume's definition.

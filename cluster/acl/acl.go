@@ -1,0 +1,169 @@
+package acl
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// Bounds of one record.
+const (
+	// MaxRules bounds a policy's rules, in bytes.
+	MaxRules = 64 << 10
+	// MaxText bounds a description and a token's name, in bytes.
+	MaxText = 512
+	// MaxNames bounds the policies of a role, and the policies and the roles of a token.
+	MaxNames = 32
+)
+
+// Policy is a named set of rules.
+type Policy struct {
+	Name        string    `json:"name"`
+	Description string    `json:"description,omitempty"`
+	Rules       string    `json:"rules"` // HCL
+	CreateIndex uint64    `json:"create_index"`
+	ModifyIndex uint64    `json:"modify_index"`
+	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// Role is a named set of policies.
+type Role struct {
+	Name        string    `json:"name"`
+	Description string    `json:"description,omitempty"`
+	Policies    []string  `json:"policies"`
+	CreateIndex uint64    `json:"create_index"`
+	ModifyIndex uint64    `json:"modify_index"`
+	ModifiedAt  time.Time `json:"modified_at"`
+}
+
+// TokenType says what bounds a token.
+type TokenType string
+
+// The types.
+const (
+	Client     TokenType = "client"     // its policies and roles
+	Management TokenType = "management" // nothing
+)
+
+// Token is what the ledger keeps of a token: never its secret.
+type Token struct {
+	// Accessor names the token; it opens nothing.
+	Accessor string `json:"accessor"`
+	// SecretHash is the SHA-256 of the secret, in lower-case hexadecimal.
+	SecretHash string    `json:"secret_hash"`
+	Name       string    `json:"name,omitempty"` // display
+	Type       TokenType `json:"type"`
+	Policies   []string  `json:"policies,omitempty"`
+	Roles      []string  `json:"roles,omitempty"`
+	CreatedAt  time.Time `json:"created_at"`
+	// ExpiresAt is when it ends; zero: never. From then on it counts for nothing,
+	// whether it is deleted yet or not.
+	ExpiresAt   time.Time `json:"expires_at,omitzero"`
+	CreateIndex uint64    `json:"create_index"`
+	ModifyIndex uint64    `json:"modify_index"`
+}
+
+// Expired says whether the token has ended.
+func (t *Token) Expired(at time.Time) bool {
+	return !t.ExpiresAt.IsZero() && !t.ExpiresAt.After(at)
+}
+
+// Bootstrap says that the first management token was made, and how that may be done again.
+type Bootstrap struct {
+	// ResetIndex must be named by whoever bootstraps again.
+	ResetIndex uint64    `json:"reset_index"`
+	At         time.Time `json:"at"`
+}
+
+// Granted is a token with the policies that it has, those of its roles included, each once
+// and by name. A policy that was deleted is missing.
+type Granted struct {
+	Token    Token    `json:"token"`
+	Policies []Policy `json:"policies,omitempty"`
+}
+
+// Validate checks a policy as it is to be stored, but not what its rules say. The error is
+// a *claim.FieldError.
+func (p *Policy) Validate() error {
+	c := checker{object: fmt.Sprintf("ACL policy %q", p.Name)}
+	c.id("name", p.Name)
+	c.atMost("description", len(p.Description), MaxText, "bytes")
+	c.atMost("rules", len(p.Rules), MaxRules, "bytes")
+	return c.err
+}
+
+// Validate checks a role as it is to be stored. The error is a *claim.FieldError.
+func (r *Role) Validate() error {
+	c := checker{object: fmt.Sprintf("ACL role %q", r.Name)}
+	c.id("name", r.Name)
+	c.atMost("description", len(r.Description), MaxText, "bytes")
+	c.names("policies", r.Policies)
+	if len(r.Policies) == 0 {
+		c.fail("policies", "are missing: at least one is needed")
+	}
+	return c.err
+}
+
+var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// Validate checks a token as it is to be stored at a time. The error is a *claim.FieldError.
+func (t *Token) Validate(at time.Time) error {
+	c := checker{object: fmt.Sprintf("ACL token %q", t.Accessor)}
+	c.id("accessor", t.Accessor)
+	if !sha256Hex.MatchString(t.SecretHash) {
+		c.fail("secret_hash", "is no SHA-256 in lower-case hexadecimal")
+	}
+	c.atMost("name", len(t.Name), MaxText, "bytes")
+	c.names("policies", t.Policies)
+	c.names("roles", t.Roles)
+	granted := len(t.Policies) + len(t.Roles)
+	switch {
+	case t.Type != Client && t.Type != Management:
+		c.fail("type", fmt.Sprintf("%q is neither %q nor %q", t.Type, Client, Management))
+	case t.Type == Client && granted == 0:
+		c.fail("policies, roles", "are missing: a client token needs at least one")
+	case t.Type == Management && granted > 0:
+		c.fail("policies, roles", "are set: a management token may do everything and has none")
+	}
+	if t.Expired(at) {
+		c.fail("expires_at", fmt.Sprintf("(%s) is in the past", t.ExpiresAt.Format(time.RFC3339)))
+	}
+	return c.err
+}
+
+// checker collects the first problem of one object's fields.
+type checker struct {
+	object string
+	err    error
+}
+
+func (c *checker) fail(field, problem string) {
+	if c.err == nil {
+		c.err = &claim.FieldError{Object: c.object, Field: field, Problem: problem}
+	}
+}
+
+func (c *checker) id(field, id string) {
+	if err := claim.CheckID(id); err != nil {
+		c.fail(field, err.Error())
+	}
+}
+
+func (c *checker) atMost(field string, have, limit int, of string) {
+	if have > limit {
+		c.fail(field, fmt.Sprintf("has %d %s: at most %d are allowed", have, of, limit))
+	}
+}
+
+func (c *checker) names(field string, names []string) {
+	c.atMost(field, len(names), MaxNames, "names")
+	for i, name := range names {
+		c.id(field, name)
+		if slices.Contains(names[:i], name) {
+			c.fail(field, fmt.Sprintf("have %q twice", name))
+		}
+	}
+}

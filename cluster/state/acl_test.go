@@ -1,0 +1,209 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func hashOf(n int) string { return fmt.Sprintf("%064x", n) }
+
+func management(n int) acl.Token {
+	return acl.Token{Accessor: tokenID(n), SecretHash: hashOf(n), Type: acl.Management}
+}
+
+func TestBootstrapACLOnce(t *testing.T) {
+	l := open(t)
+	client := management(1)
+	client.Type, client.Policies = acl.Client, []string{"p"}
+	if _, err := l.do(&command.BootstrapACL{Token: client}); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("a client token: %v", err)
+	}
+	first := l.must(&command.BootstrapACL{Token: management(1)}).(command.BootstrapACLResult)
+	if first.Token.CreatedAt.IsZero() || first.Token.CreateIndex != l.index {
+		t.Errorf("made %+v", first.Token)
+	}
+	before := l.records()
+	_, err := l.do(&command.BootstrapACL{Token: management(2)})
+	var done *acl.BootstrappedError
+	if !errors.As(err, &done) || !errors.Is(err, acl.ErrBootstrapped) {
+		t.Fatalf("again: %v", err)
+	}
+	if _, err := l.do(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex + 1}); !errors.Is(err, acl.ErrBootstrapped) {
+		t.Errorf("with another index: %v", err)
+	}
+	l.sameAs(before, "bootstrapped before")
+	if _, err := l.do(&command.BootstrapACL{Token: management(1), ResetIndex: done.ResetIndex}); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("with the token that is there: %v", err)
+	}
+	l.must(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex})
+	if _, err := l.do(&command.BootstrapACL{Token: management(3), ResetIndex: done.ResetIndex}); !errors.Is(err, acl.ErrBootstrapped) {
+		t.Errorf("with an index that was used: %v", err)
+	}
+}
+
+func TestACLRecords(t *testing.T) {
+	l := open(t)
+	rules := func(text string) command.Command {
+		return &command.PutACLPolicies{Policies: []acl.Policy{{Name: "read", Rules: text}, {Name: "write", Rules: text}}}
+	}
+	l.must(rules("one"))
+	created := l.index
+	l.must(rules("two"))
+	l.must(&command.PutACLRoles{Roles: []acl.Role{{Name: "ops", Policies: []string{"write"}}}})
+	token := acl.Token{Accessor: tokenID(1), SecretHash: hashOf(1), Type: acl.Client, Policies: []string{"read"}, Roles: []string{"ops"}, ExpiresAt: now.Add(time.Hour)}
+	l.must(&command.PutACLTokens{Tokens: []acl.Token{token, management(2)}})
+	view(t, l, func(tx *ReadTx) error {
+		p, err := tx.ACLPolicy("read")
+		if err != nil || p.Rules != "two" || p.CreateIndex != created || p.ModifyIndex != created+1 {
+			t.Errorf("policy %+v, %v", p, err)
+		}
+		granted, err := tx.ACLGranted(hashOf(1))
+		if err != nil || granted.Token.Accessor != tokenID(1) || len(granted.Policies) != 2 || granted.Policies[1].Name != "write" {
+			t.Errorf("granted %+v, %v", granted, err)
+		}
+		if _, err := tx.ACLGranted(hashOf(9)); !errors.Is(err, acl.ErrTokenNotFound) {
+			t.Errorf("an unknown secret: %v", err)
+		}
+		return nil
+	})
+
+	before := l.records()
+	change := func(with func(*acl.Token)) command.Command {
+		next := token
+		with(&next)
+		return &command.PutACLTokens{Tokens: []acl.Token{next}}
+	}
+	for name, row := range map[string]struct {
+		c    command.Command
+		want error
+	}{
+		"no such policy":    {change(func(t *acl.Token) { t.Policies = []string{"none"} }), acl.ErrPolicyNotFound},
+		"no such role":      {change(func(t *acl.Token) { t.Roles = []string{"none"} }), acl.ErrRoleNotFound},
+		"another secret":    {change(func(t *acl.Token) { t.SecretHash = hashOf(7) }), claim.ErrConflict},
+		"another expiry":    {change(func(t *acl.Token) { t.ExpiresAt = now.Add(2 * time.Hour) }), claim.ErrConflict},
+		"another type":      {change(func(t *acl.Token) { t.Type, t.Policies, t.Roles = acl.Management, nil, nil }), claim.ErrConflict},
+		"another's secret":  {change(func(t *acl.Token) { t.Accessor = tokenID(3) }), claim.ErrConflict},
+		"in the past":       {change(func(t *acl.Token) { t.Accessor, t.SecretHash, t.ExpiresAt = tokenID(3), hashOf(3), now }), claim.ErrInvalid},
+		"no hash":           {change(func(t *acl.Token) { t.Accessor, t.SecretHash = tokenID(3), "secret" }), claim.ErrInvalid},
+		"one of two":        {&command.PutACLTokens{Tokens: []acl.Token{management(4), {Accessor: "x"}}}, claim.ErrInvalid},
+		"one secret twice":  {&command.PutACLTokens{Tokens: []acl.Token{{Accessor: "x", SecretHash: hashOf(5), Type: acl.Management}, management(5)}}, claim.ErrConflict},
+		"role of no policy": {&command.PutACLRoles{Roles: []acl.Role{{Name: "x", Policies: []string{"none"}}}}, acl.ErrPolicyNotFound},
+		"policy twice":      {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "x"}, {Name: "x"}}}, claim.ErrInvalid},
+		"a path":            {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "../x"}}}, claim.ErrInvalid},
+		"too many":          {&command.PutACLPolicies{Policies: make([]acl.Policy, command.MaxPolicies+1)}, claim.ErrInvalid},
+	} {
+		if _, err := l.do(row.c); !errors.Is(err, row.want) {
+			t.Errorf("%s: %v, want %v", name, err, row.want)
+		}
+	}
+	l.sameAs(before, "refused")
+
+	renamed := l.must(change(func(t *acl.Token) { t.Name, t.Policies = "new", nil })).(command.PutACLTokensResult)
+	if got := renamed.Tokens[0]; got.Name != "new" || got.CreateIndex == got.ModifyIndex || got.CreatedAt.IsZero() {
+		t.Errorf("changed to %+v", got)
+	}
+	deleted := l.must(&command.DeleteACLPolicies{Names: []string{"write", "none"}}).(command.DeleteACLPoliciesResult)
+	if len(deleted.Deleted) != 1 {
+		t.Errorf("deleted %v", deleted)
+	}
+	view(t, l, func(tx *ReadTx) error {
+		if granted, err := tx.ACLGranted(hashOf(1)); err != nil || len(granted.Policies) != 0 {
+			t.Errorf("after the policy is gone, granted %+v, %v", granted, err)
+		}
+		return nil
+	})
+	l.must(&command.DeleteACLRoles{Names: []string{"ops"}})
+	l.must(&command.DeleteACLPolicies{Names: []string{"read"}})
+	l.must(&command.DeleteACLTokens{Accessors: []string{tokenID(1), tokenID(2), tokenID(3)}})
+	if left := l.records(); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestACLTokensExpire(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutACLTokens{Tokens: []acl.Token{management(0)}})
+	const many = command.MaxItems + 3
+	for i := 1; i <= many; i++ {
+		token := management(i)
+		token.ExpiresAt = now.Add(24*time.Hour + time.Duration(i)*time.Second)
+		l.must(&command.PutACLTokens{Tokens: []acl.Token{token}})
+	}
+	expire := func(at time.Time) command.ExpireACLTokensResult {
+		t.Helper()
+		l.index++
+		outcomes, err := l.Apply([]Entry{{l.index, &command.ExpireACLTokens{Stamp: command.Stamp{At: at}}}})
+		if err != nil || outcomes[0].Err != nil {
+			t.Fatal(err, outcomes[0].Err)
+		}
+		return outcomes[0].Result.(command.ExpireACLTokensResult)
+	}
+	if got := expire(now.Add(24*time.Hour + 2*time.Second)); len(got.Deleted) != 2 || got.More {
+		t.Errorf("expired %d, more: %v", len(got.Deleted), got.More)
+	}
+	if got := expire(now.Add(48 * time.Hour)); len(got.Deleted) != command.MaxItems || !got.More {
+		t.Errorf("expired %d, more: %v", len(got.Deleted), got.More)
+	}
+	if got := expire(now.Add(48 * time.Hour)); len(got.Deleted) != 1 || got.More {
+		t.Errorf("expired %d, more: %v", len(got.Deleted), got.More)
+	}
+	view(t, l, func(tx *ReadTx) error {
+		if left, err := tx.ACLTokens(); err != nil || len(left) != 1 || left[0].Accessor != tokenID(0) {
+			t.Errorf("left %v, %v", left, err)
+		}
+		return nil
+	})
+}
+
+func TestSecretsKeys(t *testing.T) {
+	l := open(t)
+	v := volume("a", claim.SingleNodeWriter)
+	v.SealedSecrets = []byte("old")
+	read := l.must(&command.RegisterVolume{Volume: v}).(command.RegisterVolumeResult).Volume
+	l.must(&command.PutSecretsKey{ID: "k1", Active: true})
+	l.must(&command.PutSecretsKey{ID: "k2"})
+	l.must(&command.PutSecretsKey{ID: "k2", Active: true})
+	reseal := &command.ResealVolume{Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex, SealedSecrets: []byte("new"), KeyID: "k2"}
+	sealed := l.must(reseal).(command.ResealVolumeResult).Volume
+	if string(sealed.SealedSecrets) != "new" || sealed.SecretsKey != "k2" || sealed.ModifyIndex != l.index {
+		t.Errorf("sealed %+v", sealed)
+	}
+	if _, err := l.do(reseal); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("one that has changed: %v", err)
+	}
+	if _, err := l.do(&command.PutSecretsKey{ID: "k2", Gone: true}); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("the active key is gone: %v", err)
+	}
+	got := l.must(&command.PutSecretsKey{ID: "k1", Gone: true}).(command.PutSecretsKeyResult).Keys
+	if got.Active != "k2" || len(got.Keys) != 1 {
+		t.Errorf("keys %+v", got)
+	}
+	for i := 1; i < claim.MaxSecretsKeys; i++ {
+		l.must(&command.PutSecretsKey{ID: fmt.Sprint("more", i)})
+	}
+	if _, err := l.do(&command.PutSecretsKey{ID: "one-more"}); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("too many: %v", err)
+	}
+}
+
+func TestLiveness(t *testing.T) {
+	l := open(t)
+	promise := claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
+	if got := l.must(&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != (claim.Liveness{}) {
+		t.Errorf("before the first: %+v", got)
+	}
+	before := l.records()
+	if got := l.must(&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != promise {
+		t.Errorf("before the second: %+v", got)
+	}
+	if _, err := l.do(&command.PutLiveness{}); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("nothing promised: %v", err)
+	}
+	l.sameAs(before, "promised again, or refused")
+}

@@ -1,0 +1,307 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func (tx *writeTx) bootstrapACL(c *command.BootstrapACL) (any, error) {
+	standing, found, err := tx.ACLBootstrap()
+	if err != nil {
+		return nil, err
+	}
+	if found && c.ResetIndex != standing.ResetIndex {
+		return nil, &acl.BootstrappedError{ResetIndex: standing.ResetIndex}
+	}
+	if c.Token.Type != acl.Management {
+		return nil, &claim.FieldError{Object: fmt.Sprintf("ACL token %q", c.Token.Accessor), Field: "type", Problem: fmt.Sprintf("is %q: the first token is of type %q", c.Token.Type, acl.Management)}
+	}
+	next, old, err := tx.checkACLToken(c.Token, c.At)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil {
+		return nil, fmt.Errorf("ACL token %q is there: %w", c.Token.Accessor, claim.ErrConflict)
+	}
+	if err := tx.putACLToken(&next, nil); err != nil {
+		return nil, err
+	}
+	tx.touch(TopicACL)
+	return command.BootstrapACLResult{Token: next}, write(tx, aclBootstrap, &acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
+}
+
+func (tx *writeTx) putACLPolicies(c *command.PutACLPolicies) (any, error) {
+	if err := checkACLItems("policies to put", len(c.Policies), command.MaxPolicies); err != nil {
+		return nil, err
+	}
+	result := command.PutACLPoliciesResult{Policies: make([]acl.Policy, len(c.Policies))}
+	seen := map[string]bool{}
+	for i, next := range c.Policies {
+		if err := errors.Join(next.Validate(), once(seen, "ACL policies", next.Name)); err != nil {
+			return nil, err
+		}
+		old, found, err := read[acl.Policy](&tx.ReadTx, policyKey(next.Name))
+		if err != nil {
+			return nil, err
+		}
+		next.CreateIndex, next.ModifyIndex, next.ModifiedAt = tx.index, tx.index, c.At
+		if found {
+			next.CreateIndex = old.CreateIndex
+		}
+		result.Policies[i] = next
+	}
+	for i := range result.Policies {
+		if err := write(tx, policyKey(result.Policies[i].Name), &result.Policies[i], nil, nil); err != nil {
+			return nil, err
+		}
+	}
+	tx.touch(TopicACL)
+	return result, nil
+}
+
+func (tx *writeTx) deleteACLPolicies(c *command.DeleteACLPolicies) (any, error) {
+	deleted, err := deleteNamed[acl.Policy](tx, "policies to delete", c.Names, policyKey)
+	return command.DeleteACLPoliciesResult{Deleted: deleted}, err
+}
+
+func (tx *writeTx) putACLRoles(c *command.PutACLRoles) (any, error) {
+	if err := checkACLItems("roles to put", len(c.Roles), command.MaxItems); err != nil {
+		return nil, err
+	}
+	result := command.PutACLRolesResult{Roles: make([]acl.Role, len(c.Roles))}
+	seen := map[string]bool{}
+	for i, next := range c.Roles {
+		if err := errors.Join(next.Validate(), once(seen, "ACL roles", next.Name)); err != nil {
+			return nil, err
+		}
+		if err := tx.checkPolicies(fmt.Sprintf("ACL role %q", next.Name), next.Policies); err != nil {
+			return nil, err
+		}
+		old, found, err := read[acl.Role](&tx.ReadTx, roleKey(next.Name))
+		if err != nil {
+			return nil, err
+		}
+		next.CreateIndex, next.ModifyIndex, next.ModifiedAt = tx.index, tx.index, c.At
+		if found {
+			next.CreateIndex = old.CreateIndex
+		}
+		result.Roles[i] = next
+	}
+	for i := range result.Roles {
+		if err := write(tx, roleKey(result.Roles[i].Name), &result.Roles[i], nil, nil); err != nil {
+			return nil, err
+		}
+	}
+	tx.touch(TopicACL)
+	return result, nil
+}
+
+func (tx *writeTx) deleteACLRoles(c *command.DeleteACLRoles) (any, error) {
+	deleted, err := deleteNamed[acl.Role](tx, "roles to delete", c.Names, roleKey)
+	return command.DeleteACLRolesResult{Deleted: deleted}, err
+}
+
+// deleteNamed removes records that have no index keys, and returns the names of those that
+// were there.
+func deleteNamed[T any](tx *writeTx, object string, names []string, key func(string) string) (deleted []string, err error) {
+	if err := checkACLItems(object, len(names), command.MaxItems); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		_, found, err := read[T](&tx.ReadTx, key(name))
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			continue
+		}
+		if err := write(tx, key(name), (*T)(nil), nil, nil); err != nil {
+			return nil, err
+		}
+		deleted = append(deleted, name)
+	}
+	if len(deleted) > 0 {
+		tx.touch(TopicACL)
+	}
+	return deleted, nil
+}
+
+func (tx *writeTx) putACLTokens(c *command.PutACLTokens) (any, error) {
+	if err := checkACLItems("tokens to put", len(c.Tokens), command.MaxItems); err != nil {
+		return nil, err
+	}
+	result := command.PutACLTokensResult{Tokens: make([]acl.Token, len(c.Tokens))}
+	before := make([]*acl.Token, len(c.Tokens))
+	accessors, secrets := map[string]bool{}, map[string]bool{}
+	for i, want := range c.Tokens {
+		next, old, err := tx.checkACLToken(want, c.At)
+		if err != nil {
+			return nil, err
+		}
+		if err := once(accessors, "ACL tokens", next.Accessor); err != nil {
+			return nil, err
+		}
+		if secrets[next.SecretHash] {
+			return nil, fmt.Errorf("ACL token %q: another token of the command has its secret: %w", next.Accessor, claim.ErrConflict)
+		}
+		secrets[next.SecretHash] = true
+		result.Tokens[i], before[i] = next, old
+	}
+	for i := range result.Tokens {
+		if err := tx.putACLToken(&result.Tokens[i], before[i]); err != nil {
+			return nil, err
+		}
+	}
+	tx.touch(TopicACL)
+	return result, nil
+}
+
+// checkACLToken decides whether a token may be stored, fills in what the ledger keeps of it, and
+// returns the record that it replaces; nil: none.
+func (tx *writeTx) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl.Token, error) {
+	object := fmt.Sprintf("ACL token %q", next.Accessor)
+	old, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(next.Accessor))
+	if err != nil {
+		return next, nil, err
+	}
+	next.CreatedAt, next.CreateIndex, next.ModifyIndex = at, tx.index, tx.index
+	if found {
+		if next.SecretHash != old.SecretHash || next.Type != old.Type || !next.ExpiresAt.Equal(old.ExpiresAt) {
+			return next, nil, fmt.Errorf("%s: its secret, type and expiry cannot change: %w", object, claim.ErrConflict)
+		}
+		next.CreatedAt, next.CreateIndex = old.CreatedAt, old.CreateIndex
+	}
+	if err := next.Validate(at); err != nil {
+		return next, nil, err
+	}
+	if !found {
+		taken, err := tx.any(aclTokensByHash + next.SecretHash + "/")
+		if err != nil {
+			return next, nil, err
+		}
+		if taken {
+			return next, nil, fmt.Errorf("%s: another token has its secret: %w", object, claim.ErrConflict)
+		}
+	}
+	if err := tx.checkPolicies(object, next.Policies); err != nil {
+		return next, nil, err
+	}
+	if err := tx.checkRoles(object, next.Roles); err != nil {
+		return next, nil, err
+	}
+	if !found {
+		return next, nil, nil
+	}
+	return next, &old, nil
+}
+
+func (tx *writeTx) checkPolicies(object string, names []string) error {
+	for _, name := range names {
+		_, found, err := read[acl.Policy](&tx.ReadTx, policyKey(name))
+		if err != nil {
+			return err
+		}
+		if !found {
+			return fmt.Errorf("%s: policy %q: %w", object, name, acl.ErrPolicyNotFound)
+		}
+	}
+	return nil
+}
+
+func (tx *writeTx) checkRoles(object string, names []string) error {
+	for _, name := range names {
+		_, found, err := read[acl.Role](&tx.ReadTx, roleKey(name))
+		if err != nil {
+			return err
+		}
+		if !found {
+			return fmt.Errorf("%s: role %q: %w", object, name, acl.ErrRoleNotFound)
+		}
+	}
+	return nil
+}
+
+// putACLToken stores a token in the place of the record before, which is nil where there is none.
+func (tx *writeTx) putACLToken(t, before *acl.Token) error {
+	var keys []string
+	if before != nil {
+		keys = aclTokenIndexKeys(before)
+	}
+	return write(tx, aclTokenKey(t.Accessor), t, keys, aclTokenIndexKeys(t))
+}
+
+func (tx *writeTx) deleteACLTokens(c *command.DeleteACLTokens) (any, error) {
+	if err := checkACLItems("tokens to delete", len(c.Accessors), command.MaxItems); err != nil {
+		return nil, err
+	}
+	var result command.DeleteACLTokensResult
+	for _, accessor := range c.Accessors {
+		t, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(accessor))
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			continue
+		}
+		if err := tx.deleteACLToken(&t); err != nil {
+			return nil, err
+		}
+		result.Deleted = append(result.Deleted, t)
+	}
+	return result, nil
+}
+
+func (tx *writeTx) expireACLTokens(c *command.ExpireACLTokens) (any, error) {
+	var result command.ExpireACLTokensResult
+	parts, err := tx.keys(span{base: aclTokensByExpiry, limit: command.MaxItems + 1})
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts {
+		_, accessor, _ := strings.Cut(part, "/")
+		t, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(accessor))
+		switch {
+		case err != nil:
+			return nil, err
+		case !found:
+			return nil, fault("index key %q leads to no record", aclTokensByExpiry+part)
+		case !t.Expired(c.At):
+			return result, nil
+		case len(result.Deleted) == command.MaxItems:
+			result.More = true
+			return result, nil
+		}
+		if err := tx.deleteACLToken(&t); err != nil {
+			return nil, err
+		}
+		result.Deleted = append(result.Deleted, t)
+	}
+	return result, nil
+}
+
+func (tx *writeTx) deleteACLToken(t *acl.Token) error {
+	tx.touch(TopicACL)
+	return write(tx, aclTokenKey(t.Accessor), (*acl.Token)(nil), aclTokenIndexKeys(t), nil)
+}
+
+func checkACLItems(object string, have, limit int) error {
+	if have > limit {
+		return &claim.FieldError{Object: "ACL " + object, Field: "items", Problem: fmt.Sprintf("are %d: at most %d are allowed", have, limit)}
+	}
+	return nil
+}
+
+// once refuses what is named twice in one command.
+func once(seen map[string]bool, object, name string) error {
+	if seen[name] {
+		return &claim.FieldError{Object: object, Field: "items", Problem: fmt.Sprintf("name %q twice", name)}
+	}
+	seen[name] = true
+	return nil
+}

@@ -1,0 +1,51 @@
+package state
+
+import (
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// Liveness reads what the leader promised nodes; found is false while it promised nothing.
+func (tx *ReadTx) Liveness() (l claim.Liveness, found bool, err error) {
+	return read[claim.Liveness](tx, liveness)
+}
+
+// SecretsKeys reads which keys seal the secrets in the ledger; empty: none was named.
+func (tx *ReadTx) SecretsKeys() (claim.SecretsKeys, error) {
+	k, _, err := read[claim.SecretsKeys](tx, secretsKeys)
+	return k, err
+}
+
+// putLiveness writes nothing where nothing else is promised than before.
+func (tx *writeTx) putLiveness(c *command.PutLiveness) (any, error) {
+	if err := c.Liveness.Validate(); err != nil {
+		return nil, err
+	}
+	before, found, err := tx.Liveness()
+	if err != nil {
+		return nil, err
+	}
+	result := command.PutLivenessResult{Before: before}
+	if found && before == c.Liveness {
+		return result, nil
+	}
+	tx.touch(TopicLiveness)
+	return result, write(tx, liveness, &c.Liveness, nil, nil)
+}
+
+func (tx *writeTx) putSecretsKey(c *command.PutSecretsKey) (any, error) {
+	keys, err := tx.SecretsKeys()
+	if err != nil {
+		return nil, err
+	}
+	if c.Gone {
+		err = keys.Remove(c.ID)
+	} else {
+		err = keys.Put(c.ID, c.Active, c.At)
+	}
+	if err != nil {
+		return nil, err
+	}
+	tx.touch(TopicSecretsKeys)
+	return command.PutSecretsKeyResult{Keys: keys}, write(tx, secretsKeys, &keys, nil, nil)
+}

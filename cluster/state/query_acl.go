@@ -1,0 +1,104 @@
+package state
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/pannier/pannier/cluster/acl"
+)
+
+// ACLBootstrap tells whether the first management token was made, and how that is done again;
+// found is false while it was not.
+func (tx *ReadTx) ACLBootstrap() (b acl.Bootstrap, found bool, err error) {
+	return read[acl.Bootstrap](tx, aclBootstrap)
+}
+
+// ACLPolicy reads one policy. The error is acl.ErrPolicyNotFound where there is none.
+func (tx *ReadTx) ACLPolicy(name string) (acl.Policy, error) {
+	p, found, err := read[acl.Policy](tx, policyKey(name))
+	if err == nil && !found {
+		err = fmt.Errorf("policy %q: %w", name, acl.ErrPolicyNotFound)
+	}
+	return p, err
+}
+
+// ACLPolicies lists all policies by name.
+func (tx *ReadTx) ACLPolicies() ([]acl.Policy, error) {
+	return records[acl.Policy](tx, span{base: aclPolicies})
+}
+
+// ACLRole reads one role. The error is acl.ErrRoleNotFound where there is none.
+func (tx *ReadTx) ACLRole(name string) (acl.Role, error) {
+	r, found, err := read[acl.Role](tx, roleKey(name))
+	if err == nil && !found {
+		err = fmt.Errorf("role %q: %w", name, acl.ErrRoleNotFound)
+	}
+	return r, err
+}
+
+// ACLRoles lists all roles by name.
+func (tx *ReadTx) ACLRoles() ([]acl.Role, error) {
+	return records[acl.Role](tx, span{base: aclRoles})
+}
+
+// ACLToken reads one token by its accessor. The error is acl.ErrTokenNotFound where there is
+// none. It may have expired.
+func (tx *ReadTx) ACLToken(accessor string) (acl.Token, error) {
+	t, found, err := read[acl.Token](tx, aclTokenKey(accessor))
+	if err == nil && !found {
+		err = fmt.Errorf("token %q: %w", accessor, acl.ErrTokenNotFound)
+	}
+	return t, err
+}
+
+// ACLTokens lists all tokens by accessor, those that have expired included.
+func (tx *ReadTx) ACLTokens() ([]acl.Token, error) {
+	return records[acl.Token](tx, span{base: aclTokens})
+}
+
+// ACLTokenByHash reads one token by the SHA-256 of its secret, in lower-case hexadecimal. The
+// error is acl.ErrTokenNotFound where there is none. It may have expired.
+func (tx *ReadTx) ACLTokenByHash(hash string) (acl.Token, error) {
+	accessors, err := tx.keys(span{base: aclTokensByHash + hash + "/", limit: 1})
+	if err != nil {
+		return acl.Token{}, err
+	}
+	if len(accessors) == 0 {
+		return acl.Token{}, acl.ErrTokenNotFound
+	}
+	return tx.ACLToken(accessors[0])
+}
+
+// ACLGranted reads a token by the SHA-256 of its secret, with all policies that it has. The
+// error is acl.ErrTokenNotFound where there is none. It may have expired.
+func (tx *ReadTx) ACLGranted(hash string) (acl.Granted, error) {
+	t, err := tx.ACLTokenByHash(hash)
+	if err != nil {
+		return acl.Granted{}, err
+	}
+	names := map[string]bool{}
+	for _, name := range t.Policies {
+		names[name] = true
+	}
+	for _, role := range t.Roles {
+		r, _, err := read[acl.Role](tx, roleKey(role)) // one that was deleted grants nothing
+		if err != nil {
+			return acl.Granted{}, err
+		}
+		for _, name := range r.Policies {
+			names[name] = true
+		}
+	}
+	granted := acl.Granted{Token: t}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		p, found, err := read[acl.Policy](tx, policyKey(name))
+		if err != nil {
+			return acl.Granted{}, err
+		}
+		if found {
+			granted.Policies = append(granted.Policies, p)
+		}
+	}
+	return granted, nil
+}
