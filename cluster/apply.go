@@ -28,13 +28,54 @@ func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 	return result.Cluster, err
 }
 
-// apply puts a command into the log and waits for its result. Commands of many
-// callers share one write of the log and one transaction.
+// apply brings a command to the server that leads, this one or another. On its way over several
+// it has a key, so that it is applied once however often it is sent.
 func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
-	if err := errors.Join(context.Cause(ctx), n.WaitReady(ctx)); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
+	if n.remote == nil {
+		if err := n.WaitReady(ctx); err != nil {
+			return nil, err
+		}
+		return n.execute(ctx, c)
+	}
+	command.SetKey(c, rand.Text())
+	if n.Leader() {
+		result, err := n.execute(ctx, c)
+		moved := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain)
+		if !moved || ctx.Err() != nil {
+			return result, err
+		}
+	}
+	return forward(ctx, n.remote, c)
+}
+
+// ApplyEntry applies a command that another agent encoded, with this server's time, and
+// encodes what became of it. It is for the leader: an error is not the command's but of
+// the way there (ErrNotLeader, ErrUncertain, ErrClosed), and the command may be sent again.
+func (n *Node) ApplyEntry(ctx context.Context, entry []byte) (outcome []byte, err error) {
+	c, err := command.Decode(entry)
+	if err != nil {
+		return command.EncodeOutcome(nil, err)
+	}
+	if !n.Leader() {
+		return nil, ErrNotLeader
+	}
+	result, err := n.execute(ctx, c)
+	if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) || errors.Is(err, ErrClosed) {
+		return nil, err
+	}
+	return command.EncodeOutcome(result, err)
+}
+
+// execute puts a command into this server's log and waits for its result. Commands of
+// many callers share one write of the log and one transaction.
+func (n *Node) execute(ctx context.Context, c command.Command) (any, error) {
 	if err := needSpace(n.dir, spaceFor(c)); err != nil {
+		return nil, err
+	}
+	if err := n.knownToAll(c); err != nil {
 		return nil, err
 	}
 	command.SetAt(c, n.now().UTC())

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // leadership is what this node knows of its own: whether it leads now, and
@@ -11,6 +12,7 @@ type leadership struct {
 	mu      sync.Mutex
 	ctx     context.Context // of the present leadership; nil: this node does not lead
 	cancel  context.CancelFunc
+	term    uint64        // in which this node leads
 	changed chan struct{} // closed by the next change
 
 	ready     chan struct{} // closed when the ledger has caught up
@@ -28,16 +30,30 @@ func (l *leadership) get() (ctx context.Context, changed <-chan struct{}) {
 	return l.ctx, l.changed
 }
 
-// set begins a leadership, or ends the present one.
-func (l *leadership) set(leads bool) {
+// since is the term in which this node leads; 0: it does not.
+func (l *leadership) since() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.ctx == nil {
+		return 0
+	}
+	return l.term
+}
+
+// caughtUp notes that the ledger has all that was agreed on before the start.
+func (l *leadership) caughtUp() { l.readyOnce.Do(func() { close(l.ready) }) }
+
+// set begins a leadership in a term, or ends the present one: term 0.
+func (l *leadership) set(term uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	leads := term != 0
 	if leads == (l.ctx != nil) {
 		return
 	}
-	if leads {
+	if l.term = term; leads {
 		l.ctx, l.cancel = context.WithCancel(context.Background())
-		l.readyOnce.Do(func() { close(l.ready) })
+		l.caughtUp()
 	} else {
 		l.cancel()
 		l.ctx, l.cancel = nil, nil
@@ -49,23 +65,64 @@ func (l *leadership) set(leads bool) {
 // followLeadership turns raft's news into leadership. A new leader's ledger may lack
 // entries of the leader before: it leads, for its callers, when it has them.
 func (n *Node) followLeadership(ctx context.Context) {
-	defer n.leadership.set(false)
+	defer n.leadership.set(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case leads := <-n.raft.Leadership:
+			n.leadership.set(0)
 			if !leads {
-				n.leadership.set(false)
 				continue
 			}
+			term := n.raft.CurrentTerm()
 			if err := n.raft.Barrier(0).Error(); err != nil {
 				// Leadership was lost again: raft says so next.
 				n.log.Debug("leadership ended before the ledger had caught up", "error", err)
 				continue
 			}
-			n.leadership.set(true)
+			n.leadership.set(term)
 		}
+	}
+}
+
+// Intervals at which a server that does not lead looks whether its ledger has caught up.
+const (
+	leaderPause  = 100 * time.Millisecond
+	catchUpPause = 10 * time.Millisecond
+)
+
+// catchUp makes this node ready as a follower: when its ledger has what the leader's had at a moment
+// after the start. All that was acknowledged before is in that one.
+func (n *Node) catchUp(ctx context.Context) {
+	var target uint64
+	known := false
+	for ctx.Err() == nil && !n.isReady() {
+		if known && n.store.AppliedIndex() >= target {
+			n.leadership.caughtUp()
+			return
+		}
+		pause := catchUpPause
+		if !known {
+			pause = leaderPause
+			if _, leader := n.raft.LeaderWithID(); leader != "" && string(leader) != n.name {
+				s, err := n.raft.Ask(ctx, string(leader))
+				known, target = err == nil && s.Report.Leads, s.Report.Index
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (n *Node) isReady() bool {
+	select {
+	case <-n.leadership.ready:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -76,12 +133,11 @@ func (n *Node) Leader() bool {
 }
 
 // WaitReady waits until this node's ledger has all that the cluster agreed on
-// before the node started. A node knows that when it first leads.
+// before the node started. A node knows that when it first leads, or when it has all that
+// the leader had when it was asked.
 func (n *Node) WaitReady(ctx context.Context) error {
-	select {
-	case <-n.leadership.ready:
+	if n.isReady() {
 		return nil
-	default:
 	}
 	select {
 	case <-n.leadership.ready:

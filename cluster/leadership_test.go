@@ -25,13 +25,13 @@ func TestLeadershipComesAndGoes(t *testing.T) {
 		if n.Leader() {
 			t.Fatal("leads before it was told")
 		}
-		n.leadership.set(true)
-		n.leadership.set(true) // raft may repeat itself
+		n.leadership.set(7)
+		n.leadership.set(7) // raft may repeat itself
 		<-begun
 		if !n.Leader() {
 			t.Fatal("does not lead")
 		}
-		n.leadership.set(false)
+		n.leadership.set(0)
 		<-ended
 	}
 	if err := n.WaitReady(t.Context()); err != nil {

@@ -24,10 +24,18 @@ type Config struct {
 	Dir string
 	// Name is this server's, unique in the cluster and the same for all time.
 	Name string
-	// BootstrapExpect is how many servers form the cluster: 1 for a single host.
+	// BootstrapExpect is how many servers form the cluster: 1 for a single host. With 0 the
+	// server forms none, and waits to be added to one.
 	BootstrapExpect int
-	// Transport reaches the other servers. Nil: there are none.
-	Transport raft.Transport
+	// Streams reach the other servers, Members says where they are. Both nil: there are
+	// none. Streams are closed with the node, Members are not.
+	Streams raft.StreamLayer
+	Members Members
+	// Remote brings commands and queries to the server that leads; nil: they are refused
+	// with ErrNotLeader where this one does not.
+	Remote Remote
+	// Autopilot is how a leader looks after the servers; nil: DefaultAutopilot.
+	Autopilot *Autopilot
 	// Logger may be nil.
 	Logger hclog.Logger
 	// Now stamps commands; nil: time.Now.
@@ -37,21 +45,27 @@ type Config struct {
 // Node is this server's part in the ledger.
 type Node struct {
 	Commands
+	Queries
 
-	dir   string
-	store *state.Store
-	raft  *raftnode.Node
-	log   hclog.Logger
-	now   func() time.Time
+	dir     string
+	name    string
+	store   *state.Store
+	raft    *raftnode.Node
+	remote  Remote // nil: none
+	members Members
+	log     hclog.Logger
+	now     func() time.Time
 
 	leadership leadership
+	verifying  verifier
+	levels     levels
 
 	mu       sync.Mutex
 	closed   bool
 	inFlight sync.WaitGroup  // commands between submit and their outcome
 	running  context.Context // ends when the node is closed
 	stop     context.CancelFunc
-	follower sync.WaitGroup // followLeadership
+	loops    sync.WaitGroup
 	closing  sync.Once
 	closeErr error
 }
@@ -83,18 +97,23 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := raftnode.Open(raftnode.Config{
-		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect, Transport: cfg.Transport,
+	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now}
+	n.Commands, n.Queries = Commands{to: n}, Queries{to: n}
+	n.leadership.init()
+	n.raft, err = raftnode.Open(raftnode.Config{
+		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
+		Streams: cfg.Streams, Members: cfg.Members, Autopilot: cfg.Autopilot, Report: n.report,
 		FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),
 	})
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	n := &Node{dir: cfg.Dir, store: store, raft: r, log: log, now: now}
-	n.Commands = Commands{to: n}
-	n.leadership.init()
 	n.running, n.stop = context.WithCancel(context.Background())
-	n.follower.Go(func() { n.followLeadership(n.running) })
+	n.loops.Go(func() { n.followLeadership(n.running) })
+	if cfg.Streams != nil {
+		n.loops.Go(func() { n.catchUp(n.running) })
+		n.loops.Go(func() { n.WhileLeader(n.running, n.manage) })
+	}
 	return n, nil
 }
 
@@ -109,7 +128,7 @@ func (n *Node) Close() error {
 		// that it still holds when it is shut down.
 		n.inFlight.Wait()
 		n.stop()
-		n.follower.Wait()
+		n.loops.Wait()
 		n.closeErr = errors.Join(n.raft.Close(), n.store.Close())
 	})
 	return n.closeErr
@@ -117,7 +136,8 @@ func (n *Node) Close() error {
 
 // Read calls fn with one snapshot of this server's ledger, once it has caught up
 // after the start (WaitReady). All that fn reads belongs together, and is fn's own to
-// keep and to change.
+// keep and to change. On a server that does not lead it is as old as Age says; ReadLatest
+// is never stale.
 func (n *Node) Read(ctx context.Context, fn func(tx *state.ReadTx) error) error {
 	if err := n.WaitReady(ctx); err != nil {
 		return err
@@ -143,8 +163,9 @@ func (n *Node) Snapshot() error {
 
 // Stats are a node's numbers at one moment.
 type Stats struct {
-	Leader        bool   // this node leads
-	LeaderName    string // who leads; empty: nobody is known to
+	Leader        bool          // this node leads
+	LeaderName    string        // who leads; empty: nobody is known to
+	Age           time.Duration // see Age
 	Term          uint64
 	LastIndex     uint64 // of the log
 	CommitIndex   uint64
@@ -160,6 +181,7 @@ func (n *Node) Stats() Stats {
 	return Stats{
 		Leader:        n.Leader(),
 		LeaderName:    string(leader),
+		Age:           n.Age(),
 		Term:          n.raft.CurrentTerm(),
 		LastIndex:     n.raft.LastIndex(),
 		CommitIndex:   n.raft.CommitIndex(),

@@ -16,7 +16,7 @@ type quiet struct {
 // so a server alone is not bothered with it ("heartbeat timeout reached" comes with
 // each of its starts).
 func quieter(l hclog.Logger, cfg Config) quiet {
-	if cfg.Transport == nil {
+	if cfg.Streams == nil {
 		return quiet{l, hclog.Debug}
 	}
 	return quiet{l, hclog.Warn}

@@ -2,6 +2,7 @@ package raftnode
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
+
+	"github.com/pannier/pannier/cluster/discovery"
 )
 
 // Config is what a raft node needs.
@@ -22,18 +25,34 @@ type Config struct {
 	Dir string
 	// ID is the server's name, the same for all time.
 	ID string
-	// BootstrapExpect is how many servers form the cluster. With 1, a node without
-	// raft state bootstraps itself.
+	// BootstrapExpect is how many servers form the cluster, where none has raft state. With
+	// 0 this one forms none: it waits to be added.
 	BootstrapExpect int
-	// Transport reaches the other servers; nil for a single voter, which needs
-	// none. The caller closes it after Close.
-	Transport raft.Transport
-	FSM       raft.BatchingFSM
+	// Streams reach the other servers, and Members says where they are. Both nil: there are
+	// none. Streams are closed with the node.
+	Streams raft.StreamLayer
+	Members Members
+	// Autopilot is how the leader looks after the others; nil: DefaultAutopilot.
+	Autopilot *Autopilot
+	// Report tells other servers of the ledger; nil: there is none.
+	Report func() Report
+	FSM    raft.BatchingFSM
 	// Applied is the index that the FSM holds by itself, and SnapshotIndex reads that
 	// index out of a snapshot: a snapshot is restored at the start only if it is ahead.
 	Applied       uint64
 	SnapshotIndex func(io.Reader) (uint64, error)
 	Logger        hclog.Logger
+}
+
+// Members says which agents there are.
+type Members interface {
+	Members() []discovery.Member
+	// Changed is closed by the next change.
+	Changed() <-chan struct{}
+	// SetFormed tells the others that this server's cluster is formed.
+	SetFormed() error
+	// ForceLeave makes the others take a failed one for one that has left.
+	ForceLeave(name string, prune bool) error
 }
 
 // Timings and sizes of raft.
@@ -52,6 +71,9 @@ const (
 	snapshotThreshold = 16 << 10
 	trailingLogs      = 8 << 10
 	snapshotsKept     = 2
+	// Connections to one server that are kept, and the timeout of a call on them.
+	connections = 3
+	callTimeout = 10 * time.Second
 )
 
 // Node is a running raft node.
@@ -60,13 +82,28 @@ type Node struct {
 	// Leadership tells of each change: true where this node has become the leader.
 	Leadership <-chan bool
 
+	cfg       Config
+	logger    hclog.Logger
 	log       *wal.WAL
-	transport *raft.InmemTransport // nil where it is the caller's
-	closing   sync.Once
-	closeErr  error
+	transport interface {
+		raft.Transport
+		raft.WithClose
+	}
+	streams *streams // nil: there are no others
+	forming *forming
+
+	autopilotMu sync.Mutex
+	autopilot   Autopilot
+
+	opened   chan struct{} // closed when raft runs
+	stop     context.CancelFunc
+	running  sync.WaitGroup
+	closing  sync.Once
+	closeErr error
 }
 
-// Open starts raft. It returns before there is a leader.
+// Open starts raft, and forms the cluster in the background where that is to be done. It
+// returns before there is a leader.
 func Open(cfg Config) (n *Node, err error) {
 	logger := cfg.Logger
 	if logger == nil {
@@ -76,12 +113,20 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := os.MkdirAll(walDir, 0o700); err != nil {
 		return nil, fmt.Errorf("open raft: %w", err)
 	}
-	n = &Node{}
+	n = &Node{cfg: cfg, logger: logger, autopilot: DefaultAutopilot(), opened: make(chan struct{})}
+	if cfg.Autopilot != nil {
+		n.autopilot = *cfg.Autopilot
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	n.stop = stop
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open raft in %s: %w", cfg.Dir, err), n.Close())
 		}
 	}()
+	if n.forming, err = newForming(n, logger.Named("forming")); err != nil {
+		return n, err
+	}
 	if n.log, err = wal.Open(walDir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quieter(logger.Named("wal"), cfg))); err != nil {
 		return n, fmt.Errorf("log: %w", err)
 	}
@@ -89,35 +134,48 @@ func Open(cfg Config) (n *Node, err error) {
 	if err != nil {
 		return n, fmt.Errorf("snapshots: %w", err)
 	}
-	transport := cfg.Transport
-	if transport == nil {
-		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(cfg.ID))
-		transport = n.transport
+	n.connect(logger)
+	leadership := make(chan bool, 8)
+	n.Leadership = leadership
+	conf := config(cfg, logger, leadership)
+	if err := recoverPeers(cfg, conf, n.log, snapshots, n.transport, logger); err != nil {
+		return n, err
 	}
-
-	conf, leadership, err := config(cfg, snapshots, logger)
+	ahead, err := snapshotAhead(cfg, snapshots)
 	if err != nil {
 		return n, err
 	}
-	n.Leadership = leadership
-	if err := bootstrap(cfg, conf, n.log, snapshots, transport); err != nil {
+	conf.NoSnapshotRestoreOnStart = !ahead
+	if err := bootstrap(cfg, conf, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
-	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, n.log, n.log, snapshots, transport); err != nil {
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, n.log, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
-	if err := n.startAlone(cfg.ID); err != nil {
+	close(n.opened)
+	if err := n.startAlone(); err != nil {
 		return n, err
+	}
+	if n.streams != nil {
+		n.running.Go(func() { n.forming.run(ctx) })
 	}
 	return n, nil
 }
 
-func config(cfg Config, snapshots raft.SnapshotStore, logger hclog.Logger) (*raft.Config, <-chan bool, error) {
-	ahead, err := snapshotAhead(cfg, snapshots)
-	if err != nil {
-		return nil, nil, err
+// connect makes the transport: a way to the other servers, or one that leads nowhere.
+func (n *Node) connect(logger hclog.Logger) {
+	if n.cfg.Streams == nil {
+		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
+		return
 	}
-	leadership := make(chan bool, 8)
+	log := quieter(logger.Named("transport"), n.cfg)
+	n.streams = newStreams(n.cfg, log, n.reply)
+	n.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
+	})
+}
+
+func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Config {
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(cfg.ID)
 	conf.Logger = quieter(logger, cfg)
@@ -131,9 +189,8 @@ func config(cfg Config, snapshots raft.SnapshotStore, logger hclog.Logger) (*raf
 	conf.SnapshotInterval = snapshotInterval
 	conf.SnapshotThreshold = snapshotThreshold
 	conf.TrailingLogs = trailingLogs
-	conf.NoSnapshotRestoreOnStart = !ahead
 	conf.NoLegacyTelemetry = true
-	return conf, leadership, nil
+	return conf
 }
 
 // snapshotAhead says whether the newest snapshot has entries that the FSM lacks.
@@ -157,10 +214,10 @@ func snapshotAhead(cfg Config, snapshots raft.SnapshotStore) (bool, error) {
 	return index > cfg.Applied, nil
 }
 
-// bootstrap makes this node a cluster of one, once: never where there is raft
-// state already.
+// bootstrap makes this node a cluster of one, once: never where there is raft state
+// already. One that can reach others looks for them first (forming).
 func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport) error {
-	if cfg.BootstrapExpect != 1 {
+	if cfg.BootstrapExpect != 1 || cfg.Streams != nil {
 		return nil
 	}
 	has, err := raft.HasExistingState(store, store, snapshots)
@@ -179,17 +236,19 @@ func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.Sna
 // Raft starts an election on a follower when its heartbeat timeout is shortened, if
 // there was no contact within it. So the timeouts can be those that several servers
 // need.
-func (n *Node) startAlone(id string) error {
+func (n *Node) startAlone() error {
 	f := n.GetConfiguration()
 	if err := f.Error(); err != nil {
 		return err
 	}
 	servers := f.Configuration().Servers
-	if len(servers) != 1 {
-		return nil
+	if len(servers) == 1 && n.streams == nil {
+		if only := string(servers[0].ID); only != n.cfg.ID {
+			return fmt.Errorf("it belongs to the server %q, and this one is %q: a server keeps its name", only, n.cfg.ID)
+		}
 	}
-	if only := string(servers[0].ID); only != id {
-		return fmt.Errorf("it belongs to the server %q, and this one is %q: a server keeps its name", only, id)
+	if len(servers) != 1 || servers[0].ID != raft.ServerID(n.cfg.ID) {
+		return nil
 	}
 	conf := n.ReloadableConfig()
 	conf.HeartbeatTimeout, conf.ElectionTimeout = heartbeat, heartbeat
@@ -208,11 +267,19 @@ func (n *Node) SnapshotIndex() uint64 {
 // Close stops raft and closes its log. All calls that wait for raft end.
 func (n *Node) Close() error {
 	n.closing.Do(func() {
+		n.stop()
+		n.running.Wait()
 		if n.Raft != nil {
 			n.closeErr = n.Shutdown().Error()
 		}
+		if t, ok := n.transport.(*raft.NetworkTransport); ok {
+			t.CloseStreams()
+		}
 		if n.transport != nil {
 			n.closeErr = errors.Join(n.closeErr, n.transport.Close())
+		}
+		if n.streams != nil {
+			n.closeErr = errors.Join(n.closeErr, n.streams.Close())
 		}
 		if n.log != nil {
 			n.closeErr = errors.Join(n.closeErr, n.log.Close())

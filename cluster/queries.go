@@ -1,0 +1,158 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// Blocking makes a query wait until what it reads has changed after MinIndex, or Wait is
+// over. The zero value is answered at once.
+type Blocking = command.Blocking
+
+// maxWait bounds how long a query may be kept waiting.
+const maxWait = 10 * time.Minute
+
+// Queries read the ledger of the server that leads, never a stale one: a Node and a Client
+// have them. Each answers with an index, which is what Blocking wants for the next.
+type Queries struct{ to asker }
+
+// asker brings a query to the leader and back comes its answer.
+type asker interface {
+	ask(ctx context.Context, q command.Query) (answer any, index uint64, err error)
+}
+
+// Volume is a volume with the modes that it is in use with. Errors: ErrVolumeNotFound.
+func (q Queries) Volume(ctx context.Context, ref claim.VolumeRef, b Blocking) (claim.Volume, uint64, error) {
+	return query[claim.Volume](ctx, q.to, &command.QueryVolume{Ref: ref, Blocking: b})
+}
+
+// ClaimsOf are a workload's claims, by volume.
+func (q Queries) ClaimsOf(ctx context.Context, ref claim.WorkloadRef, b Blocking) ([]claim.Claim, uint64, error) {
+	return query[[]claim.Claim](ctx, q.to, &command.QueryClaims{Workload: ref, Blocking: b})
+}
+
+// Workload is a workload's record. Errors: ErrWorkloadNotFound.
+func (q Queries) Workload(ctx context.Context, ref claim.WorkloadRef, b Blocking) (claim.Workload, uint64, error) {
+	return query[claim.Workload](ctx, q.to, &command.QueryWorkload{Ref: ref, Blocking: b})
+}
+
+// OnNode is what runs or waits on a node, and all claims there.
+func (q Queries) OnNode(ctx context.Context, node string, b Blocking) (command.OnNode, uint64, error) {
+	return query[command.OnNode](ctx, q.to, &command.QueryOnNode{Node: node, Blocking: b})
+}
+
+// TokensOn are the tokens on a node; their workloads may be gone.
+func (q Queries) TokensOn(ctx context.Context, node string, b Blocking) ([]claim.Token, uint64, error) {
+	return query[[]claim.Token](ctx, q.to, &command.QueryTokens{Node: node, Blocking: b})
+}
+
+// NodeRecord is what the ledger knows of a node. Errors: ErrNodeNotFound.
+func (q Queries) NodeRecord(ctx context.Context, name string, b Blocking) (claim.Node, uint64, error) {
+	return query[claim.Node](ctx, q.to, &command.QueryNode{Name: name, Blocking: b})
+}
+
+// Left are those of some workloads, at most command.MaxAfter, that have not ended. One that
+// the ledger does not know counts as ended.
+func (q Queries) Left(ctx context.Context, of []claim.WorkloadRef, b Blocking) ([]claim.WorkloadRef, uint64, error) {
+	return query[[]claim.WorkloadRef](ctx, q.to, &command.QueryLeft{Of: of, Blocking: b})
+}
+
+// Cluster is the cluster's identity; its id is empty while it has none.
+func (q Queries) Cluster(ctx context.Context, b Blocking) (claim.Cluster, uint64, error) {
+	return query[claim.Cluster](ctx, q.to, &command.QueryCluster{Blocking: b})
+}
+
+// query brings a query to the leader and gives its answer the type that it has.
+func query[A any](ctx context.Context, to asker, q command.Query) (answer A, index uint64, err error) {
+	got, index, err := to.ask(ctx, q)
+	if err != nil {
+		return answer, index, err
+	}
+	answer, ok := got.(A)
+	if !ok {
+		return answer, index, fmt.Errorf("%T has the answer %T, not %T", q, got, answer)
+	}
+	return answer, index, nil
+}
+
+// ask answers a query here where this node leads, and elsewhere otherwise.
+func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
+	if n.remote == nil {
+		if err := n.WaitReady(ctx); err != nil {
+			return nil, 0, err
+		}
+		return n.answer(ctx, q)
+	}
+	if n.Leader() {
+		answer, index, err := n.answer(ctx, q)
+		if !errors.Is(err, ErrNotLeader) || ctx.Err() != nil {
+			return answer, index, err
+		}
+	}
+	return forwarder{n.remote}.ask(ctx, q)
+}
+
+// AnswerQuery answers a query that another agent encoded. It is for the leader: an error is
+// not the query's but of the way there (ErrNotLeader, ErrClosed), and the query may be
+// sent again.
+func (n *Node) AnswerQuery(ctx context.Context, query []byte) (answer []byte, err error) {
+	q, err := command.DecodeQuery(query)
+	if err != nil {
+		return command.EncodeAnswer(nil, 0, err)
+	}
+	result, index, err := n.answer(ctx, q)
+	if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrClosed) || err != nil && ctx.Err() != nil {
+		return nil, err
+	}
+	return command.EncodeAnswer(result, index, err)
+}
+
+// answer answers a query from this node's ledger, which leads, when it is due.
+func (n *Node) answer(ctx context.Context, q command.Query) (any, uint64, error) {
+	b := q.Blocks()
+	if b.Wait > 0 && b.MinIndex > 0 {
+		if err := n.waitChange(ctx, b, state.Topics(q)); err != nil {
+			return nil, 0, err
+		}
+	}
+	if err := n.verifyLeader(ctx); err != nil {
+		return nil, 0, err
+	}
+	return n.store.Answer(q)
+}
+
+// waitChange waits as a query asks for, as long as this node leads.
+func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic) error {
+	leading, _ := n.leadership.get()
+	if leading == nil {
+		return ErrNotLeader
+	}
+	waiting, cancel := context.WithTimeout(ctx, min(b.Wait, maxWait))
+	defer cancel()
+	for {
+		changed := n.store.Watch(waiting, topics...)
+		if n.store.ChangedAt(topics...) > b.MinIndex {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-leading.Done():
+			return ErrNotLeader
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if waiting.Err() != nil {
+			return nil
+		}
+		if err := n.store.Err(); errors.Is(err, ErrClosed) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package raftnode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/cluster/discovery"
+)
+
+// A cluster is formed once. What gossip says may be late, and differ from server to
+// server, so nobody forms a cluster by that alone: the server whose name comes first asks
+// each of the others for its promise, and bootstraps raft with them when all have given it.
+// A server gives one promise at a time, on disk before it answers, and none when it
+// has raft state. So no server is in two clusters, whatever each has seen.
+
+// promisedFile keeps the promise until the cluster is formed.
+const promisedFile = "forming.json"
+
+// lookAgain is how often a server that waits to be in a cluster looks.
+const lookAgain = time.Second
+
+// promise is given to the server that forms the cluster of these servers.
+type promise struct {
+	To      string   `json:"to"`
+	Servers []string `json:"servers"`
+}
+
+func (p promise) equal(o promise) bool { return p.To == o.To && slices.Equal(p.Servers, o.Servers) }
+
+// forming is this server's part in it.
+type forming struct {
+	n    *Node
+	path string
+	log  hclog.Logger
+
+	mu    sync.Mutex
+	given promise
+	said  map[string]string // what was logged last, by the text
+}
+
+func newForming(n *Node, log hclog.Logger) (*forming, error) {
+	f := &forming{n: n, path: filepath.Join(n.cfg.Dir, promisedFile), log: log, said: map[string]string{}}
+	data, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &f.given)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the promise to form a cluster, %s: %w", f.path, err)
+	}
+	return f, nil
+}
+
+// run waits until this server has raft state, forms the cluster where that is its
+// part, and tells the others when it is formed.
+func (f *forming) run(ctx context.Context) {
+	for {
+		changed := f.n.cfg.Members.Changed()
+		if f.n.formed() {
+			err := errors.Join(f.forget(), f.n.cfg.Members.SetFormed())
+			if err == nil {
+				return
+			}
+			f.log.Error("the cluster is formed, and the others do not know it", "error", err)
+		} else if err := f.try(ctx); err != nil {
+			f.say("the cluster cannot be formed yet", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(lookAgain):
+		}
+	}
+}
+
+// try forms the cluster, if it is time, and this server's part. The error says what is missing.
+func (f *forming) try(ctx context.Context) error {
+	expect := f.n.cfg.BootstrapExpect
+	if expect < 1 {
+		f.say("waits to be added to a cluster")
+		return nil
+	}
+	candidates, formed := f.candidates()
+	if formed != "" {
+		f.say("waits to be added to the cluster", "of", formed)
+		return f.abandon()
+	}
+	if len(candidates) < expect {
+		f.say("waits for other servers", "expected", expect, "there", candidates)
+		return nil
+	}
+	if candidates[0] != f.n.cfg.ID {
+		return f.abandon()
+	}
+	want := promise{To: f.n.cfg.ID, Servers: candidates[:expect]}
+	if !f.give(ctx, want) {
+		return fmt.Errorf("this server has promised %q to be in its cluster", f.promised().To)
+	}
+	for _, server := range want.Servers[1:] {
+		r, err := f.n.streams.ask(ctx, server, ask{Promise: &want})
+		if err != nil {
+			return err
+		}
+		if !r.Promise {
+			return fmt.Errorf("server %q does not take part: it has raft state (%t), or has promised %q", server, r.Status.Formed, r.Status.PromisedTo)
+		}
+	}
+	return f.bootstrap(want)
+}
+
+// candidates are the servers that wait to form a cluster of as many, by name; formed is one
+// that has a cluster.
+func (f *forming) candidates() (names []string, formed string) {
+	for _, m := range f.n.cfg.Members.Members() {
+		switch {
+		case m.Role != discovery.Server || m.Status != discovery.Alive:
+		case m.Formed && m.Name != f.n.cfg.ID:
+			formed = m.Name
+		case m.Expect == f.n.cfg.BootstrapExpect:
+			names = append(names, m.Name)
+		default:
+			f.say("another server expects another number of servers", "server", m.Name, "expects", m.Expect, "here", f.n.cfg.BootstrapExpect)
+		}
+	}
+	return names, formed
+}
+
+// bootstrap makes the cluster of those that have promised.
+func (f *forming) bootstrap(with promise) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.given.equal(with) || f.n.formed() {
+		return errors.New("another server forms it")
+	}
+	var c raft.Configuration
+	for _, server := range with.Servers {
+		c.Servers = append(c.Servers, raft.Server{ID: raft.ServerID(server), Address: raft.ServerAddress(server)})
+	}
+	if err := f.n.BootstrapCluster(c).Error(); err != nil {
+		return fmt.Errorf("bootstrap raft: %w", err)
+	}
+	f.log.Info("formed the cluster", "servers", with.Servers)
+	return f.n.startAlone()
+}
+
+func (f *forming) promised() promise {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.given
+}
+
+// give gives a promise, or says no.
+func (f *forming) give(ctx context.Context, p promise) bool {
+	before := f.promised()
+	if before.To != "" && before.To != p.To && before.To != f.n.cfg.ID && f.stands(ctx, before) {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case !f.given.equal(before), f.n.formed():
+		return false
+	case len(p.Servers) != f.n.cfg.BootstrapExpect, !slices.Contains(p.Servers, f.n.cfg.ID):
+		return false
+	case before.To == f.n.cfg.ID && p.To > before.To:
+		return false // it is this one's part
+	case f.given.equal(p):
+		return true
+	}
+	if err := f.keep(p); err != nil {
+		f.log.Error("a promise to form a cluster cannot be kept", "error", err)
+		return false
+	}
+	return true
+}
+
+// stands says whether the one that was promised something still counts on it, as far as can be known.
+func (f *forming) stands(ctx context.Context, p promise) bool {
+	r, err := f.n.streams.ask(ctx, p.To, ask{})
+	if err != nil {
+		f.say("a server that was promised does not answer; if it never comes back, remove the file while this agent is down",
+			"server", p.To, "file", f.path, "error", err)
+		return true
+	}
+	return r.Status.Formed || r.Status.PromisedTo == p.To
+}
+
+// abandon takes back what this server wanted to form itself: another one's name comes first.
+func (f *forming) abandon() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.given.To != f.n.cfg.ID || f.n.formed() {
+		return nil
+	}
+	return f.keep(promise{})
+}
+
+func (f *forming) forget() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.given.To == "" {
+		return nil
+	}
+	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f.given = promise{}
+	return nil
+}
+
+// keep writes a promise down for good. The lock is held.
+func (f *forming) keep(p promise) error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	if err := replaceFile(f.path, data); err != nil {
+		return err
+	}
+	f.given = p
+	return nil
+}
+
+// say logs what is waited for, once.
+func (f *forming) say(text string, args ...any) {
+	line := fmt.Sprint(text, args)
+	f.mu.Lock()
+	again := f.said[text] == line
+	f.said[text] = line
+	f.mu.Unlock()
+	if !again {
+		f.log.Info(text, args...)
+	}
+}
+
+// replaceFile replaces a small file as a whole; it is on the disk afterwards.
+func replaceFile(path string, data []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,239 @@
+package raftnode
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	autopilot "github.com/hashicorp/raft-autopilot"
+
+	"github.com/pannier/pannier/cluster/discovery"
+)
+
+// Autopilot says how the leader looks after the servers. It is this server's own, and counts
+// while this server leads.
+type Autopilot struct {
+	// CleanupDeadServers takes servers that do not answer out of raft, as long as MinQuorum
+	// servers are left, and never half of them at once.
+	CleanupDeadServers bool `json:"cleanup_dead_servers"`
+	// LastContactThreshold is how long a healthy server may be without a leader.
+	LastContactThreshold time.Duration `json:"last_contact_threshold"`
+	// MaxTrailingLogs is by how many entries a healthy server may lag.
+	MaxTrailingLogs uint64 `json:"max_trailing_logs"`
+	// MinQuorum is how many voters cleaning up leaves at least; 0: as many as formed the cluster.
+	MinQuorum int `json:"min_quorum"`
+	// ServerStabilizationTime is how long a server is healthy before it gets a vote.
+	ServerStabilizationTime time.Duration `json:"server_stabilization_time"`
+}
+
+// DefaultAutopilot is what an operator gets who says nothing.
+func DefaultAutopilot() Autopilot {
+	return Autopilot{
+		CleanupDeadServers: true, LastContactThreshold: 2 * time.Second, MaxTrailingLogs: 2000,
+		ServerStabilizationTime: 10 * time.Second,
+	}
+}
+
+// The leader looks at the servers this often at most, and raft's membership follows
+// gossip at once.
+const (
+	statusInterval    = 2 * time.Second
+	reconcileInterval = 10 * time.Second
+	changeTimeout     = 10 * time.Second // of one change of the membership
+)
+
+// Manage looks after the cluster's servers until ctx ends: those that are there become
+// non-voters, then voters; those that have left, or are dead, are taken out. It is for the
+// leader, whose ledger has the cluster's identity.
+func (n *Node) Manage(ctx context.Context) {
+	if n.streams == nil {
+		<-ctx.Done()
+		return
+	}
+	m := &manager{n: n, answered: map[raft.ServerID]time.Time{}}
+	conf := n.Autopilot()
+	pilot := autopilot.New(n.Raft, m,
+		autopilot.WithUpdateInterval(min(statusInterval, max(conf.ServerStabilizationTime/4, 50*time.Millisecond))),
+		autopilot.WithReconcileInterval(min(reconcileInterval, max(conf.ServerStabilizationTime/2, 100*time.Millisecond))),
+		autopilot.WithLogger(quieter(n.logger, n.cfg)), autopilot.WithPromoter(&promoter{m: m}))
+	pilot.Start(ctx)
+	for {
+		changed := n.cfg.Members.Changed()
+		m.follow(ctx)
+		select {
+		case <-ctx.Done():
+			<-pilot.Stop()
+			m.removals.Wait()
+			return
+		case <-changed:
+		case <-time.After(statusInterval):
+		}
+	}
+}
+
+// Autopilot is the present configuration.
+func (n *Node) Autopilot() Autopilot {
+	n.autopilotMu.Lock()
+	defer n.autopilotMu.Unlock()
+	return n.autopilot
+}
+
+// SetAutopilot changes it until this server is started again.
+func (n *Node) SetAutopilot(a Autopilot) {
+	n.autopilotMu.Lock()
+	defer n.autopilotMu.Unlock()
+	n.autopilot = a
+}
+
+// manager is what autopilot knows and may do.
+type manager struct {
+	n        *Node
+	removals sync.WaitGroup
+
+	mu       sync.Mutex
+	answered map[raft.ServerID]time.Time
+}
+
+// follow makes raft's servers those that gossip knows.
+func (m *manager) follow(ctx context.Context) {
+	servers, err := m.n.servers()
+	if err != nil {
+		return // raft is being closed
+	}
+	for _, member := range m.n.cfg.Members.Members() {
+		if ctx.Err() != nil {
+			return
+		}
+		in := slices.ContainsFunc(servers, func(s raft.Server) bool { return string(s.ID) == member.Name })
+		var err error
+		switch {
+		case member.Role == discovery.Server && member.Status == discovery.Alive && !in:
+			err = m.admit(ctx, member.Name)
+		case in && member.Status == discovery.Left && member.Name != m.n.cfg.ID:
+			m.n.logger.Info("a server has left", "server", member.Name)
+			err = m.n.RemoveServer(raft.ServerID(member.Name), 0, changeTimeout).Error()
+		}
+		if err != nil && ctx.Err() == nil {
+			m.n.forming.say("the cluster's servers cannot be changed", "server", member.Name, "error", err)
+		}
+	}
+}
+
+// admit takes a server in that has no vote yet. One with another cluster's raft state
+// would lose it, or this one its own, so it is kept out.
+func (m *manager) admit(ctx context.Context, name string) error {
+	s, err := m.n.Ask(ctx, name)
+	if err != nil {
+		return err
+	}
+	identity := m.n.cfg.Report().Cluster
+	known := s.Report.Cluster == identity || s.Report.Cluster == "" && slices.Contains(s.Servers, m.n.cfg.ID)
+	if s.Formed && !known {
+		return fmt.Errorf("server %q belongs to another cluster (%q, not %q): stop it, and remove its ledger if it is to join this one", name, s.Report.Cluster, identity)
+	}
+	m.n.logger.Info("a server joins", "server", name)
+	return m.n.AddNonvoter(raft.ServerID(name), raft.ServerAddress(name), 0, changeTimeout).Error()
+}
+
+// servers is raft's newest configuration.
+func (n *Node) servers() ([]raft.Server, error) {
+	f := n.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, err
+	}
+	return f.Configuration().Servers, nil
+}
+
+// AutopilotConfig is the present configuration in the library's words.
+func (m *manager) AutopilotConfig() *autopilot.Config {
+	c := m.n.Autopilot()
+	quorum := c.MinQuorum
+	if quorum == 0 {
+		quorum = m.n.cfg.BootstrapExpect
+	}
+	return &autopilot.Config{
+		CleanupDeadServers: c.CleanupDeadServers, LastContactThreshold: c.LastContactThreshold, MaxTrailingLogs: c.MaxTrailingLogs,
+		MinQuorum: uint(max(quorum, 0)), ServerStabilizationTime: c.ServerStabilizationTime,
+	}
+}
+
+// NotifyState is of no interest: who asks for the state gets it then (Peers).
+func (m *manager) NotifyState(*autopilot.State) {}
+
+// KnownServers are those of gossip.
+func (m *manager) KnownServers() map[raft.ServerID]*autopilot.Server {
+	status := map[discovery.Status]autopilot.NodeStatus{
+		discovery.Alive: autopilot.NodeAlive, discovery.Leaving: autopilot.NodeAlive,
+		discovery.Left: autopilot.NodeLeft, discovery.Failed: autopilot.NodeFailed,
+	}
+	known := map[raft.ServerID]*autopilot.Server{}
+	for _, member := range m.n.cfg.Members.Members() {
+		if member.Role != discovery.Server {
+			continue
+		}
+		id := raft.ServerID(member.Name)
+		known[id] = &autopilot.Server{
+			ID: id, Name: member.Name, Address: raft.ServerAddress(member.Name), NodeStatus: status[member.Status],
+			Version: member.Version, RaftVersion: 3, IsLeader: member.Name == m.n.cfg.ID, NodeType: autopilot.NodeVoter,
+		}
+	}
+	return known
+}
+
+// FetchServerStats asks all servers at once.
+func (m *manager) FetchServerStats(ctx context.Context, servers map[raft.ServerID]*autopilot.Server) map[raft.ServerID]*autopilot.ServerStats {
+	stats := map[raft.ServerID]*autopilot.ServerStats{}
+	var all sync.WaitGroup
+	for id := range servers {
+		all.Go(func() {
+			s, err := m.n.Ask(ctx, string(id))
+			if err != nil {
+				return
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.answered[id] = time.Now()
+			stats[id] = &autopilot.ServerStats{LastContact: s.LastContact, LastTerm: s.LastTerm, LastIndex: s.LastIndex}
+		})
+	}
+	all.Wait()
+	return stats
+}
+
+// RemoveFailedServer takes a dead server out.
+func (m *manager) RemoveFailedServer(s *autopilot.Server) {
+	m.removals.Go(func() {
+		m.n.logger.Warn("a server is dead and is taken out", "server", s.ID)
+		err := m.n.RemoveServer(s.ID, 0, changeTimeout).Error()
+		if err == nil {
+			err = m.n.cfg.Members.ForceLeave(string(s.ID), false)
+		}
+		if err != nil {
+			m.n.logger.Warn("a dead server could not be taken out", "server", s.ID, "error", err)
+		}
+	})
+}
+
+// promoter promotes what is stable, and spares servers that may be well.
+type promoter struct {
+	autopilot.StablePromoter
+	m *manager
+}
+
+// FilterFailedServerRemovals keeps what gossip has not met, which is no sign of death: after all
+// servers were down at once it may know none of them. So do those that answered
+// a moment ago, whatever gossip says.
+func (p *promoter) FilterFailedServerRemovals(c *autopilot.Config, _ *autopilot.State, f *autopilot.FailedServers) *autopilot.FailedServers {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	answers := func(s *autopilot.Server) bool {
+		return s.NodeStatus != autopilot.NodeLeft && time.Since(p.m.answered[s.ID]) < c.LastContactThreshold
+	}
+	return &autopilot.FailedServers{
+		FailedNonVoters: slices.DeleteFunc(f.FailedNonVoters, answers),
+		FailedVoters:    slices.DeleteFunc(f.FailedVoters, answers),
+	}
+}

@@ -1,0 +1,78 @@
+package raftnode
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+	wal "github.com/hashicorp/raft-wal"
+)
+
+// peersFile, in the raft directory, gives a cluster that has lost its quorum for good another set
+// of servers, when an operator has put it there: a JSON list of
+// {"id": "server-1", "non_voter": false}, the same on all servers that are left. It is
+// renamed to peersApplied when it was obeyed.
+const (
+	peersFile    = "peers.json"
+	peersApplied = "peers.applied.json"
+)
+
+type peer struct {
+	ID       string `json:"id"`
+	NonVoter bool   `json:"non_voter,omitempty"`
+	// Address may be there, as other programs want one; servers are found by their names.
+	Address string `json:"address,omitempty"`
+}
+
+// recoverPeers obeys a peers file. All entries of the log count as committed then.
+func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport, log hclog.Logger) error {
+	path := filepath.Join(cfg.Dir, peersFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	servers, err := parsePeers(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w (it is to be a list of the servers that are left: [{\"id\": %q}])", path, err, cfg.ID)
+	}
+	if err := raft.RecoverCluster(conf, cfg.FSM, store, store, snapshots, transport, servers); err != nil {
+		return fmt.Errorf("recover the cluster with %s: %w", path, err)
+	}
+	if err := os.Rename(path, filepath.Join(cfg.Dir, peersApplied)); err != nil {
+		return err
+	}
+	log.Warn("the cluster has the servers that an operator gave it", "file", path, "servers", servers.Servers)
+	return syncDir(cfg.Dir)
+}
+
+func parsePeers(data []byte) (c raft.Configuration, err error) {
+	var peers []peer
+	if err := json.Unmarshal(data, &peers); err != nil {
+		return c, err
+	}
+	voters := 0
+	for _, p := range peers {
+		server := raft.Server{ID: raft.ServerID(p.ID), Address: raft.ServerAddress(p.ID)}
+		if p.NonVoter {
+			server.Suffrage = raft.Nonvoter
+		} else {
+			voters++
+		}
+		if p.ID == "" {
+			return c, errors.New("a server has no id")
+		}
+		c.Servers = append(c.Servers, server)
+	}
+	if voters == 0 {
+		return c, errors.New("there is no voter")
+	}
+	return c, nil
+}

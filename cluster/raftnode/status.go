@@ -1,0 +1,113 @@
+package raftnode
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// ask is a question of one server to another.
+type ask struct {
+	Promise *promise `json:"promise,omitempty"` // nil: for the status only
+}
+
+// reply answers a question.
+type reply struct {
+	Status  Status `json:"status"`
+	Promise bool   `json:"promise,omitempty"` // it was given
+}
+
+// Status is what a server says of its raft.
+type Status struct {
+	ID string `json:"id"`
+	// Formed: it has raft state.
+	Formed bool `json:"formed"`
+	// Servers are the names in its newest configuration.
+	Servers []string `json:"servers,omitempty"`
+	// PromisedTo is the server that this one lets form the cluster; empty: none.
+	PromisedTo string `json:"promised_to,omitempty"`
+	Leads      bool   `json:"leads,omitempty"`
+	Term       uint64 `json:"term"`
+	LastIndex  uint64 `json:"last_index"` // of the log
+	LastTerm   uint64 `json:"last_term"`  // of the log's last entry
+	// LastContact is how long ago it heard from a leader; negative: never.
+	LastContact time.Duration `json:"last_contact"`
+	// Report is the ledger's.
+	Report Report `json:"report"`
+}
+
+// Report is what a server's ledger says of itself, for other servers.
+type Report struct {
+	// Leads: it leads, and its ledger had caught up when it began to.
+	Leads bool `json:"leads,omitempty"`
+	// Index is that of the last entry in the ledger.
+	Index uint64 `json:"index"`
+	// Cluster is the cluster's identity; empty: it has none yet.
+	Cluster string `json:"cluster,omitempty"`
+}
+
+// reply answers other servers.
+func (n *Node) reply(ctx context.Context, q ask) reply {
+	// Asked as soon as the listener is open, also before raft is.
+	select {
+	case <-n.opened:
+	case <-ctx.Done():
+		return reply{}
+	}
+	if q.Promise == nil {
+		return reply{Status: n.Status()}
+	}
+	given := n.forming.give(ctx, *q.Promise)
+	return reply{Status: n.Status(), Promise: given}
+}
+
+// Status is this server's own.
+func (n *Node) Status() Status {
+	s := Status{
+		ID: n.cfg.ID, Formed: n.formed(), PromisedTo: n.forming.promised().To, Leads: n.State() == raft.Leader,
+		Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
+	}
+	if term, err := strconv.ParseUint(n.Stats()["last_log_term"], 10, 64); err == nil {
+		s.LastTerm = term
+	}
+	if f := n.GetConfiguration(); f.Error() == nil {
+		for _, server := range f.Configuration().Servers {
+			s.Servers = append(s.Servers, string(server.ID))
+		}
+	}
+	if n.cfg.Report != nil {
+		s.Report = n.cfg.Report()
+	}
+	return s
+}
+
+// ErrAlone: this server has no way to others.
+var ErrAlone = errors.New("this server has no transport to others")
+
+// Ask asks another server for its status.
+func (n *Node) Ask(ctx context.Context, server string) (Status, error) {
+	if n.streams == nil {
+		return Status{}, ErrAlone
+	}
+	r, err := n.streams.ask(ctx, server, ask{})
+	return r.Status, err
+}
+
+// formed says whether this server has raft state.
+func (n *Node) formed() bool { return n.LastIndex() > 0 }
+
+// SinceContact is how long ago this server heard from its leader: 0 on the leader itself,
+// negative where there was none yet.
+func (n *Node) SinceContact() time.Duration {
+	if n.State() == raft.Leader {
+		return 0
+	}
+	last := n.LastContact()
+	if last.IsZero() {
+		return -1
+	}
+	return max(time.Since(last), 0)
+}

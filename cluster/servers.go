@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/cluster/raftnode"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// The servers of the cluster, in raftnode's words.
+type (
+	// Members says which agents there are: a *discovery.Discovery.
+	Members = raftnode.Members
+	// Autopilot says how the leader looks after the servers.
+	Autopilot = raftnode.Autopilot
+	// Peer is one server of raft's configuration.
+	Peer = raftnode.Peer
+)
+
+// DefaultAutopilot is what an operator gets who says nothing.
+func DefaultAutopilot() Autopilot { return raftnode.DefaultAutopilot() }
+
+var (
+	// ErrNoPeer: raft's configuration has no such server.
+	ErrNoPeer = errors.New("no such server in the cluster")
+	// ErrPeerAlive: the server is there; it would be taken in again at once.
+	ErrPeerAlive = errors.New("the server is alive")
+)
+
+// report tells other servers of this one's ledger.
+func (n *Node) report() raftnode.Report {
+	r := raftnode.Report{Leads: n.Leader(), Index: n.store.AppliedIndex()}
+	err := n.store.View(func(tx *state.ReadTx) error {
+		c, _, err := tx.Cluster()
+		r.Cluster = c.ID
+		return err
+	})
+	if err != nil {
+		n.log.Debug("the ledger's identity cannot be read", "error", err)
+	}
+	return r
+}
+
+// manage looks after the other servers while this one leads.
+func (n *Node) manage(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, err := n.Identity(ctx)
+		if err == nil {
+			n.raft.Manage(ctx)
+			return
+		}
+		n.log.Debug("the cluster has no identity yet", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(leaderPause):
+		}
+	}
+}
+
+// Peers are the servers of the cluster as this one knows it, by name. Each is asked
+// how it is.
+func (n *Node) Peers(ctx context.Context) ([]Peer, error) { return n.raft.Peers(ctx) }
+
+// Autopilot is how this server would look after the others, or does.
+func (n *Node) Autopilot() Autopilot { return n.raft.Autopilot() }
+
+// SetAutopilot changes that, until this server is started again.
+func (n *Node) SetAutopilot(a Autopilot) { n.raft.SetAutopilot(a) }
+
+// TransferLeadership makes another voter the leader: the one with the name, or, where it
+// is empty, the one with the newest log. Errors: ErrNotLeader, ErrNoPeer.
+func (n *Node) TransferLeadership(ctx context.Context, name string) error {
+	if !n.Leader() {
+		return ErrNotLeader
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	var f raft.Future
+	if name == "" {
+		f = n.raft.LeadershipTransfer()
+	} else {
+		voters, err := n.voters()
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(voters, name) {
+			return fmt.Errorf("transfer the lead to %q: %w: its voters are %s", name, ErrNoPeer, strings.Join(voters, ", "))
+		}
+		if name == n.name {
+			return nil
+		}
+		f = n.raft.LeadershipTransferToServer(raft.ServerID(name), raft.ServerAddress(name))
+	}
+	if err := f.Error(); err != nil {
+		return fmt.Errorf("transfer the lead: %w", err)
+	}
+	return nil
+}
+
+func (n *Node) voters() (names []string, err error) {
+	f := n.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, raftError(err)
+	}
+	for _, s := range f.Configuration().Servers {
+		if s.Suffrage == raft.Voter {
+			names = append(names, string(s.ID))
+		}
+	}
+	return names, nil
+}
+
+// RemovePeer takes a server out of the cluster that will not come back. Errors: ErrNotLeader,
+// ErrNoPeer; ErrPeerAlive where it is there: it has to leave, or be stopped, first.
+func (n *Node) RemovePeer(ctx context.Context, name string) error {
+	if !n.Leader() {
+		return ErrNotLeader
+	}
+	f := n.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return raftError(err)
+	}
+	known := slices.ContainsFunc(f.Configuration().Servers, func(s raft.Server) bool { return string(s.ID) == name })
+	if !known {
+		return fmt.Errorf("remove the server %q: %w", name, ErrNoPeer)
+	}
+	alive := name == n.name
+	if n.members != nil {
+		alive = alive || slices.ContainsFunc(n.members.Members(), func(m discovery.Member) bool {
+			return m.Name == name && m.Role == discovery.Server && m.Status == discovery.Alive
+		})
+	}
+	if alive {
+		return fmt.Errorf("remove the server %q: %w: let it leave (`pannier agent leave` there), or stop it", name, ErrPeerAlive)
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := n.raft.RemoveServer(raft.ServerID(name), 0, 0).Error(); err != nil {
+		return fmt.Errorf("remove the server %q: %w", name, raftError(err))
+	}
+	return nil
+}
+
+// Leave takes this server out of the cluster: it hands the lead over, tells the others by leave
+// that it goes (discovery's Leave), and waits until they have taken it out. A server
+// alone has nobody to tell.
+func (n *Node) Leave(ctx context.Context, leave func() error) error {
+	voters, err := n.voters()
+	if err != nil {
+		return err
+	}
+	alone := len(voters) == 1 && voters[0] == n.name
+	if n.Leader() && !alone {
+		if err := n.TransferLeadership(ctx, ""); err != nil {
+			return err
+		}
+	}
+	if err := leave(); err != nil || alone {
+		return err
+	}
+	for {
+		if _, leader := n.raft.LeaderWithID(); leader != "" && string(leader) != n.name {
+			s, err := n.raft.Ask(ctx, string(leader))
+			if err == nil && s.Report.Leads && !slices.Contains(s.Servers, n.name) {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("leave the cluster: %w: the others have not taken this server out yet", context.Cause(ctx))
+		case <-time.After(leaderPause):
+		}
+	}
+}
+
+// levels remembers the lowest level among the servers until a member changes.
+type levels struct {
+	mu      sync.Mutex
+	changed <-chan struct{} // nil: not read yet
+	lowest  int
+	who     string
+}
+
+// knownToAll refuses a command that one of the servers would stop at (ErrLevel).
+func (n *Node) knownToAll(c command.Command) error {
+	if n.members == nil {
+		return nil
+	}
+	lowest, who := n.levels.read(n.members)
+	if level := command.LevelOf(c); level > lowest {
+		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it", ErrLevel, who, lowest, level)
+	}
+	return nil
+}
+
+func (l *levels) read(members Members) (lowest int, who string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.changed:
+		l.changed = nil
+	default:
+	}
+	if l.changed != nil {
+		return l.lowest, l.who
+	}
+	l.changed = members.Changed()
+	l.lowest, l.who = command.Level, ""
+	for _, m := range members.Members() {
+		if m.Role == discovery.Server && m.Status != discovery.Left && m.Ledger < l.lowest {
+			l.lowest, l.who = m.Ledger, m.Name
+		}
+	}
+	return l.lowest, l.who
+}
