@@ -137,6 +137,12 @@ func (h *Host) copy(from, to string) {
 func (h *Host) Start() {
 	h.t.Helper()
 	h.Launch()
+	h.AwaitDrivers()
+}
+
+// AwaitDrivers waits until all drivers of the agent that runs are healthy.
+func (h *Host) AwaitDrivers() {
+	h.t.Helper()
 	h.Eventually("the drivers are healthy", func() error {
 		s, err := h.Status()
 		if err != nil {
@@ -286,6 +292,31 @@ func (h *Host) Status() (*hostv1.StatusResponse, error) {
 		return nil, err
 	}
 	return res.Msg, nil
+}
+
+// Alive says whether the agent runs.
+func (h *Host) Alive() bool {
+	if h.agent == nil {
+		return false
+	}
+	select {
+	case <-h.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Volume reads one of the default namespace.
+func (h *Host) Volume(id string) *hostv1.Volume {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Wait)
+	defer cancel()
+	res, err := h.Client().Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: "default", Id: id}))
+	if err != nil {
+		h.t.Fatalf("read volume %q: %v\n%s", id, err, h.LogTail())
+	}
+	return res.Msg.GetVolume()
 }
 
 // Result is what a command of the CLI came to.
