@@ -1,4 +1,5 @@
-# The agent's configuration, every key with its default unless it says otherwise.
+# The agent's configuration, every key with its default unless it says otherwise. What
+# only a cluster needs is in agent-cluster.hcl.
 # pannier agent -config examples/agent.hcl
 
 name       = "host-1" # default: the hostname
@@ -96,4 +97,21 @@ gc {
   claim_threshold    = "5m"
   driver_threshold   = "24h"
   workload_threshold = "24h"
+  node_threshold     = "24h"
+}
+
+# Without ACLs everyone who may use the socket may do everything.
+acl {
+  enabled     = false
+  socket_root = true # root on the socket needs no token; never in a cluster
+}
+
+# Who called what. There is no such file by default.
+audit {
+  path = "/var/log/pannier/audit.log"
+}
+
+# Encrypts this host's copy of the ledger: head -c 32 /dev/urandom | base64
+ledger_encryption {
+  key_file = "/etc/pannier/ledger.key" # default: in clear
 }

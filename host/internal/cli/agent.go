@@ -18,7 +18,9 @@ type agentFlags struct {
 	paths                                      []string
 	dev                                        bool
 	name, dataDir, pluginDir, socket, logLevel string
-	httpPort                                   int
+	httpPort, bootstrapExpect                  int
+	server                                     bool
+	join                                       []string
 }
 
 func (a *app) agentCommand() *cobra.Command {
@@ -40,6 +42,9 @@ that over the files of -config.`,
 	flags.StringVar(&f.socket, "socket", "", "the `PATH` of the API's socket (default "+config.DefaultSocket+")")
 	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort, "the `PORT` for health, metrics and public keys; 0: any free one")
 	flags.StringVar(&f.logLevel, "log-level", "info", "the least `LEVEL` to log: trace, debug, info, warn or error")
+	flags.BoolVar(&f.server, "server", true, "keep a copy of the ledger and vote; =false: a node only")
+	flags.IntVar(&f.bootstrapExpect, "bootstrap-expect", 1, "how many servers (`N`) meet before the ledger is begun")
+	flags.StringArrayVar(&f.join, "join", nil, "the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
 	cmd.AddCommand(a.agentStop())
 	return cmd
@@ -70,6 +75,15 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 	}
 	if cmd.Flags().Changed("http-port") {
 		src.Flags.HTTPPort = &f.httpPort
+	}
+	if cmd.Flags().Changed("server") {
+		src.Flags.Server = &f.server
+	}
+	if cmd.Flags().Changed("bootstrap-expect") {
+		src.Flags.BootstrapExpect = &f.bootstrapExpect
+	}
+	if cmd.Flags().Changed("join") {
+		src.Flags.Join = f.join
 	}
 	defer func() {
 		if temporary != "" {

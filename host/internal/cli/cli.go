@@ -74,7 +74,7 @@ type app struct {
 func (a *app) rootCommand() *cobra.Command {
 	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
-		a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
+		a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
 		root.AddCommand(a.agentCommand())
 	}

@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -21,10 +23,14 @@ type Agent struct {
 	Socket string
 	// SocketGroup may use the socket beside root; a name or a number, empty: root only.
 	SocketGroup string
-	// BindAddr is the IP address on which health and metrics are served.
+	// BindAddr is the IP address on which everything is served that is on TCP.
 	BindAddr string
-	// HTTPPort serves health and metrics; 0: any free one.
+	// AdvertiseAddr is the IP address at which other agents reach this one; empty: BindAddr.
+	AdvertiseAddr string
+	// HTTPPort serves health and metrics, and the API where there is a TLS; 0: any free one.
 	HTTPPort int
+	// RPCPort serves other agents, SerfPort gossips with them; 0: any free one.
+	RPCPort, SerfPort int
 	// MinDynamicPort and MaxDynamicPort bound the ports that workloads are given.
 	MinDynamicPort, MaxDynamicPort int
 	// SecretsDir holds the secrets of workloads, on a tmpfs; absolute.
@@ -34,6 +40,19 @@ type Agent struct {
 	// LogFormat is text or json.
 	LogFormat string
 	Server    Server
+	// TLS is this host's certificate; nil: it is a host of its own, which opens no port
+	// for other agents.
+	TLS *TLS
+	// RetryJoin are the serf addresses, host:port, of agents that are asked until one answers.
+	RetryJoin []string
+	// Gossip is encrypted with this key.
+	Gossip    KeySource
+	Autopilot Autopilot
+	// Ledger is encrypted on disk with this key.
+	Ledger KeySource
+	ACL    ACL
+	// AuditPath is the file that tells who called what; absolute. Empty: there is none.
+	AuditPath string
 	// Plugins by name; a plugin of the directory that has no entry runs with the defaults.
 	Plugins []Plugin
 	// Drivers by id.
@@ -55,6 +74,8 @@ type Server struct {
 	Enabled bool
 	// BootstrapExpect is how many servers meet before the ledger is begun.
 	BootstrapExpect int
+	// Liveness is what this server promises nodes while it leads.
+	Liveness claim.Liveness
 }
 
 // Plugin configures one plugin of the plugin directory.
@@ -127,6 +148,9 @@ type GC struct {
 	DriverThreshold time.Duration
 	// WorkloadThreshold is how long an ended workload can still be read.
 	WorkloadThreshold time.Duration
+	// NodeThreshold is how long a node is down, and holds nothing, before the ledger
+	// forgets it.
+	NodeThreshold time.Duration
 }
 
 // The defaults that others tell too.
@@ -134,6 +158,8 @@ const (
 	DefaultDataDir  = "/var/lib/pannier"
 	DefaultSocket   = "/run/pannier/pannier.sock"
 	DefaultHTTPPort = 7420
+	DefaultRPCPort  = 7421
+	DefaultSerfPort = 7422
 
 	// The range is Nomad's.
 	defaultMinDynamicPort = 20000
@@ -161,17 +187,22 @@ func defaults() *Agent {
 		Socket:             DefaultSocket,
 		BindAddr:           "127.0.0.1",
 		HTTPPort:           DefaultHTTPPort,
+		RPCPort:            DefaultRPCPort,
+		SerfPort:           DefaultSerfPort,
 		MinDynamicPort:     defaultMinDynamicPort,
 		MaxDynamicPort:     defaultMaxDynamicPort,
 		LogLevel:           "info",
 		LogFormat:          "text",
-		Server:             Server{Enabled: true, BootstrapExpect: 1},
+		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: lease.Default},
+		Autopilot:          defaultAutopilot,
+		ACL:                ACL{SocketRoot: true},
 		LeavePluginsOnStop: true,
 		GC: GC{
 			Interval:          5 * time.Minute,
 			ClaimThreshold:    5 * time.Minute,
 			DriverThreshold:   24 * time.Hour,
 			WorkloadThreshold: 24 * time.Hour,
+			NodeThreshold:     24 * time.Hour,
 		},
 	}
 }

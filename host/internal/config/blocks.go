@@ -16,13 +16,21 @@ import (
 
 var logLevels = []string{"trace", "debug", "info", "warn", "error"}
 
+var (
+	portsFields = fields{attrs: []string{"http", "rpc", "serf", "min_dynamic_port", "max_dynamic_port"}}
+	gcFields    = fields{attrs: []string{"interval", "claim_threshold", "driver_threshold", "workload_threshold", "node_threshold"}}
+)
+
 func (l *loader) ports(s *section) {
 	block := s.one("ports")
 	if block == nil {
 		return
 	}
-	in := s.inner(block, fields{attrs: []string{"http", "min_dynamic_port", "max_dynamic_port"}})
+	l.cluster.ports = block.DefRange
+	in := s.inner(block, portsFields)
 	in.port("http", 0, &l.agent.HTTPPort)
+	in.port("rpc", 0, &l.agent.RPCPort)
+	in.port("serf", 0, &l.agent.SerfPort)
 	in.port("min_dynamic_port", 1, &l.agent.MinDynamicPort)
 	in.port("max_dynamic_port", 1, &l.agent.MaxDynamicPort)
 }
@@ -33,35 +41,18 @@ func (s *section) port(name string, lowest int64, dst *int) {
 	*dst = int(port)
 }
 
-func (l *loader) server(s *section) {
-	block := s.one("server")
-	if block == nil {
-		return
-	}
-	in := s.inner(block, fields{attrs: []string{"enabled", "bootstrap_expect"}})
-	in.boolean("enabled", &l.agent.Server.Enabled)
-	if !l.agent.Server.Enabled {
-		in.fail("enabled", "an agent without a server needs others to join, which this version cannot; leave it true")
-	}
-	expect := int64(l.agent.Server.BootstrapExpect)
-	in.integer("bootstrap_expect", 1, 15, &expect)
-	if expect != 1 {
-		in.fail("bootstrap_expect", "must be 1: this version forms a ledger of one server")
-	}
-	l.agent.Server.BootstrapExpect = int(expect)
-}
-
 func (l *loader) gc(s *section) {
 	block := s.one("gc")
 	if block == nil {
 		return
 	}
 	gc := &l.agent.GC
-	in := s.inner(block, fields{attrs: []string{"interval", "claim_threshold", "driver_threshold", "workload_threshold"}})
+	in := s.inner(block, gcFields)
 	in.duration("interval", &gc.Interval)
 	in.duration("claim_threshold", &gc.ClaimThreshold)
 	in.duration("driver_threshold", &gc.DriverThreshold)
 	in.duration("workload_threshold", &gc.WorkloadThreshold)
+	in.duration("node_threshold", &gc.NodeThreshold)
 }
 
 var checksumForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)

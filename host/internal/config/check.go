@@ -32,6 +32,7 @@ func (l *loader) complete() {
 	if a.SecretsDir == "" {
 		a.SecretsDir = filepath.Join(a.DataDir, "secrets")
 	}
+	l.completeCluster()
 }
 
 // check looks at the values that files, environment and flags share.
@@ -72,6 +73,7 @@ func (l *loader) check() {
 			l.problems.add(l.consuls[c.Name].at, "consul %q: cert_file: goes together with key_file; give both or none", c.Name)
 		}
 	}
+	l.checkCluster()
 	used := map[string]string{}
 	for _, d := range a.Drivers {
 		if err := CheckEndpoint(d.Endpoint); err != nil {

@@ -15,7 +15,10 @@ import (
 // Overrides are settings from outside the files; nil leaves one alone.
 type Overrides struct {
 	Name, DataDir, PluginDir, Socket, LogLevel *string
-	HTTPPort                                   *int
+	HTTPPort, BootstrapExpect                  *int
+	Server                                     *bool
+	// Join replaces retry_join; nil leaves it alone.
+	Join []string
 }
 
 // Source says where the agent's configuration comes from. A later source wins:
@@ -64,7 +67,8 @@ type loader struct {
 	consuls  map[string]*consulBlock
 	problems Problems
 	// places say where a driver was declared, for problems found at the end.
-	places map[string]hcl.Range
+	places  map[string]hcl.Range
+	cluster clusterPlaces
 }
 
 // root is one file that was parsed.
@@ -145,8 +149,9 @@ var rootFields = fields{
 	attrs: []string{
 		"name", "datacenter", "data_dir", "plugin_dir", "socket", "socket_group", "bind_addr",
 		"log_level", "log_format", "leave_plugins_on_stop", "secrets_dir",
+		"advertise_addr", "retry_join", "encrypt", "encrypt_file",
 	},
-	blocks:   []string{"ports", "server", "gc"},
+	blocks:   []string{"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption"},
 	labelled: []string{"plugin", "csi_driver"},
 	named:    []string{"consul"},
 }
@@ -219,8 +224,8 @@ func (l *loader) rest(env Overrides) {
 		s.boolean("leave_plugins_on_stop", &a.LeavePluginsOnStop)
 		s.file("secrets_dir", r.dir, &a.SecretsDir)
 		l.ports(s)
-		l.server(s)
 		l.gc(s)
+		l.clusterBlocks(s, r.dir)
 		l.pluginBlocks(s)
 		l.consulBlocks(s, r.dir)
 	}
@@ -229,6 +234,7 @@ func (l *loader) rest(env Overrides) {
 		setPath(&a.Socket, o.Socket)
 		set(&a.LogLevel, o.LogLevel)
 		set(&a.HTTPPort, o.HTTPPort)
+		l.clusterFlags(o)
 	}
 }
 

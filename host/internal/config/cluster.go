@@ -1,0 +1,195 @@
+package config
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/hcl/v2"
+)
+
+// TLS is where an agent's certificate is, in PEM; all three are absolute paths.
+type TLS struct {
+	// CAFile has the certificates of those who sign for this cluster.
+	CAFile string
+	// CertFile and KeyFile are this host's own.
+	CertFile, KeyFile string
+}
+
+// ACL says whether callers need tokens.
+type ACL struct {
+	// Enabled denies what no policy allows.
+	Enabled bool
+	// SocketRoot lets root on the unix socket do everything; never with a TLS.
+	SocketRoot bool
+}
+
+// Autopilot is how the leader looks after the other servers.
+type Autopilot struct {
+	// CleanupDeadServers removes a server that has failed once another has taken its place.
+	CleanupDeadServers bool
+	// LastContactThreshold is the silence after which a server counts as failed.
+	LastContactThreshold time.Duration
+	// ServerStabilizationTime is how long a new server is healthy before it votes.
+	ServerStabilizationTime time.Duration
+	// MinQuorum is how many servers are left at the least when dead ones are removed; 0:
+	// as many as a majority needs.
+	MinQuorum int
+}
+
+// defaultAutopilot has the defaults of Consul and Nomad.
+var defaultAutopilot = Autopilot{
+	CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond, ServerStabilizationTime: 10 * time.Second,
+}
+
+// maxServers bounds bootstrap_expect and min_quorum.
+const maxServers = 15
+
+var (
+	serverFields     = fields{attrs: []string{"enabled", "bootstrap_expect", "heartbeat_ttl", "stop_after", "stop_margin"}}
+	tlsFields        = fields{attrs: []string{"ca_file", "cert_file", "key_file"}}
+	aclFields        = fields{attrs: []string{"enabled", "socket_root"}}
+	auditFields      = fields{attrs: []string{"path"}}
+	autopilotFields  = fields{attrs: []string{"cleanup_dead_servers", "last_contact_threshold", "server_stabilization_time", "min_quorum"}}
+	encryptionFields = fields{attrs: []string{"key_file"}}
+)
+
+// clusterPlaces are where the last word on something was, for problems that only all
+// files together show.
+type clusterPlaces struct {
+	name, bind, advertise, join, encrypt, expect, server, liveness, tls, socketRoot, ports, autopilot hcl.Range
+}
+
+// note keeps where a field was written.
+func (s *section) note(dst *hcl.Range, names ...string) {
+	for _, name := range names {
+		if s.has(name) {
+			*dst = s.at(name)
+		}
+	}
+}
+
+// clusterBlocks reads what makes a host a part of a cluster; relative paths start at dir.
+func (l *loader) clusterBlocks(s *section, dir string) {
+	a, at := l.agent, &l.cluster
+	s.note(&at.name, "name")
+	s.note(&at.bind, "bind_addr")
+	s.note(&at.advertise, "advertise_addr")
+	s.note(&at.join, "retry_join")
+	s.note(&at.encrypt, "encrypt", "encrypt_file")
+	s.str("advertise_addr", &a.AdvertiseAddr)
+	s.strings("retry_join", &a.RetryJoin)
+	s.gossipKey(dir, &a.Gossip)
+	l.server(s)
+	l.tls(s, dir)
+	l.acl(s)
+	if block := s.one("audit"); block != nil {
+		s.inner(block, auditFields).file("path", dir, &a.AuditPath)
+	}
+	l.autopilot(s)
+	if block := s.one("ledger_encryption"); block != nil {
+		in := s.inner(block, encryptionFields)
+		in.file("key_file", dir, &a.Ledger.File)
+		if !in.has("key_file") {
+			in.fail("key_file", "is required: %s", howToMakeKey)
+		}
+	}
+}
+
+func (l *loader) server(s *section) {
+	block := s.one("server")
+	if block == nil {
+		return
+	}
+	in, server := s.inner(block, serverFields), &l.agent.Server
+	in.boolean("enabled", &server.Enabled)
+	in.servers("bootstrap_expect", 1, &server.BootstrapExpect)
+	in.duration("heartbeat_ttl", &server.Liveness.HeartbeatTTL)
+	in.duration("stop_after", &server.Liveness.StopAfter)
+	in.duration("stop_margin", &server.Liveness.Margin)
+	in.note(&l.cluster.server, "enabled")
+	in.note(&l.cluster.expect, "bootstrap_expect")
+	in.note(&l.cluster.liveness, "heartbeat_ttl", "stop_after", "stop_margin")
+}
+
+func (s *section) servers(name string, lowest int64, dst *int) {
+	n := int64(*dst)
+	s.integer(name, lowest, maxServers, &n)
+	*dst = int(n)
+}
+
+func (l *loader) tls(s *section, dir string) {
+	block := s.one("tls")
+	if block == nil {
+		return
+	}
+	if l.agent.TLS == nil {
+		l.agent.TLS = &TLS{}
+	}
+	in := s.inner(block, tlsFields)
+	in.file("ca_file", dir, &l.agent.TLS.CAFile)
+	in.file("cert_file", dir, &l.agent.TLS.CertFile)
+	in.file("key_file", dir, &l.agent.TLS.KeyFile)
+	l.cluster.tls = block.DefRange
+}
+
+func (l *loader) acl(s *section) {
+	block := s.one("acl")
+	if block == nil {
+		return
+	}
+	in := s.inner(block, aclFields)
+	in.boolean("enabled", &l.agent.ACL.Enabled)
+	in.boolean("socket_root", &l.agent.ACL.SocketRoot)
+	in.note(&l.cluster.socketRoot, "socket_root")
+}
+
+func (l *loader) autopilot(s *section) {
+	block := s.one("autopilot")
+	if block == nil {
+		return
+	}
+	in, auto := s.inner(block, autopilotFields), &l.agent.Autopilot
+	in.boolean("cleanup_dead_servers", &auto.CleanupDeadServers)
+	in.duration("last_contact_threshold", &auto.LastContactThreshold)
+	in.duration("server_stabilization_time", &auto.ServerStabilizationTime)
+	in.servers("min_quorum", 0, &auto.MinQuorum)
+	l.cluster.autopilot = block.DefRange
+}
+
+// clusterFlags are the settings from outside the files.
+func (l *loader) clusterFlags(o Overrides) {
+	a, at := l.agent, &l.cluster
+	set(&a.Server.Enabled, o.Server)
+	set(&a.Server.BootstrapExpect, o.BootstrapExpect)
+	if o.Join != nil {
+		a.RetryJoin, at.join = o.Join, hcl.Range{}
+	}
+	if o.Server != nil {
+		at.server = hcl.Range{}
+	}
+	if o.BootstrapExpect != nil {
+		at.expect = hcl.Range{}
+	}
+	if o.Name != nil {
+		at.name = hcl.Range{}
+	}
+}
+
+// joinAddress gives an address to join with its port; ok is false for what is none.
+func joinAddress(text string) (address string, ok bool) {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil { // a host alone, or an IPv6 address alone
+		host, port = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), strconv.Itoa(DefaultSerfPort)
+		if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
+			return "", false
+		}
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil || n < 1 || n > 65535 || host == "" || strings.ContainsAny(host, " /\t\r\n@") {
+		return "", false
+	}
+	return net.JoinHostPort(host, port), true
+}

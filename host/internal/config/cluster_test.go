@@ -1,0 +1,205 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/lease"
+)
+
+// tlsBlock is what a host needs to be in a cluster.
+const tlsBlock = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"/c.pem\"\n  key_file = \"/k.pem\"\n}\n"
+
+// A key of 32 bytes, in base64.
+const testKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+
+func TestCluster(t *testing.T) {
+	a, dir, err := load(t, Source{}, map[string]string{
+		"10.hcl": `
+name = "s1"
+bind_addr = "0.0.0.0"
+advertise_addr = "192.0.2.1"
+retry_join = ["192.0.2.1", "192.0.2.2:1", "s3.example.com", "::1", "[2001:db8::1]:2", "[2001:db8::2]"]
+encrypt_file = "gossip.key"
+ports {
+  rpc  = 1
+  serf = 2
+}
+server {
+  bootstrap_expect = 3
+  heartbeat_ttl    = "10s"
+}
+tls {
+  ca_file   = "ca.pem"
+  cert_file = "/c.pem"
+}
+autopilot { cleanup_dead_servers = false }
+ledger_encryption { key_file = "ledger.key" }
+acl { enabled = true }
+audit { path = "audit.log" }
+gc { node_threshold = "1h" }
+`,
+		"20.json": `{
+  "server": {"stop_after": "20s", "stop_margin": "15s"},
+  "tls": {"key_file": "k.pem"},
+  "autopilot": {"last_contact_threshold": "1s", "server_stabilization_time": "2s", "min_quorum": 3}
+}`,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type part struct {
+		TLS        TLS
+		Server     Server
+		Autopilot  Autopilot
+		ACL        ACL
+		Join       []string
+		Keys       [2]KeySource
+		Audit, Adv string
+		Ports      [2]int
+		Nodes      time.Duration
+	}
+	want := part{
+		TLS:       TLS{dir + "/ca.pem", "/c.pem", dir + "/k.pem"},
+		Server:    Server{Enabled: true, BootstrapExpect: 3, Liveness: claim.Liveness{HeartbeatTTL: 10 * time.Second, StopAfter: 20 * time.Second, Margin: 15 * time.Second}},
+		Autopilot: Autopilot{false, time.Second, 2 * time.Second, 3},
+		ACL:       ACL{Enabled: true}, // root of a host is nobody in a cluster
+		Join:      []string{"192.0.2.1:7422", "192.0.2.2:1", "s3.example.com:7422", "[::1]:7422", "[2001:db8::1]:2", "[2001:db8::2]:7422"},
+		Keys:      [2]KeySource{{File: dir + "/gossip.key"}, {File: dir + "/ledger.key"}},
+		Audit:     dir + "/audit.log", Adv: "192.0.2.1", Ports: [2]int{1, 2}, Nodes: time.Hour,
+	}
+	got := part{
+		*a.TLS, a.Server, a.Autopilot, a.ACL, a.RetryJoin,
+		[2]KeySource{a.Gossip, a.Ledger},
+		a.AuditPath, a.AdvertiseAddr,
+		[2]int{a.RPCPort, a.SerfPort},
+		a.GC.NodeThreshold,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestANodeOnly(t *testing.T) {
+	no, three := false, 3
+	a, _, err := load(t, Source{Flags: Overrides{Server: &no, Join: []string{"127.0.0.1:5"}}}, map[string]string{
+		"a.hcl": tlsBlock + "name = \"n\"\nretry_join = [\"192.0.2.7\"]\n",
+	})
+	if err != nil || a.Server.Enabled || !reflect.DeepEqual(a.RetryJoin, []string{"127.0.0.1:5"}) {
+		t.Errorf("got %+v, %v", a, err)
+	}
+	a, _, err = load(t, Source{Flags: Overrides{BootstrapExpect: &three}}, map[string]string{"a.hcl": tlsBlock + "name = \"n\""})
+	if err != nil || a.Server.BootstrapExpect != 3 {
+		t.Errorf("got %+v, %v", a, err)
+	}
+	_, _, err = load(t, Source{Flags: Overrides{BootstrapExpect: &three, Join: []string{}}}, nil)
+	wantProblems(t, err, "server: bootstrap_expect: "+needsTLS)
+}
+
+const needsTLS = "other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier tls ca create and pannier tls cert create make them), or leave this out"
+
+func TestBadClusters(t *testing.T) {
+	for name, c := range map[string]struct{ src, want string }{
+		"servers without TLS":   {"server {\n  bootstrap_expect = 3\n}", `2: server: bootstrap_expect: ` + needsTLS},
+		"node without TLS":      {"server {\n  enabled = false\n}", `2: server: enabled: ` + needsTLS},
+		"join without TLS":      {`retry_join = ["a"]`, `1: retry_join: ` + needsTLS},
+		"advertise without TLS": {`advertise_addr = "192.0.2.1"`, `1: advertise_addr: ` + needsTLS},
+		"encrypt without TLS":   {`encrypt_file = "/k"`, `1: encrypt: ` + needsTLS},
+		"autopilot without TLS": {`autopilot {}`, `1: autopilot: ` + needsTLS},
+		"empty TLS": {`tls {}`, "1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+			"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+			"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files"},
+		"node without servers":     {"server {\n  enabled = false\n}\n" + tlsBlock, `2: retry_join: is required where server { enabled = false }: name one server of the cluster at least`},
+		"node that bootstraps":     {"server {\n  enabled = false\n  bootstrap_expect = 3\n}\nretry_join = [\"a\"]\n" + tlsBlock, `3: server: bootstrap_expect: is of servers only; leave it out where enabled = false`},
+		"too many servers":         {"server {\n  bootstrap_expect = 16\n}", `2: server: bootstrap_expect: a whole number from 1 to 15 is required`},
+		"name":                     {"name = \"a_b\"\n" + tlsBlock, `1: name: "a_b" may not have _ in a cluster; write - in its place`},
+		"socket root":              {tlsBlock + "acl {\n  socket_root = true\n}", `7: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`},
+		"any address":              {"bind_addr = \"0.0.0.0\"\n" + tlsBlock, `1: bind_addr: "0.0.0.0" is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself`},
+		"loopback":                 {"retry_join = [\"127.0.0.1\", \"192.0.2.1\"]\n" + tlsBlock, `1: retry_join: 192.0.2.1:7422 is on another host, and bind_addr is 127.0.0.1, which only this one can dial: set bind_addr to an address of this host`},
+		"advertise":                {"advertise_addr = \"::\"\n" + tlsBlock, `1: advertise_addr: "::" is not the IP address of one host`},
+		"advertise a name":         {"advertise_addr = \"host\"\n" + tlsBlock, `1: advertise_addr: "host" is not the IP address of one host`},
+		"one port":                 {"ports {\n  rpc = 7422\n}\n" + tlsBlock, `1: ports: serf: 7422 is that of rpc too`},
+		"join a path":              {"retry_join = [\"unix:///a\"]\n" + tlsBlock, `1: retry_join: "unix:///a" is not HOST or HOST:PORT`},
+		"join port 0":              {"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`},
+		"join nothing":             {"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`},
+		"two keys":                 {"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + tlsBlock, `2: encrypt_file: stands beside encrypt; leave one of them out`},
+		"short key":                {"encrypt = \"AAAA\"\n" + tlsBlock, `1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`},
+		"key in a public file":     {"encrypt = \"" + testKey + "\"\n" + tlsBlock, `1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`},
+		"no ledger key":            {"ledger_encryption {}", `1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`},
+		"margin":                   {"server {\n  stop_margin = \"1s\"\n}", "2: server: " + lease.Check(claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: time.Second}).Error()},
+		"heartbeat":                {"server {\n  heartbeat_ttl = \"2m\"\n}", "2: server: " + lease.Check(claim.Liveness{HeartbeatTTL: 2 * time.Minute, StopAfter: time.Minute, Margin: 30 * time.Second}).Error()},
+		"unknown key of autopilot": {"autopilot {\n  min_quorun = 1\n}\n" + tlsBlock, `2: autopilot: unsupported argument "min_quorun"; did you mean "min_quorum"?`},
+		"unknown key of tls":       {tlsBlock + "tls {}", `6: tls: block given twice, first on line 1`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
+			wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+c.want, "DIR", dir))
+			if err != nil && strings.Contains(err.Error(), testKey) {
+				t.Errorf("the error tells the key: %v", err)
+			}
+		})
+	}
+}
+
+// Keys come out of a configuration or a file that only its owner reads, and are in
+// nothing that is printed.
+func TestKeys(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	inline := write("a.hcl", "name = \"n\"\nencrypt = \""+testKey+"\"\n"+tlsBlock, 0o640)
+	a, err := Load(Source{Paths: []string{inline}, Environment: environment(nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := a.Gossip.Read()
+	if err != nil || string(key) != testKey || len(key.Bytes()) != 32 {
+		t.Errorf("got a key of %d bytes, %v", len(key.Bytes()), err)
+	}
+	text, err := json.Marshal(map[string]any{"agent": a, "key": key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, printed := range []string{fmt.Sprintf("%v %+v %#v %s %q %x", a.Gossip, a.Gossip, key, key, key, key), string(text)} {
+		if strings.Contains(printed, testKey[:8]) || strings.Contains(printed, fmt.Sprintf("%x", testKey)[:8]) {
+			t.Errorf("a key is printed: %s", printed)
+		}
+	}
+	for name, c := range map[string]struct {
+		text string
+		mode os.FileMode
+		want string // empty: it is read
+	}{
+		"good":     {testKey + "\n", 0o600, ""},
+		"of group": {testKey, 0o640, ""},
+		"public":   {testKey, 0o644, "every user of this machine can read"},
+		"short":    {testKey[:8], 0o600, "the base64 of 16, 24 or 32 bytes is required"},
+		"raw":      {strings.Repeat("\x01", 32), 0o600, "the base64 of 16, 24 or 32 bytes is required"},
+		"empty":    {"", 0o600, "the base64 of 16, 24 or 32 bytes is required"},
+	} {
+		source := KeySource{File: write(name, c.text, c.mode)}
+		key, err := source.Read()
+		if c.want == "" && (err != nil || string(key) != testKey) ||
+			c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), source.File) || strings.Contains(err.Error(), testKey[:8])) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := (KeySource{File: dir + "/none"}).Read(); err == nil {
+		t.Error("a file that is not there was read")
+	}
+	if key, err := (KeySource{}).Read(); err != nil || key != "" || key.Bytes() != nil {
+		t.Error("no key is one")
+	}
+}
