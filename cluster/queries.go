@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -66,6 +67,13 @@ func (q Queries) Left(ctx context.Context, of []claim.WorkloadRef, b Blocking) (
 // Cluster is the cluster's identity; its id is empty while it has none.
 func (q Queries) Cluster(ctx context.Context, b Blocking) (claim.Cluster, uint64, error) {
 	return query[claim.Cluster](ctx, q.to, &command.QueryCluster{Blocking: b})
+}
+
+// Granted is a token with its policies, by the SHA-256 of its secret; empty: the policy for
+// calls without a token, where there is one. It may have expired. Errors:
+// acl.ErrTokenNotFound.
+func (q Queries) Granted(ctx context.Context, secretHash string, b Blocking) (acl.Granted, uint64, error) {
+	return query[acl.Granted](ctx, q.to, &command.QueryACL{SecretHash: secretHash, Blocking: b})
 }
 
 // query brings a query to the leader and gives its answer the type that it has.

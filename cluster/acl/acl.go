@@ -29,6 +29,9 @@ type Policy struct {
 	ModifiedAt  time.Time `json:"modified_at"`
 }
 
+// Anonymous is the name of the policy for calls without a token.
+const Anonymous = "anonymous"
+
 // Role is a named set of policies.
 type Role struct {
 	Name        string    `json:"name"`

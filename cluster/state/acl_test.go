@@ -47,6 +47,17 @@ func TestBootstrapACLOnce(t *testing.T) {
 	}
 }
 
+func TestACLWithoutToken(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutACLPolicies{Policies: []acl.Policy{{Name: acl.Anonymous, Rules: "three"}}})
+	view(t, l, func(tx *ReadTx) error {
+		if granted, err := tx.ACLGranted(""); err != nil || granted.Token.Accessor != "" || len(granted.Policies) != 1 || granted.Policies[0].Rules != "three" {
+			t.Errorf("granted %+v, %v", granted, err)
+		}
+		return nil
+	})
+}
+
 func TestACLRecords(t *testing.T) {
 	l := open(t)
 	rules := func(text string) command.Command {
@@ -69,6 +80,9 @@ func TestACLRecords(t *testing.T) {
 		}
 		if _, err := tx.ACLGranted(hashOf(9)); !errors.Is(err, acl.ErrTokenNotFound) {
 			t.Errorf("an unknown secret: %v", err)
+		}
+		if granted, err := tx.ACLGranted(""); err != nil || granted.Token.Accessor != "" || len(granted.Policies) != 0 {
+			t.Errorf("no secret: %+v, %v", granted, err)
 		}
 		return nil
 	})

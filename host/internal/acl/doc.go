@@ -2,9 +2,9 @@
 // caller into Rules, and finds the Rules of a token's secret.
 //
 // policy.go has how a policy is written, rules.go what several of them allow together,
-// resolver.go how a secret becomes an Identity. What an API call needs is in
-// host/internal/server; what the ledger keeps of policies, roles and tokens is in
-// cluster/acl.
+// resolver.go how a secret becomes an Identity, finder.go where tokens are looked up.
+// What an API call needs is in host/internal/server; what the ledger keeps of policies,
+// roles and tokens is in cluster/acl.
 //
 // What must stay true:
 //

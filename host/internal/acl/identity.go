@@ -23,6 +23,3 @@ var (
 	// ErrExpired: the token's time is over.
 	ErrExpired = errors.New("the ACL token has expired")
 )
-
-// Anonymous is the name of the policy for calls without a token.
-const Anonymous = "anonymous"

@@ -17,11 +17,9 @@ import (
 
 // Finder finds what the ledger has of a token.
 type Finder interface {
-	// Granted reads a token by the SHA-256 of its secret, with its policies. Error:
-	// ledger.ErrTokenNotFound.
+	// Granted reads a token by the SHA-256 of its secret, with its policies; empty: the policy
+	// for calls without a token, where there is one. Error: ledger.ErrTokenNotFound.
 	Granted(ctx context.Context, secretHash string) (ledger.Granted, error)
-	// Anonymous reads the policy for calls without a token. Error: ledger.ErrPolicyNotFound.
-	Anonymous(ctx context.Context) (ledger.Policy, error)
 }
 
 // Hash is what the ledger knows of a secret.
@@ -38,7 +36,7 @@ type Resolver struct {
 	now    func() time.Time
 
 	mu    sync.Mutex
-	found map[string]finding // by a secret's hash, or anonymous
+	found map[string]finding // by a secret's hash
 	rules map[string]*Rules  // by the names and the indexes of policies
 }
 
@@ -93,7 +91,7 @@ func (r *Resolver) find(ctx context.Context, hash string) (ledger.Granted, error
 	if known && asked.Sub(before.at) < r.keep {
 		return before.granted, nil
 	}
-	g, err := r.ask(ctx, hash)
+	g, err := r.finder.Granted(ctx, hash)
 	unknown := errors.Is(err, ledger.ErrTokenNotFound)
 	switch {
 	case r.keep == 0:
@@ -111,17 +109,6 @@ func (r *Resolver) find(ctx context.Context, hash string) (ledger.Granted, error
 		r.found[hash] = finding{g, asked}
 	}
 	return g, err
-}
-
-func (r *Resolver) ask(ctx context.Context, hash string) (ledger.Granted, error) {
-	if hash != "" {
-		return r.finder.Granted(ctx, hash)
-	}
-	p, err := r.finder.Anonymous(ctx)
-	if errors.Is(err, ledger.ErrPolicyNotFound) {
-		return ledger.Granted{}, nil
-	}
-	return ledger.Granted{Policies: []ledger.Policy{p}}, err
 }
 
 // compiled are the rules of policies. One that this program does not understand, as a newer
