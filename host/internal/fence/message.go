@@ -55,9 +55,10 @@ type request struct {
 
 // answer is a line that the fence sends: what it knows now.
 type answer struct {
-	Version int    `json:"version"`
-	State   State  `json:"state"`
-	Error   string `json:"error,omitempty"`
+	Version int   `json:"version"`
+	State   State `json:"state"`
+	// Error says why State was not written down.
+	Error string `json:"error,omitempty"`
 }
 
 // empty says that there is nothing to guard.

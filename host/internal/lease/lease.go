@@ -17,6 +17,9 @@ import (
 // ErrNoLease says that this node may not use volumes now. Nothing was published.
 var ErrNoLease = errors.New("this node has no lease on its claims")
 
+// unanswered is how most leases end.
+const unanswered = "no server has answered a heartbeat in time"
+
 // Fence is what a Lease needs of the fence (*fence.Client).
 type Fence interface {
 	// State is what the fence knows, as far as it has said.
@@ -37,9 +40,9 @@ type Lease struct {
 	mu    sync.Mutex
 	term  uint64
 	times fence.Times
-	why   string        // there is none
+	over  bool          // there is none now
+	why   string        // how the last one ended
 	lost  chan struct{} // closed when the present lease is over
-	over  bool          // lost is closed
 	timer *time.Timer
 }
 
@@ -49,10 +52,13 @@ func New(f Fence, log hclog.Logger) *Lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.times = f.State().Times
-	if left := l.left(); left > 0 {
+	switch left := l.left(); {
+	case left > 0:
 		l.term = 1
 		l.watch(left)
-	} else {
+	case l.times.Stop == 0:
+		l.over = true // and nothing was lost
+	default:
 		l.end(l.why)
 	}
 	return l
@@ -92,9 +98,10 @@ func (l *Lease) Term() uint64 {
 	return l.term
 }
 
-// Lost is closed when the present lease is over, and at once where there is none: the
-// workloads with volumes are to be stopped. After the next answer of a server there is
-// another channel. For a single host it is never closed.
+// Lost is closed when the present lease is over, and at once where it was over before this
+// process of the agent: the workloads with volumes are to be stopped. With the next answer
+// of a server there is another channel. It is open where there never was a lease, and nil for a
+// single host.
 func (l *Lease) Lost() <-chan struct{} {
 	if l == nil {
 		return nil
@@ -174,14 +181,15 @@ func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, terms claim.Li
 		return nil
 	}
 	times := NodeTimes(sent, terms)
-	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil {
+	// A disk that is full must not end what runs.
+	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil && !errors.Is(err, fence.ErrNotKept) {
 		return fmt.Errorf("renew the lease: tell the fence: %w", err)
 	}
 	l.sent = sent
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.left() <= 0 { // also where the agent was stopped and its timer comes only now
-		l.end("no server has answered a heartbeat in time")
+	if !l.over && l.left() <= 0 { // the agent was stopped, and its timer comes only now
+		l.end(unanswered)
 	}
 	l.times = times
 	left := l.left()
@@ -203,14 +211,14 @@ func (l *Lease) Expire(ctx context.Context, why string) error {
 	defer l.renewing.Unlock()
 	now := boottime.Now()
 	l.mu.Lock()
-	ended := l.over && l.times.Deadline <= now
+	ended := l.over && l.times.Stop != 0 && l.times.Deadline <= now
 	if !ended {
-		l.times = fence.Times{Stop: min(l.times.Stop, now), Deadline: min(l.times.Deadline, now)}
+		l.times = fence.Times{Stop: now, Deadline: now}
 		l.end(why)
 	}
 	times := l.times
 	l.mu.Unlock()
-	if ended || times.Deadline == 0 {
+	if ended {
 		return nil
 	}
 	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil {
@@ -236,13 +244,20 @@ func (l *Lease) left() time.Duration { return l.times.Stop.Sub(boottime.Now()) }
 // begin starts another term. l.mu is held.
 func (l *Lease) begin() {
 	l.term++
-	l.lost, l.over = make(chan struct{}), false
+	l.over = false
+	select {
+	case <-l.lost:
+		l.lost = make(chan struct{})
+	default: // the first one
+	}
 }
 
 // end tells that the lease is over. l.mu is held.
 func (l *Lease) end(why string) {
-	if !l.over {
-		l.why, l.over = why, true
+	l.over, l.why = true, why
+	select {
+	case <-l.lost:
+	default:
 		close(l.lost)
 	}
 }
@@ -263,7 +278,7 @@ func (l *Lease) watch(left time.Duration) {
 			l.watch(left)
 			return
 		}
-		l.end("no server has answered a heartbeat in time")
+		l.end(unanswered)
 		l.log.Warn("the lease on this node's claims is over, its workloads with volumes are stopped", "since", l.times.Stop)
 	})
 }

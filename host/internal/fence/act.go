@@ -1,0 +1,294 @@
+package fence
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+// Bounds of one round.
+const (
+	// unmountPatience is how long a round waits for the kernel to unmount; it goes on in
+	// the background, since it writes out what the page cache has.
+	unmountPatience = 500 * time.Millisecond
+	// lazyAfter is how long a mount that nobody is seen to use is tried before it is
+	// detached lazily (umount2(2), MNT_DETACH).
+	lazyAfter = time.Second
+	// mostRefusals is how often a mount is tried that the kernel says is none.
+	mostRefusals = 3
+)
+
+// actor takes away what is guarded.
+type actor struct {
+	dir string
+	log hclog.Logger
+	// due says that the deadline has passed; it may be put off at any time.
+	due func() bool
+
+	search    search
+	copies    map[replica]Mount
+	unmounts  unmounts
+	stuck     map[string]time.Time // since when a mount has been busy with nobody seen to use it, by its key
+	report    *Report              // nil: there was nothing to do yet at this deadline
+	written   string               // the report, as it was given to write last
+	refused   map[string]int       // how often the kernel said that a mount is none, or locked, by its key
+	forbidden map[uint64]bool      // namespaces in which a mount cannot be taken away
+
+	writes  chan Report // the newest report that is not written yet
+	writing sync.WaitGroup
+}
+
+func newActor(dir string, log hclog.Logger, due func() bool) *actor {
+	a := &actor{dir: dir, log: log, due: due}
+	a.search.hung = map[int]bool{}
+	a.unmounts.under = map[string]*unmount{}
+	a.over()
+	a.writes = make(chan Report, 1)
+	a.writing.Go(a.writeReports)
+	return a
+}
+
+// close waits for the last report.
+func (a *actor) close() {
+	close(a.writes)
+	a.writing.Wait()
+}
+
+// over forgets about a deadline that has been put off.
+func (a *actor) over() {
+	a.copies, a.stuck, a.refused, a.forbidden = nil, map[string]time.Time{}, map[string]int{}, map[uint64]bool{}
+	a.report, a.written = nil, ""
+}
+
+// round kills those that hold what is guarded, and unmounts what nobody holds. It says
+// whether anything was left to do: then another round has to follow at once.
+func (a *actor) round(s State) (left bool) {
+	sc, err := look(s, a.copies)
+	if err != nil {
+		a.log.Error("the mounts and processes of this machine cannot be read, it is tried again", "error", err)
+		return true
+	}
+	a.copies = sc.copies
+	holders := a.search.holders(sc, s.Processes, len(a.stuck) > 0)
+	holders = append(holders, a.locked(sc)...)
+	if len(holders) == 0 && len(sc.places) == 0 && len(sc.copies) == 0 {
+		a.done()
+		return false
+	}
+	if a.report == nil || a.report.Done != 0 {
+		a.report = &Report{BootID: process.BootID(), Deadline: s.Times.Deadline, Began: time.Now()}
+		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline, "processes", len(holders), "mounts", len(sc.places))
+	}
+	a.report.Left = nil
+	for _, h := range holders {
+		if !a.due() {
+			return true
+		}
+		a.kill(sc, h)
+	}
+	a.unmountAll(sc, holders)
+	a.write()
+	return true
+}
+
+// kill sends SIGKILL to the very process that was looked at.
+func (a *actor) kill(sc *scene, h holder) {
+	workload := h.named.Workload
+	if m, ok := sc.mounts[h.guard]; ok {
+		workload = m.Workload
+	}
+	k := Killed{PID: h.pid, Command: command(h.pid), Why: h.why, Workload: workload}
+	if err := kill(h); err != nil {
+		a.report.Left = append(a.report.Left, fmt.Sprintf("kill process %d (%s), %s: %v", k.PID, k.Command, k.Why, err))
+		return
+	}
+	if sc.processes[h.pid].state == 'D' {
+		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) waits in the kernel and ends when that lets it: %s", k.PID, k.Command, k.Why))
+	}
+	a.report.killed(k)
+}
+
+func kill(h holder) error {
+	fd, err := unix.PidfdOpen(h.pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if st, err := readStat(fmt.Sprintf("/proc/%d", h.pid)); err != nil || st.start != h.start {
+		return nil // it has ended
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// unmountAll unmounts what nobody holds: first what is published, then what is staged, the
+// innermost and newest mounts first, and then what other namespaces have of it.
+func (a *actor) unmountAll(sc *scene, holders []holder) {
+	held := func(m Mount) bool {
+		return slices.ContainsFunc(holders, func(h holder) bool {
+			return h.guard == m.Path || h.guard == "" && h.named.Workload == m.Workload
+		})
+	}
+	places := slices.Clone(sc.places)
+	slices.Reverse(places)
+	slices.SortStableFunc(places, func(x, y place) int {
+		return -cmp.Compare(strings.Count(x.Mountpoint, "/"), strings.Count(y.Mountpoint, "/"))
+	})
+	busy := map[string]bool{}
+	for _, staging := range []bool{false, true} {
+		var tries []try
+		for _, p := range places {
+			if p.guard.Staging == staging && !held(p.guard) {
+				tries = append(tries, a.try(fmt.Sprintf("%d %s", p.ID, p.Mountpoint), p.guard, func(flags int) error {
+					return unix.Unmount(p.Mountpoint, flags)
+				}))
+			}
+		}
+		a.wait(tries, busy)
+	}
+	var tries []try
+	for r, guard := range sc.copies {
+		if held(guard) || slices.ContainsFunc(sc.places, func(p place) bool { return p.guard.Path == guard.Path }) {
+			continue // most go with the original
+		}
+		pid := sc.members[r.tree]
+		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", r.id, r.path, pid), guard, func(flags int) error {
+			return unmountIn(pid, r.path, flags)
+		}))
+		tries[len(tries)-1].namespace = r.tree.namespace
+	}
+	a.wait(tries, busy)
+	for key := range a.stuck {
+		if !busy[key] {
+			delete(a.stuck, key)
+		}
+	}
+}
+
+// try is one mount that is to go.
+type try struct {
+	key       string // names it, also for people
+	guard     Mount
+	lazy      bool
+	under     *unmount
+	namespace uint64 // 0: the fence's own
+}
+
+// try begins to unmount, lazily where it has been busy for long enough.
+func (a *actor) try(key string, guard Mount, call func(flags int) error) try {
+	flags := unix.UMOUNT_NOFOLLOW
+	since, stuck := a.stuck[key]
+	lazy := stuck && time.Since(since) > lazyAfter
+	if lazy {
+		flags |= unix.MNT_DETACH
+	}
+	if !a.due() {
+		return try{key: key, guard: guard}
+	}
+	return try{key: key, guard: guard, lazy: lazy, under: a.unmounts.begin(key, func() error { return call(flags) })}
+}
+
+// wait waits a moment for mounts to go, and notes those that are busy.
+func (a *actor) wait(tries []try, busy map[string]bool) {
+	timeout := time.NewTimer(unmountPatience)
+	defer timeout.Stop()
+	for _, t := range tries {
+		if t.under == nil {
+			continue
+		}
+		select {
+		case <-t.under.done:
+		case <-timeout.C:
+			timeout.Reset(0) // the others are only asked
+			a.report.Left = append(a.report.Left, "unmount "+t.key+": the kernel has not finished")
+			continue
+		}
+		err := t.under.err
+		switch {
+		case err == nil && t.lazy:
+			a.report.Detached = append(a.report.Detached, t.key)
+			a.report.unmounted(t.guard)
+		case err == nil:
+			a.report.unmounted(t.guard)
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+			// Mostly it is gone already, as a copy goes with its original. One that is seen
+			// again and again is locked in its namespace.
+			if a.refused[t.key]++; a.refused[t.key] >= mostRefusals {
+				a.report.Left = append(a.report.Left, fmt.Sprintf("unmount %s: %v", t.key, err))
+				a.forbidden[t.namespace] = t.namespace != 0
+			}
+		default:
+			if _, ok := a.stuck[t.key]; !ok {
+				a.stuck[t.key] = time.Now()
+			}
+			busy[t.key] = true
+			a.report.Left = append(a.report.Left, fmt.Sprintf("unmount %s: %v", t.key, err))
+		}
+	}
+}
+
+// locked are the processes of namespaces that show a volume and do not let anyone take it
+// away (mount_namespaces(7), locked mounts).
+func (a *actor) locked(sc *scene) (found []holder) {
+	for r, guard := range sc.copies {
+		if !a.forbidden[r.tree.namespace] {
+			continue
+		}
+		for pid, ns := range sc.namespaces {
+			if ns == r.tree.namespace && pid != 1 {
+				found = append(found, holder{pid: pid, start: sc.processes[pid].start, guard: guard.Path, why: "it is in a mount namespace that shows the volume at " + r.path})
+			}
+		}
+	}
+	return found
+}
+
+// done notes that nothing is left.
+func (a *actor) done() {
+	if a.report == nil || a.report.Done != 0 {
+		return
+	}
+	a.report.Done, a.report.DoneAt, a.report.Left = boottime.Now(), time.Now(), nil
+	a.log.Warn(a.report.String(), "deadline", a.report.Deadline, "done", a.report.Done)
+	a.write()
+}
+
+// write gives the report to whom writes it, where it says something new. A slow disk does
+// not keep the fence from killing.
+func (a *actor) write() {
+	slices.Sort(a.report.Left)
+	r := *a.report
+	r.Workloads, r.Killed, r.Unmounted = slices.Clone(r.Workloads), slices.Clone(r.Killed), slices.Clone(r.Unmounted)
+	r.Detached, r.Left = slices.Clone(r.Detached), slices.Clone(r.Left)
+	if text := fmt.Sprintf("%+v", r); text != a.written {
+		a.written = text
+		select {
+		case <-a.writes: // nobody has begun to write that
+		default:
+		}
+		a.writes <- r
+	}
+}
+
+func (a *actor) writeReports() {
+	for r := range a.writes {
+		if err := writeReport(a.dir, r); err != nil {
+			a.log.Error("what the fence did could not be written", "error", err, "report", r.String())
+		}
+	}
+}

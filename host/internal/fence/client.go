@@ -1,0 +1,405 @@
+package fence
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/durable"
+	"github.com/pannier/pannier/host/internal/process"
+)
+
+var (
+	// ErrClosed says that the agent has let go of its fence.
+	ErrClosed = errors.New("the fence's client is closed")
+	// ErrNotKept says that the fence guards what it was told to, as long as it runs: it
+	// could not write that down, and another one would not know.
+	ErrNotKept = errors.New("the fence could not write down what it guards")
+)
+
+const (
+	// answerPatience is how long a fence may take to answer. One that does not is killed
+	// and started anew.
+	answerPatience = 5 * time.Second
+	// startPatience is how long a fence may take to start.
+	startPatience = 30 * time.Second
+)
+
+// Config is what a Client needs.
+type Config struct {
+	// Dir is the fence's folder, in the data directory. It is made, 0700.
+	Dir string
+	// Command is the program and its arguments that run Run for Dir. Default: this program with
+	// "fence -dir DIR".
+	Command []string
+	// Env is the fence's environment; nothing is inherited.
+	Env []string
+	Log hclog.Logger
+}
+
+// Client is an agent's side of its fence. It keeps one running and tells it what to guard.
+type Client struct {
+	cfg Config
+
+	mu        sync.Mutex
+	want      *book
+	version   uint64 // counts the changes of want
+	told      uint64 // that the fence has confirmed
+	err       error  // why it has not, lately
+	confirmed State
+	progress  chan struct{} // closed and replaced when told or err changes
+
+	kick chan struct{} // has something in it after a change
+	conn *connection   // keep's own, as proc is
+	proc *process.Process
+
+	stop   context.CancelFunc
+	keeper sync.WaitGroup
+	close  sync.Once
+}
+
+// Open finds the fence of a folder, or starts one, and learns what it guards. ctx bounds
+// the opening only.
+func Open(ctx context.Context, cfg Config) (*Client, error) {
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open the fence: %w", err)
+	}
+	if len(cfg.Command) == 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("open the fence: find this program: %w", err)
+		}
+		cfg.Command = []string{exe, "fence", "-dir", cfg.Dir}
+	}
+	c := &Client{cfg: cfg, progress: make(chan struct{}), kick: make(chan struct{}, 1)}
+	a, err := c.reach(ctx, request{})
+	if err != nil {
+		c.hangUp()
+		c.releaseProcess()
+		return nil, fmt.Errorf("open the fence: %w", err)
+	}
+	c.want, c.confirmed = newBook(a.State), a.State
+	c.version = 1 // it is told once what it knows: from then on it acts by that
+	c.kick <- struct{}{}
+	running, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	c.keeper.Go(func() { c.keep(running) }) //nolint:contextcheck // it outlives the opening
+	return c, nil
+}
+
+// Close ends a fence that has nothing to guard, and leaves any other: it acts at its
+// deadline, unless another process of the agent puts that off.
+func (c *Client) Close() error {
+	c.close.Do(func() {
+		c.stop()
+		c.keeper.Wait()
+		defer c.releaseProcess()
+		defer c.hangUp()
+		if state := c.State(); !state.empty() || c.conn == nil {
+			return
+		}
+		if _, err := c.conn.ask(request{Close: true}); err != nil || c.proc == nil {
+			return
+		}
+		select {
+		case <-c.proc.Done():
+		case <-time.After(answerPatience):
+		}
+	})
+	return nil
+}
+
+// State is what the agent wants the fence to know, most of which it has confirmed.
+func (c *Client) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.want.state()
+}
+
+// Update changes what the fence is to know, and waits until it has confirmed that it does.
+// When that fails the change stands all the same, and the fence is told as soon as it can
+// be. The error says why it was not in time; ErrNotKept.
+func (c *Client) Update(ctx context.Context, change func(Change)) error {
+	c.mu.Lock()
+	change(Change{c.want})
+	c.version++
+	mine := c.version
+	c.mu.Unlock()
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+	for {
+		c.mu.Lock()
+		told, err, progress := c.told, c.err, c.progress
+		c.mu.Unlock()
+		if told >= mine {
+			return err
+		}
+		select {
+		case <-progress:
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// Reports are what the fence did and nobody has taken note of.
+func (c *Client) Reports() ([]Report, error) { return Reports(c.cfg.Dir) }
+
+// ForgetReports removes those reports: somebody has taken note of them. One that the fence
+// has gone on with since comes again.
+func (c *Client) ForgetReports() error {
+	err := os.Remove(filepath.Join(c.cfg.Dir, reportFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, durable.SyncDir(c.cfg.Dir))
+}
+
+// keep tells the fence of each change, and starts another one when it ends.
+func (c *Client) keep(ctx context.Context) {
+	pause := backoff.NewExponentialBackOff()
+	pause.InitialInterval, pause.MaxInterval = 20*time.Millisecond, 5*time.Second
+	for {
+		var again <-chan time.Time
+		if err := c.tell(ctx); err != nil && ctx.Err() == nil {
+			c.cfg.Log.Error("the fence cannot be told what to guard, it is tried again; nothing is published meanwhile", "error", err)
+			again = time.After(pause.NextBackOff())
+		} else {
+			pause.Reset()
+		}
+		var gone <-chan struct{}
+		if c.conn != nil {
+			gone = c.conn.gone
+		}
+		select {
+		case <-ctx.Done():
+			c.note(c.told, ErrClosed)
+			return
+		case <-c.kick:
+		case <-again:
+		case <-gone:
+			c.hangUp()
+			c.cfg.Log.Warn("the fence is gone, another one is started")
+		}
+	}
+}
+
+// tell brings the fence what it is to know.
+func (c *Client) tell(ctx context.Context) error {
+	c.mu.Lock()
+	state, now := c.want.state(), c.version
+	c.mu.Unlock()
+	a, err := c.reach(ctx, request{Set: &state})
+	if err != nil {
+		c.note(c.told, err)
+		return err
+	}
+	if a.Error != "" {
+		err = fmt.Errorf("%w: %s", ErrNotKept, a.Error)
+	}
+	c.note(now, err)
+	return nil
+}
+
+func (c *Client) note(told uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.told, c.err = told, err
+	close(c.progress)
+	c.progress = make(chan struct{})
+}
+
+// reach asks the fence, which it finds or starts first. One that does not answer, or
+// speaks otherwise, is replaced.
+func (c *Client) reach(ctx context.Context, q request) (answer, error) {
+	for try := 0; ; try++ {
+		a, err := c.askOnce(ctx, q)
+		if err == nil || try > 0 || ctx.Err() != nil {
+			return a, err
+		}
+		c.cfg.Log.Warn("the fence does not answer, another one is started", "error", err)
+	}
+}
+
+func (c *Client) askOnce(ctx context.Context, q request) (answer, error) {
+	if c.conn == nil {
+		conn, err := c.connect(ctx)
+		if err != nil {
+			return answer{}, err
+		}
+		c.conn = conn
+	}
+	a, err := c.conn.ask(q)
+	if err == nil && a.Version != version {
+		err = fmt.Errorf("it speaks version %d of the protocol, this program version %d", a.Version, version)
+	}
+	if err == nil {
+		return a, nil
+	}
+	err = errors.Join(err, c.conn.kill())
+	c.hangUp()
+	return answer{}, err
+}
+
+// connect dials the fence that runs, or starts one.
+func (c *Client) connect(ctx context.Context) (*connection, error) {
+	conn, err := dial(c.cfg.Dir)
+	if err == nil {
+		return conn, nil
+	}
+	if err := c.start(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	ended := c.proc.Done()
+	for {
+		if conn, err = dial(c.cfg.Dir); err == nil {
+			return conn, nil
+		}
+		select {
+		case <-ended:
+			// Maybe the one that an agent before us began to start was quicker: it has the lock,
+			// and listens soon.
+			ended = nil
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, startPatience/10)
+			defer cancel()
+		case <-ctx.Done():
+			return nil, fmt.Errorf("reach the fence that was started (it is %s, see %s): %w", c.proc.Exit(), filepath.Join(c.cfg.Dir, logFile), err)
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+func (c *Client) start() error {
+	c.releaseProcess()
+	p, err := process.Start(process.Spec{
+		Token: process.NewToken(), Path: c.cfg.Command[0], Args: c.cfg.Command[1:], Env: c.cfg.Env,
+		LogPath: filepath.Join(c.cfg.Dir, logFile),
+	})
+	if err != nil {
+		return err
+	}
+	c.proc = p
+	return nil
+}
+
+func (c *Client) releaseProcess() {
+	if c.proc != nil {
+		c.proc.Release()
+		c.proc = nil
+	}
+}
+
+func (c *Client) hangUp() {
+	if c.conn != nil {
+		c.conn.close()
+		c.conn = nil
+	}
+}
+
+// connection is one to a fence.
+type connection struct {
+	conn    *net.UnixConn
+	answers chan answer
+	gone    chan struct{} // closed when the fence has hung up
+	reading sync.WaitGroup
+}
+
+func dial(dir string) (*connection, error) {
+	folder, short, err := openFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: filepath.Join(short, socketFile)})
+	if err != nil {
+		return nil, err
+	}
+	c := &connection{conn: conn, answers: make(chan answer), gone: make(chan struct{})}
+	c.reading.Go(c.read)
+	return c, nil
+}
+
+// read notices also when the fence ends while nobody asks it.
+func (c *connection) read() {
+	defer close(c.gone)
+	for answers := json.NewDecoder(c.conn); ; {
+		var a answer
+		if err := answers.Decode(&a); err != nil {
+			return
+		}
+		c.answers <- a
+	}
+}
+
+func (c *connection) ask(q request) (answer, error) {
+	if err := c.conn.SetDeadline(time.Now().Add(answerPatience)); err != nil {
+		return answer{}, err
+	}
+	if err := json.NewEncoder(c.conn).Encode(q); err != nil {
+		return answer{}, fmt.Errorf("ask the fence: %w", err)
+	}
+	select {
+	case a := <-c.answers:
+		return a, c.conn.SetDeadline(time.Time{})
+	case <-c.gone:
+		return answer{}, errors.New("the fence ended, or did not answer in time")
+	}
+}
+
+// kill ends a fence that does not answer: it would keep the folder's lock.
+func (c *connection) kill() error {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) { peer, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if credErr != nil {
+		return fmt.Errorf("find the fence's process: %w", credErr)
+	}
+	p, err := process.Observe(int(peer.Pid))
+	if errors.Is(err, process.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.Release()
+	if err := p.Signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	select {
+	case <-p.Done():
+		return nil
+	case <-time.After(answerPatience):
+		return fmt.Errorf("the fence (process %d) was killed and does not end", p.PID())
+	}
+}
+
+func (c *connection) close() {
+	_ = c.conn.Close()
+	// An answer that nobody waits for any more.
+	select {
+	case <-c.answers:
+	case <-c.gone:
+	}
+	c.reading.Wait()
+}
