@@ -44,8 +44,9 @@ func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, for
 // repeated with the same arguments. Claims need Volume, Mode, AccessMode and
 // AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Tokens of a
 // run before stay noted until they are deleted, and their ids cannot be used again. Errors:
-// ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrConflict where
-// it runs already with other arguments, or a token's id is taken; ErrInvalid.
+// ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrIneligible where the
+// node takes no workloads; ErrConflict where it runs already with other arguments, waits on
+// another node, or a token's id is taken; ErrInvalid.
 func (c Commands) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
 	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{Ref: ref, Node: node, Claims: claims, Tokens: tokens})
 }
@@ -71,14 +72,17 @@ func (c Commands) AdvanceClaims(ctx context.Context, by string, items ...command
 	return apply[command.AdvanceClaimsResult](ctx, c.to, &command.AdvanceClaims{Items: items, By: by})
 }
 
-// PutNode records what a node says of itself and its drivers. Errors: ErrInvalid.
+// PutNode records what a node says of itself and its drivers. One that was down or
+// disconnected is ready again. Errors: ErrNodeSecret where the node is known with another
+// secret; ErrInvalid.
 func (c Commands) PutNode(ctx context.Context, node claim.Node) (command.PutNodeResult, error) {
 	return apply[command.PutNodeResult](ctx, c.to, &command.PutNode{Node: node})
 }
 
-// DeleteNode removes a node's record; its claims stay. An unknown node is no error.
+// DeleteNode removes a node's record. An unknown node is no error. Errors: ErrNodeInUse while
+// there are claims on it, or workloads that run or wait there: SetNodeStatus(down) lets go of them.
 func (c Commands) DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error) {
-	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name})
+	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name, IfUnused: true})
 }
 
 // DeleteDrivers removes those of the drivers (at most command.MaxItems) that no
@@ -116,7 +120,8 @@ func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.
 
 // AwaitWorkload records that a workload waits on a node for others to end, and returns those
 // that have not. It may be repeated, and is over with StartWorkload or EndWorkload.
-// Errors: ErrCycle; ErrConflict where the workload runs, or waits elsewhere; ErrInvalid.
+// Errors: ErrCycle; ErrIneligible where the node takes no workloads; ErrConflict where the
+// workload runs, or waits elsewhere; ErrInvalid.
 func (c Commands) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error) {
 	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{Ref: ref, Node: node, After: after})
 }
@@ -126,13 +131,16 @@ func (c Commands) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node
 // node-detached. Errors: ErrNodeNotFound, ErrInvalid.
 func (c Commands) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error) {
 	var all command.SetNodeStatusResult
+	next := command.SetNodeStatus{Name: name, Status: status, By: by}
 	for {
-		result, err := apply[command.SetNodeStatusResult](ctx, c.to, &command.SetNodeStatus{Name: name, Status: status, By: by})
+		// Each round is a command of its own: the one before is in the log already.
+		one := next
+		result, err := apply[command.SetNodeStatusResult](ctx, c.to, &one)
 		result.Ended, result.Freed = append(all.Ended, result.Ended...), append(all.Freed, result.Freed...)
 		if err != nil || !result.More {
 			return result, err
 		}
-		all = result
+		all, next.Continues, next.After = result, result.Node.StatusIndex, result.Next
 	}
 }
 

@@ -3,6 +3,7 @@ package claim
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -22,6 +23,8 @@ type Node struct {
 	SecretHash string     `json:"secret_hash,omitempty"`
 	Status     NodeStatus `json:"status,omitempty"` // empty: ready
 	StatusAt   time.Time  `json:"status_at,omitzero"`
+	// StatusIndex is the ledger index at which the status was set.
+	StatusIndex uint64 `json:"status_index,omitempty"`
 	// Ineligible nodes start no workload.
 	Ineligible bool   `json:"ineligible,omitempty"`
 	Drain      *Drain `json:"drain,omitempty"` // nil: the node is not drained
@@ -41,6 +44,59 @@ const (
 	NodeDisconnected NodeStatus = "disconnected" // not heard from for heartbeat_ttl; its claims stand
 	NodeDown         NodeStatus = "down"         // it has stopped by its own clock, and its claims were let go
 )
+
+// Valid says whether s is a status.
+func (s NodeStatus) Valid() bool {
+	return s == NodeReady || s == NodeDisconnected || s == NodeDown
+}
+
+// Ready says whether the node counts as there.
+func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
+
+// SetStatus notes a status, when and at which index it was set.
+func (n *Node) SetStatus(status NodeStatus, at time.Time, index uint64) {
+	n.Status, n.StatusAt, n.StatusIndex = status, at, index
+}
+
+// CheckEligible says why the node starts no workload now, and what to do about it. The error is an
+// ErrIneligible.
+func (n *Node) CheckEligible() error {
+	refuse := func(format string, args ...any) error {
+		return fmt.Errorf("node %q: %w: it %s", n.Name, ErrIneligible, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case n.Drain != nil:
+		return refuse("is drained since %s: \"pannier node drain -disable %s\" ends that", n.Drain.StartedAt.Format(time.RFC3339), n.Name)
+	case !n.Ready():
+		return refuse("is %s since %s: see \"pannier node status %s\"", n.Status, n.StatusAt.Format(time.RFC3339), n.Name)
+	case n.Ineligible:
+		return refuse("was made ineligible: \"pannier node eligibility -enable %s\" ends that", n.Name)
+	default:
+		return nil
+	}
+}
+
+// KeepOwn takes the ledger's own fields from the record that stands.
+func (n *Node) KeepOwn(standing Node) {
+	n.SecretHash = standing.SecretHash
+	n.Status, n.StatusAt, n.StatusIndex = standing.Status, standing.StatusAt, standing.StatusIndex
+	n.Ineligible, n.Drain = standing.Ineligible, standing.Drain
+	n.CreateIndex = standing.CreateIndex
+}
+
+// Change is a drain after another order for it: one that begins is dated at, one that is
+// reported as done keeps its beginning. A report on a drain that was ended meanwhile changes
+// nothing.
+func (d *Drain) Change(next Drain, at time.Time) *Drain {
+	switch {
+	case d == nil && next.DoneAt.IsZero():
+		return &Drain{StartedAt: at, By: next.By}
+	case d == nil, !d.DoneAt.IsZero(), next.DoneAt.IsZero(), !next.StartedAt.IsZero() && !next.StartedAt.Equal(d.StartedAt):
+		return d
+	default:
+		return &Drain{StartedAt: d.StartedAt, By: d.By, DoneAt: next.DoneAt}
+	}
+}
 
 // Drain is an operator's order to stop all workloads of a node.
 type Drain struct {
@@ -137,10 +193,16 @@ const (
 	MaxDeviceGroups = 64
 )
 
+// sha256Hex is how the hash of a secret is written.
+var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
 // Validate checks a node as it describes itself. The error is a *FieldError.
 func (n *Node) Validate() error {
 	c := checker{object: fmt.Sprintf("node %q", n.Name)}
 	c.id("name", n.Name)
+	if n.SecretHash != "" && !sha256Hex.MatchString(n.SecretHash) {
+		c.fail("secret_hash", "is no SHA-256 in lower-case hexadecimal")
+	}
 	if len(n.Drivers) > MaxDrivers {
 		c.fail("drivers", fmt.Sprintf("are more than %d", MaxDrivers))
 	}

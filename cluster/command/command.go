@@ -214,10 +214,12 @@ type PutNodeResult struct {
 	Changed bool
 }
 
-// DeleteNode removes a node and what it said of drivers. Its claims stay.
+// DeleteNode removes a node and what it said of drivers. Its claims stay, unless IfUnused
+// refuses (claim.ErrNodeInUse) while there are claims on it, or workloads that run or wait there.
 type DeleteNode struct {
 	Stamp
-	Name string `json:"name"`
+	Name     string `json:"name"`
+	IfUnused bool   `json:"if_unused,omitempty"`
 }
 
 // DeleteNodeResult answers DeleteNode.
@@ -267,14 +269,20 @@ type AwaitWorkloadResult struct {
 }
 
 // SetNodeStatus records whether a node is heard from. An unknown node is claim.ErrNodeNotFound.
+// A node that is down stays so when it is said to be disconnected.
+//
 // With down, its workloads are ended and its claims are node-detached, at most
-// MaxItems claims a command: More says that there are others.
+// MaxItems claims a command: More says that there are others. They are for the next command,
+// with Continues and After from the result; it does nothing where the node has come back
+// meanwhile. Beginning again without them is right too.
 type SetNodeStatus struct {
 	Stamp
 	Name   string           `json:"name"`
 	Status claim.NodeStatus `json:"status"`
 	// By is the operator who vouches that the node is down; empty where nobody had to.
-	By string `json:"by,omitempty"`
+	By        string `json:"by,omitempty"`
+	Continues uint64 `json:"continues,omitempty"` // Node.StatusIndex of the result before
+	After     string `json:"after,omitempty"`     // Next of the result before
 }
 
 // SetNodeStatusResult answers SetNodeStatus.
@@ -283,10 +291,12 @@ type SetNodeStatusResult struct {
 	Ended []claim.WorkloadRef
 	Freed []claim.Claim // that were let go of
 	More  bool
+	Next  string // where the next command goes on
 }
 
 // SetNodeDuty records what an operator wants of a node: whether it starts workloads, and
-// whether it is drained. nil: as it is.
+// whether it is drained. nil: as it is. The node reports with Drain.DoneAt that nothing is
+// left; StartedAt, where given, says of which drain that is.
 type SetNodeDuty struct {
 	Stamp
 	Name       string       `json:"name"`

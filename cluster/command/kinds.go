@@ -43,7 +43,14 @@ func (c *EndWorkload) level() int {
 
 func (c *PutNode) level() int {
 	n := &c.Node
-	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.Ineligible || n.Drain != nil {
+	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.StatusIndex != 0 || n.Ineligible || n.Drain != nil {
+		return 2
+	}
+	return 1
+}
+
+func (c *DeleteNode) level() int {
+	if c.IfUnused {
 		return 2
 	}
 	return 1

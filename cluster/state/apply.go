@@ -132,6 +132,12 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 		return tx.deleteTokens(c)
 	case *command.PutSigningKey:
 		return tx.putSigningKey(c)
+	case *command.AwaitWorkload:
+		return tx.awaitWorkload(c)
+	case *command.SetNodeStatus:
+		return tx.setNodeStatus(c)
+	case *command.SetNodeDuty:
+		return tx.setNodeDuty(c)
 	case *command.PutLiveness:
 		return tx.putLiveness(c)
 	case *command.BootstrapACL:

@@ -22,22 +22,31 @@ func (tx *writeTx) putNode(c *command.PutNode) (any, error) {
 	if err != nil && !errors.Is(err, claim.ErrNodeNotFound) {
 		return nil, err
 	}
-	next.CreateIndex = tx.index
-	if known {
-		if saysTheSame(old, next) {
-			return command.PutNodeResult{Node: old}, nil
-		}
-		next.CreateIndex = old.CreateIndex
+	secret := next.SecretHash
+	next.KeepOwn(old)
+	if next.SecretHash == "" {
+		next.SecretHash = secret // the first one wins
+	}
+	switch {
+	case !known:
+		next.CreateIndex = tx.index
+	case old.SecretHash != "" && old.SecretHash != secret:
+		return nil, fmt.Errorf("node %q: %w: if its data directory was set up anew, run \"pannier node purge %s\" first", next.Name, claim.ErrNodeSecret, next.Name)
+	case old.Ready() && old.SecretHash == next.SecretHash && saysTheSame(old, next):
+		return command.PutNodeResult{Node: old}, nil
+	case !old.Ready():
+		next.SetStatus(claim.NodeReady, c.At, tx.index)
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	if err := tx.replaceDrivers(next.Name, old.Drivers, next.Drivers, c.At); err != nil {
 		return nil, err
 	}
-	if err := write(tx, nodeKey(next.Name), &next, nil, nil); err != nil {
-		return nil, err
-	}
-	tx.touch(TopicNodes, TopicNode(next.Name))
-	return command.PutNodeResult{Node: next, Changed: true}, nil
+	return command.PutNodeResult{Node: next, Changed: true}, tx.writeNode(&next)
+}
+
+func (tx *writeTx) writeNode(n *claim.Node) error {
+	tx.touch(TopicNodes, TopicNode(n.Name))
+	return write(tx, nodeKey(n.Name), n, nil, nil)
 }
 
 // saysTheSame compares what a node says of itself, but not when it said so: a
@@ -107,24 +116,6 @@ func pointer[T any](v T, there bool) *T {
 		return nil
 	}
 	return &v
-}
-
-func (tx *writeTx) deleteNode(c *command.DeleteNode) (any, error) {
-	old, err := tx.Node(c.Name)
-	if errors.Is(err, claim.ErrNodeNotFound) {
-		return command.DeleteNodeResult{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := tx.replaceDrivers(c.Name, old.Drivers, nil, c.At); err != nil {
-		return nil, err
-	}
-	if err := write(tx, nodeKey(c.Name), (*claim.Node)(nil), nil, nil); err != nil {
-		return nil, err
-	}
-	tx.touch(TopicNodes, TopicNode(c.Name))
-	return command.DeleteNodeResult{Found: true}, nil
 }
 
 func (tx *writeTx) deleteDrivers(c *command.DeleteDrivers) (any, error) {

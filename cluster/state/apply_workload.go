@@ -24,9 +24,14 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	if running && workload.Node != c.Node {
 		return nil, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node, claim.ErrConflict)
 	}
+	if known && workload.Status == claim.Waiting && workload.Node != c.Node {
+		return nil, waitsElsewhere(workload, c.Node)
+	}
 	var runs *claim.Workload
 	if running {
 		runs = &workload
+	} else if err := tx.checkEligible(c.Ref, c.Node); err != nil {
+		return nil, err
 	}
 	fresh, err := tx.newTokens(c, runs)
 	if err != nil {
@@ -61,6 +66,9 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
 		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
+	}
+	if known && workload.Status == claim.Waiting {
+		result.Workload.After = workload.After
 	}
 	if err := tx.putWorkload(result.Workload, workload); err != nil {
 		return nil, err
@@ -188,6 +196,9 @@ func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex {
+		return command.EndWorkloadResult{}, nil // another run, which its own caller ends
 	}
 	held, err := tx.ClaimsOf(c.Ref)
 	if err != nil {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
 )
@@ -169,15 +170,15 @@ func (tx *ReadTx) ClaimsOn(node string) ([]claim.Claim, error) {
 	if err != nil || node == "" {
 		return found, err
 	}
-	// Claims whose record has no node are on none in the index, and are given
-	// their node when they are read.
+	lost, err := tx.claimsWithoutNode(node)
+	return append(found, lost...), err
+}
+
+// claimsWithoutNode lists claims whose record has no node, and which are on none in the index:
+// they are given their node, here this one, when they are read.
+func (tx *ReadTx) claimsWithoutNode(node string) ([]claim.Claim, error) {
 	lost, err := tx.claimsAt(span{base: claimsByNode + "/"})
-	for _, c := range lost {
-		if c.Node == node {
-			found = append(found, c)
-		}
-	}
-	return found, err
+	return slices.DeleteFunc(lost, func(c claim.Claim) bool { return c.Node != node }), err
 }
 
 // Releasing lists the claims that are on their way out, by volume and workload,

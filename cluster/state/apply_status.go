@@ -1,0 +1,150 @@
+package state
+
+import (
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// A command that lets go of a node ends when it has written this much, in bytes, or looked at this
+// many claims: another one goes on.
+const (
+	maxLetGoBytes = 64 << 10
+	maxLetGoReads = 8 * command.MaxItems
+)
+
+func (tx *writeTx) setNodeStatus(c *command.SetNodeStatus) (any, error) {
+	n, err := tx.knownNode(c.Name)
+	if err != nil {
+		return nil, err
+	}
+	if !c.Status.Valid() {
+		return nil, &claim.FieldError{Object: fmt.Sprintf("node %q", c.Name), Field: "status", Problem: fmt.Sprintf("%q is unknown", c.Status)}
+	}
+	if c.Continues != 0 && (n.Status != c.Status || n.StatusIndex != c.Continues) {
+		return command.SetNodeStatusResult{Node: n}, nil // it has come back: what is there now may be mounted
+	}
+	same := n.Status == c.Status || n.Ready() && c.Status == claim.NodeReady
+	if !same && !(n.Status == claim.NodeDown && c.Status == claim.NodeDisconnected) {
+		n.SetStatus(c.Status, c.At, tx.index)
+		n.ModifyIndex, n.ModifiedAt = tx.index, c.At
+		if err := tx.writeNode(&n); err != nil {
+			return nil, err
+		}
+	}
+	result := command.SetNodeStatusResult{Node: n}
+	if c.Status != claim.NodeDown {
+		return result, nil
+	}
+	down := letGo{tx: tx, c: c, result: &result, begun: tx.bytes}
+	if err := down.workloads(); err != nil || result.More {
+		return result, err
+	}
+	return result, down.claims()
+}
+
+// letGo takes from a node that is down what it has: as much as fits into one command.
+type letGo struct {
+	tx     *writeTx
+	c      *command.SetNodeStatus
+	result *command.SetNodeStatusResult
+	begun  int // the transaction's bytes before
+}
+
+func (d *letGo) full() bool {
+	return d.tx.bytes-d.begun >= maxLetGoBytes || len(d.result.Freed) >= command.MaxItems || len(d.result.Ended) >= command.MaxItems
+}
+
+// workloads ends those that run or wait on the node, each with all its claims.
+func (d *letGo) workloads() error {
+	parts, err := d.tx.keys(span{base: workloadsByNode + d.c.Name + "/", limit: command.MaxItems + 1})
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		w, found, err := read[claim.Workload](&d.tx.ReadTx, workloads+part)
+		if err != nil {
+			return err
+		}
+		if !found {
+			return fault("index key %q leads to no record", workloadsByNode+d.c.Name+"/"+part)
+		}
+		held, err := d.tx.ClaimsOf(w.Ref)
+		if err != nil {
+			return err
+		}
+		if d.full() || len(d.result.Freed) > 0 && len(d.result.Freed)+len(held) > command.MaxItems {
+			d.result.More = true
+			return nil
+		}
+		ended := w
+		ended.Status, ended.EndedAt, ended.ModifyIndex = claim.Ended, d.c.At, d.tx.index
+		if err := d.tx.putWorkload(ended, w); err != nil {
+			return err
+		}
+		d.result.Ended = append(d.result.Ended, w.Ref)
+		for i := range held {
+			if err := d.free(&held[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// claims lets go of the claims of workloads that ended before.
+func (d *letGo) claims() error {
+	if d.c.After == "" {
+		lost, err := d.tx.claimsWithoutNode(d.c.Name)
+		if err != nil {
+			return err
+		}
+		for i := range lost {
+			if d.full() {
+				d.result.More = true
+				return nil
+			}
+			if err := d.free(&lost[i]); err != nil {
+				return err
+			}
+		}
+	}
+	parts, err := d.tx.keys(span{base: claimsByNode + d.c.Name + "/", after: d.c.After, limit: maxLetGoReads + 1})
+	if err != nil {
+		return err
+	}
+	d.result.Next = d.c.After
+	for i, part := range parts {
+		if d.full() || i == maxLetGoReads {
+			d.result.More = true
+			return nil
+		}
+		held, found, err := readClaim(&d.tx.ReadTx, claims+part)
+		if err != nil {
+			return err
+		}
+		if !found {
+			return fault("index key %q leads to no record", claimsByNode+d.c.Name+"/"+part)
+		}
+		if err := d.free(&held); err != nil {
+			return err
+		}
+		d.result.Next = part
+	}
+	d.result.Next = ""
+	return nil
+}
+
+// free checkpoints a claim as one that its node has let go of, if it is not that far yet.
+func (d *letGo) free(held *claim.Claim) error {
+	if !held.State.Before(claim.NodeDetached) {
+		return nil
+	}
+	held.State, held.ModifiedAt = claim.NodeDetached, d.c.At
+	if d.c.By != "" {
+		held.ForcedBy, held.ForcedAt = d.c.By, d.c.At
+	}
+	d.result.Freed = append(d.result.Freed, *held)
+	return d.tx.putClaim(held)
+}

@@ -1,0 +1,127 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func refs(ids ...string) (out []claim.WorkloadRef) {
+	for _, id := range ids {
+		out = append(out, workload(id))
+	}
+	return out
+}
+
+func await(id, node string, after ...string) *command.AwaitWorkload {
+	return &command.AwaitWorkload{Ref: workload(id), Node: node, After: refs(after...)}
+}
+
+func TestAwaitThenStart(t *testing.T) {
+	l := open(t)
+	l.must(&command.StartWorkload{Ref: workload("first"), Node: "a"})
+	l.must(&command.StartWorkload{Ref: workload("over"), Node: "a"})
+	l.must(&command.EndWorkload{Ref: workload("over")})
+	waiting := l.must(await("second", "b", "first", "over", "unknown")).(command.AwaitWorkloadResult)
+	if len(waiting.Left) != 1 || waiting.Left[0] != workload("first") || waiting.Workload.Status != claim.Waiting {
+		t.Fatalf("waits: %+v", waiting)
+	}
+	before := l.records()
+	l.must(await("second", "b", "first", "over", "unknown"))
+	for name, row := range map[string]struct {
+		c    command.Command
+		want error
+	}{
+		"elsewhere":        {await("second", "a", "first"), claim.ErrConflict},
+		"start elsewhere":  {&command.StartWorkload{Ref: workload("second"), Node: "a"}, claim.ErrConflict},
+		"one that runs":    {await("first", "a", "second"), claim.ErrConflict},
+		"for itself":       {await("third", "a", "third"), claim.ErrCycle},
+		"for one twice":    {await("third", "a", "first", "first"), claim.ErrInvalid},
+		"for a path":       {await("third", "a", "../x"), claim.ErrInvalid},
+		"for too many":     {&command.AwaitWorkload{Ref: workload("third"), Node: "a", After: make([]claim.WorkloadRef, command.MaxAfter+1)}, claim.ErrInvalid},
+		"on no node":       {await("third", ""), claim.ErrInvalid},
+		"token of waiting": {&command.PutToken{Token: intent(1, "second")}, claim.ErrNotRunning},
+	} {
+		if _, err := l.do(row.c); !errors.Is(err, row.want) {
+			t.Errorf("%s: %v, want %v", name, err, row.want)
+		}
+	}
+	l.sameAs(before, "repeated, or refused")
+
+	l.must(await("second", "b", "first"))
+	started := l.must(&command.StartWorkload{Ref: workload("second"), Node: "b"}).(command.StartWorkloadResult)
+	if w := started.Workload; !started.Created || w.Status != claim.Running || w.CreateIndex != l.index || len(w.After) != 1 {
+		t.Errorf("started %+v", w)
+	}
+	l.must(await("third", "b", "second"))
+	if got := l.must(&command.EndWorkload{Ref: workload("third")}).(command.EndWorkloadResult); got.Workload.Status != claim.Ended || !got.Found {
+		t.Errorf("ended %+v", got)
+	}
+	if again := l.must(await("third", "c", "second")).(command.AwaitWorkloadResult); again.Workload.CreateIndex != l.index {
+		t.Errorf("waits again as %+v", again.Workload)
+	}
+}
+
+func TestCycles(t *testing.T) {
+	l := open(t)
+	l.must(await("a", "n", "b"))
+	l.must(await("b", "n", "c", "d"))
+	l.must(await("d", "n", "e"))
+	_, err := l.do(await("e", "n", "x", "a"))
+	if !errors.Is(err, claim.ErrCycle) || !strings.Contains(err.Error(), `"e" waits for "a" waits for "b" waits for "d" waits for "e"`) {
+		t.Errorf("got %v", err)
+	}
+	// One that runs waits for nobody any more, whatever it waited for.
+	l.must(&command.StartWorkload{Ref: workload("d"), Node: "n"})
+	l.must(await("e", "n", "a"))
+
+	// Many ways to one place are no cycle, and are not walked one by one.
+	layer := []string{"end"}
+	for i := range 12 {
+		next := []string{}
+		for k := range 8 {
+			id := fmt.Sprintf("layer-%d-%d", i, k)
+			l.must(await(id, "n", layer...))
+			next = append(next, id)
+		}
+		layer = next
+	}
+	l.must(await("top", "n", layer...))
+}
+
+func TestLongChains(t *testing.T) {
+	l := open(t)
+	for i := range maxChain + 1 {
+		l.must(await(fmt.Sprint("w", i), "n", fmt.Sprint("w", i+1)))
+	}
+	if _, err := l.do(await("last", "n", "w0")); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+	l.must(await("short", "n", "w10"))
+}
+
+// TestEndARun leaves a run alone that the caller does not know.
+func TestEndARun(t *testing.T) {
+	l := open(t)
+	first := l.must(&command.StartWorkload{Ref: workload("w"), Node: "a"}).(command.StartWorkloadResult).Workload
+	l.must(&command.EndWorkload{Ref: workload("w"), Node: "a", Run: first.CreateIndex})
+	second := l.must(&command.StartWorkload{Ref: workload("w"), Node: "b"}).(command.StartWorkloadResult).Workload
+	before := l.records()
+	for name, c := range map[string]*command.EndWorkload{
+		"the run before": {Ref: workload("w"), Run: first.CreateIndex},
+		"elsewhere":      {Ref: workload("w"), Node: "a"},
+		"both":           {Ref: workload("w"), Node: "a", Run: second.CreateIndex},
+	} {
+		if got := l.must(c).(command.EndWorkloadResult); got.Found {
+			t.Errorf("%s: ended %+v", name, got)
+		}
+	}
+	l.sameAs(before, "another run")
+	if got := l.must(&command.EndWorkload{Ref: workload("w"), Node: "b", Run: second.CreateIndex}).(command.EndWorkloadResult); !got.Found || got.Workload.Status != claim.Ended {
+		t.Errorf("ended %+v", got)
+	}
+}

@@ -1,0 +1,293 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func nodeOf(t *testing.T, l *ledger, name string) (n claim.Node) {
+	t.Helper()
+	view(t, l, func(tx *ReadTx) (err error) {
+		n, err = tx.Node(name)
+		return err
+	})
+	return n
+}
+
+// TestNodesKeepWhatTheLedgerKnows: what a node says of itself never changes the ledger's own fields.
+func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
+	l := open(t)
+	say := func(with func(*claim.Node)) (command.PutNodeResult, error) {
+		n := claim.Node{Name: "a", BootID: "boot", SecretHash: hashOf(1)}
+		with(&n)
+		r, err := l.do(&command.PutNode{Node: n})
+		result, _ := r.(command.PutNodeResult)
+		return result, err
+	}
+	nothing := func(*claim.Node) {}
+	lies := func(n *claim.Node) {
+		n.Status, n.Ineligible, n.Drain = claim.NodeDown, true, &claim.Drain{By: "itself"}
+	}
+	if got, err := say(lies); err != nil || !got.Node.Ready() || got.Node.Ineligible || got.Node.Drain != nil {
+		t.Fatalf("it made itself %+v, %v", got.Node, err)
+	}
+	ineligible := true
+	l.must(&command.SetNodeDuty{Name: "a", Ineligible: &ineligible, Drain: &claim.Drain{By: "root"}})
+	before := l.records()
+	if got, err := say(lies); err != nil || got.Changed || got.Node.Drain.By != "root" {
+		t.Errorf("it says the same: %+v, %v", got, err)
+	}
+	for name, hash := range map[string]string{"another secret": hashOf(2), "no secret": ""} {
+		_, err := say(func(n *claim.Node) { n.SecretHash = hash })
+		if !errors.Is(err, claim.ErrNodeSecret) || !strings.Contains(err.Error(), "pannier node purge a") || strings.Contains(err.Error(), hashOf(2)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := say(func(n *claim.Node) { n.SecretHash = "secret" }); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("no hash: %v", err)
+	}
+	l.sameAs(before, "said again, or refused")
+
+	for _, status := range []claim.NodeStatus{claim.NodeDisconnected, claim.NodeDown} {
+		l.must(&command.SetNodeStatus{Name: "a", Status: status})
+		if got := nodeOf(t, l, "a"); got.Status != status || got.StatusIndex != l.index || got.StatusAt.IsZero() {
+			t.Errorf("set to %+v", got)
+		}
+		got, err := say(nothing)
+		if err != nil || !got.Changed || got.Node.Status != claim.NodeReady || got.Node.StatusIndex != l.index || !got.Node.Ineligible || got.Node.Drain == nil {
+			t.Errorf("after %s it says that it is there: %+v, %v", status, got, err)
+		}
+	}
+
+	// The first secret wins where none was known.
+	l.must(&command.PutNode{Node: claim.Node{Name: "b"}})
+	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(3)}})
+	if got := nodeOf(t, l, "b"); got.SecretHash != hashOf(3) {
+		t.Errorf("the secret's hash is %q", got.SecretHash)
+	}
+	// And whoever is purged may come with another one.
+	l.must(&command.DeleteNode{Name: "b", IfUnused: true})
+	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(4)}})
+}
+
+func TestNodesThatTakeNoWorkloads(t *testing.T) {
+	yes, no := true, false
+	for name, row := range map[string]struct {
+		set  command.Command
+		undo command.Command
+		says string
+	}{
+		"disconnected": {&command.SetNodeStatus{Name: "a", Status: claim.NodeDisconnected}, &command.SetNodeStatus{Name: "a", Status: claim.NodeReady}, "pannier node status a"},
+		"down":         {&command.SetNodeStatus{Name: "a", Status: claim.NodeDown}, &command.PutNode{Node: claim.Node{Name: "a"}}, "pannier node status a"},
+		"ineligible":   {&command.SetNodeDuty{Name: "a", Ineligible: &yes}, &command.SetNodeDuty{Name: "a", Ineligible: &no}, "pannier node eligibility -enable a"},
+		"drained":      {&command.SetNodeDuty{Name: "a", Drain: &claim.Drain{By: "root"}}, &command.SetNodeDuty{Name: "a", StopDrain: true}, "pannier node drain -disable a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := open(t)
+			l.must(&command.StartWorkload{Ref: workload("runs"), Node: "a"}) // the ledger does not know the node yet
+			l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+			l.must(row.set)
+			before := l.records()
+			for _, c := range []command.Command{&command.StartWorkload{Ref: workload("new"), Node: "a"}, &command.AwaitWorkload{Ref: workload("new"), Node: "a"}} {
+				_, err := l.do(c)
+				if !errors.Is(err, claim.ErrIneligible) || !strings.Contains(err.Error(), `node "a"`) || !strings.Contains(err.Error(), row.says) {
+					t.Errorf("%T: %v", c, err)
+				}
+			}
+			l.sameAs(before, "refused")
+			if name != "down" {
+				l.must(&command.StartWorkload{Ref: workload("runs"), Node: "a"}) // is there already
+			}
+			l.must(&command.StartWorkload{Ref: workload("elsewhere"), Node: "b"})
+			l.must(row.undo)
+			l.must(&command.StartWorkload{Ref: workload("new"), Node: "a"})
+		})
+	}
+}
+
+func TestNodeDuty(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	drain := func(d claim.Drain) *claim.Drain {
+		return l.must(&command.SetNodeDuty{Name: "a", Drain: &d}).(command.SetNodeDutyResult).Node.Drain
+	}
+	if got := drain(claim.Drain{DoneAt: now}); got != nil {
+		t.Errorf("done with a drain that is not: %+v", got)
+	}
+	begun := drain(claim.Drain{By: "root"})
+	if begun.By != "root" || begun.StartedAt.IsZero() || !begun.DoneAt.IsZero() {
+		t.Fatalf("begun as %+v", begun)
+	}
+	before := l.records()
+	drain(claim.Drain{By: "other"})
+	drain(claim.Drain{StartedAt: now.Add(-time.Hour), DoneAt: now})
+	l.must(&command.SetNodeDuty{Name: "a"})
+	l.sameAs(before, "drained already, a report on another drain, and nothing wanted")
+	if got := drain(claim.Drain{StartedAt: begun.StartedAt, DoneAt: now.Add(time.Hour)}); got.By != "root" || !got.StartedAt.Equal(begun.StartedAt) || got.DoneAt.IsZero() {
+		t.Errorf("done: %+v", got)
+	}
+	if got := l.must(&command.SetNodeDuty{Name: "a", StopDrain: true}).(command.SetNodeDutyResult).Node; got.Drain != nil {
+		t.Errorf("stopped: %+v", got.Drain)
+	}
+	for name, c := range map[string]command.Command{
+		"duty":   &command.SetNodeDuty{Name: "b", StopDrain: true},
+		"status": &command.SetNodeStatus{Name: "b", Status: claim.NodeDown},
+	} {
+		if _, err := l.do(c); !errors.Is(err, claim.ErrNodeNotFound) || !strings.Contains(err.Error(), `"b"`) {
+			t.Errorf("%s of an unknown node: %v", name, err)
+		}
+	}
+	if _, err := l.do(&command.SetNodeStatus{Name: "a", Status: "asleep"}); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("an unknown status: %v", err)
+	}
+}
+
+// TestDownTakesAll lets go of a node with more than one command takes, with what is left of ended
+// workloads, and with a record that an older program wrote.
+func TestDownTakesAll(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	l.must(&command.RegisterVolume{Volume: volume("v", claim.MultiNodeMultiWriter)})
+	start := func(id, node string) {
+		l.must(&command.StartWorkload{Ref: workload(id), Node: node, Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)}})
+	}
+	const many = 2*command.MaxItems + 7
+	for i := range many {
+		start(fmt.Sprint("w", i), "a")
+	}
+	for i := range many {
+		start(fmt.Sprint("ended", i), "a")
+		l.must(&command.EndWorkload{Ref: workload(fmt.Sprint("ended", i))})
+	}
+	l.must(&command.AwaitWorkload{Ref: workload("waits"), Node: "a", After: []claim.WorkloadRef{workload("elsewhere")}})
+	start("elsewhere", "b")
+	start("gone", "a")
+	l.must(&command.EndWorkload{Ref: workload("gone")})
+	l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v"), Workload: workload("gone"), To: claim.ControllerDetached}}})
+	l.dropNode(t, ref("v"), workload("ended3"))
+
+	ended, freed, commands := 0, map[claim.WorkloadRef]bool{}, 0
+	c := command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root"}
+	for more := true; more; {
+		one := c
+		result := l.must(&one).(command.SetNodeStatusResult)
+		if len(result.Freed) > command.MaxItems {
+			t.Fatalf("%d claims in one command", len(result.Freed))
+		}
+		ended += len(result.Ended)
+		for _, f := range result.Freed {
+			if f.State != claim.NodeDetached || f.ForcedBy != "root" || f.Node != "a" || freed[f.Workload] {
+				t.Fatalf("let go of %+v", f)
+			}
+			freed[f.Workload] = true
+		}
+		c.Continues, c.After, more = result.Node.StatusIndex, result.Next, result.More
+		commands++
+		if commands == 3 {
+			c.Continues, c.After = 0, "" // another leader begins again
+		}
+	}
+	if ended != many+1 || len(freed) != 2*many {
+		t.Errorf("ended %d of %d, let go of %d of %d", ended, many+1, len(freed), 2*many)
+	}
+	view(t, l, func(tx *ReadTx) error {
+		held, err := tx.ClaimsOn("a")
+		for _, c := range held {
+			want := claim.NodeDetached
+			if c.Workload == workload("gone") {
+				want = claim.ControllerDetached
+			}
+			if c.State != want || (c.ForcedBy == "root") != (want == claim.NodeDetached) {
+				t.Errorf("claim %+v", c)
+			}
+		}
+		if live, err := tx.WorkloadsOn("a"); err != nil || len(live) != 0 || len(held) != 2*many+1 {
+			t.Errorf("%d workloads and %d claims are left, %v", len(live), len(held), err)
+		}
+		if other, err := tx.Claim(ref("v"), workload("elsewhere")); err != nil || other.State != claim.Taken {
+			t.Errorf("on another node: %+v, %v", other, err)
+		}
+		return err
+	})
+	before := l.records()
+	l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root"})
+	if got := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDisconnected}).(command.SetNodeStatusResult); got.Node.Status != claim.NodeDown {
+		t.Errorf("one that is down became %s", got.Node.Status)
+	}
+	l.sameAs(before, "down already")
+}
+
+// dropNode takes the node out of a claim's record, as an older program may have written it.
+func (l *ledger) dropNode(t *testing.T, v claim.VolumeRef, w claim.WorkloadRef) {
+	t.Helper()
+	tx := &writeTx{ReadTx: ReadTx{txn: l.gen.db.NewTransaction(true)}, topics: map[Topic]struct{}{}}
+	defer tx.txn.Discard()
+	held, err := tx.Claim(v, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held.Node = ""
+	if err := errors.Join(tx.putClaim(&held), tx.txn.Commit()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDownStopsWhereANodeIsBack: what was started after a node came back is not let go of by a
+// command that was decided before.
+func TestDownStopsWhereANodeIsBack(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	l.must(&command.RegisterVolume{Volume: volume("v", claim.MultiNodeMultiWriter)})
+	for i := range command.MaxItems + 1 {
+		l.must(&command.StartWorkload{Ref: workload(fmt.Sprint("w", i)), Node: "a"})
+	}
+	first := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown}).(command.SetNodeStatusResult)
+	if !first.More {
+		t.Fatal("all was let go of at once")
+	}
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	l.must(&command.StartWorkload{Ref: workload("new"), Node: "a", Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)}})
+	before := l.records()
+	second := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, Continues: first.Node.StatusIndex, After: first.Next}).(command.SetNodeStatusResult)
+	if second.More || len(second.Ended) > 0 || len(second.Freed) > 0 || second.Node.Status != claim.NodeReady {
+		t.Errorf("let go of %+v", second)
+	}
+	l.sameAs(before, "the node is back")
+}
+
+func TestDeleteNodeThatIsInUse(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	l.must(&command.RegisterVolume{Volume: volume("v", claim.MultiNodeMultiWriter)})
+	refused := func(what string) {
+		t.Helper()
+		before := l.records()
+		_, err := l.do(&command.DeleteNode{Name: "a", IfUnused: true})
+		if !errors.Is(err, claim.ErrNodeInUse) || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "pannier node purge -force a") {
+			t.Errorf("got %v, want one that names %s", err, what)
+		}
+		l.sameAs(before, "refused")
+	}
+	l.must(&command.AwaitWorkload{Ref: workload("w"), Node: "a"})
+	refused(`workload "w"`)
+	l.must(&command.StartWorkload{Ref: workload("w"), Node: "a", Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)}})
+	refused(`workload "w"`)
+	l.must(&command.EndWorkload{Ref: workload("w")})
+	refused(`volume "v"`)
+	l.dropNode(t, ref("v"), workload("w"))
+	refused(`volume "v"`)
+	l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v"), Workload: workload("w"), To: claim.Freed}}})
+	if got := l.must(&command.DeleteNode{Name: "a", IfUnused: true}).(command.DeleteNodeResult); !got.Found {
+		t.Error("not found")
+	}
+	// As logs of the first level have it.
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	l.must(&command.StartWorkload{Ref: workload("x"), Node: "a"})
+	l.must(&command.DeleteNode{Name: "a"})
+}
