@@ -127,9 +127,10 @@ func TestManagement(t *testing.T) {
 	if !Management.IsManagement() || !Management.AllowNamespace("x", SubmitWorkload) || !Management.Allow(Operator, Write) || !Management.AllowSomewhere(CSIWriteVolume) {
 		t.Error("management does not allow everything")
 	}
-	none := parse(t)
-	if none.IsManagement() || none.AllowSomewhere(CSIListVolume) {
-		t.Error("no policy allows something")
+	for _, none := range []*Rules{parse(t), {}, nil} {
+		if none.IsManagement() || none.AllowSomewhere(CSIListVolume) || none.AllowNamespace("default", CSIListVolume) || none.Allow(Plugin, List) {
+			t.Errorf("%+v allows something", none)
+		}
 	}
 	if !parse(t, `namespace "x*" { policy = "read" }`).AllowSomewhere(CSIListVolume) {
 		t.Error("a pattern allows nothing anywhere")

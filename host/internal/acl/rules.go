@@ -99,7 +99,7 @@ func levelNames(area Area) []string {
 	return []string{"deny", "read", "write"}
 }
 
-// Rules are what the policies of one caller allow together. The zero value allows
+// Rules are what the policies of one caller allow together. The zero value, and nil, allow
 // nothing; they never change.
 type Rules struct {
 	management bool
@@ -128,12 +128,12 @@ func Merge(policies ...Policy) *Rules {
 }
 
 // IsManagement says whether everything is allowed, tokens and policies included.
-func (r *Rules) IsManagement() bool { return r.management }
+func (r *Rules) IsManagement() bool { return r != nil && r.management }
 
 // AllowNamespace says whether a capability is allowed in a namespace.
 func (r *Rules) AllowNamespace(namespace string, c Capability) bool {
-	if r.management {
-		return true
+	if r == nil || r.management {
+		return r != nil
 	}
 	all := r.of(namespace)
 	return all[c] && !all[Deny]
@@ -141,8 +141,8 @@ func (r *Rules) AllowNamespace(namespace string, c Capability) bool {
 
 // AllowSomewhere says whether a capability is allowed in any namespace that there could be.
 func (r *Rules) AllowSomewhere(c Capability) bool {
-	if r.management {
-		return true
+	if r == nil || r.management {
+		return r != nil
 	}
 	for _, all := range r.namespaces {
 		if all[c] && !all[Deny] {
@@ -154,8 +154,8 @@ func (r *Rules) AllowSomewhere(c Capability) bool {
 
 // Allow says whether someone may go as far as level in an area.
 func (r *Rules) Allow(area Area, level Level) bool {
-	if r.management {
-		return true
+	if r == nil || r.management {
+		return r != nil
 	}
 	have := r.levels[area]
 	return have != denied && have >= level

@@ -126,7 +126,7 @@ func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[ho
 	if err := claim.CheckID(req.Msg.GetNode()); err != nil {
 		return nil, invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
 	}
-	done, err := s.cfg.Releaser.Detach(ctx, ref, req.Msg.GetNode(), req.Msg.GetForce(), peerOf(ctx).name())
+	done, err := s.cfg.Releaser.Detach(ctx, ref, req.Msg.GetNode(), req.Msg.GetForce(), callerOf(ctx).who())
 	if err != nil {
 		return nil, err
 	}

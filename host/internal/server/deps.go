@@ -2,11 +2,13 @@ package server
 
 import (
 	"context"
+	"net"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
@@ -23,6 +25,7 @@ type Ledger interface {
 	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
 	Stats() cluster.Stats
+	ACLLedger
 }
 
 // Controllers call the drivers (controllers.Controllers).
@@ -101,4 +104,18 @@ type Tokens interface {
 	List(ctx context.Context, namespace, workload string) ([]tokens.Listed, error)
 	// Sweep revokes those whose workload is gone; a dry run only tells which.
 	Sweep(ctx context.Context, dryRun bool) (tokens.Report, error)
+}
+
+// Port takes the API's calls from other hosts (rpc.Port).
+type Port interface {
+	HTTP() net.Listener
+	// ConnContext says who is at the other end (rpc.PeerFrom).
+	ConnContext(ctx context.Context, c net.Conn) context.Context
+}
+
+// ACL says what a caller may do (acl.Resolver).
+type ACL interface {
+	// Resolve finds what the token with this secret allows; empty: what a call without one
+	// may do. Errors: acl.ErrUnknownToken, acl.ErrExpired.
+	Resolve(ctx context.Context, secret string) (acl.Identity, error)
 }

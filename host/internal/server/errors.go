@@ -11,7 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster"
+	ledgeracl "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
@@ -37,13 +39,15 @@ var mapping = []struct {
 	{connect.CodeNotFound, []error{
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound,
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
+		ledgeracl.ErrPolicyNotFound, ledgeracl.ErrRoleNotFound, ledgeracl.ErrTokenNotFound,
 	}},
 	{connect.CodeInvalidArgument, []error{
-		claim.ErrInvalid, cluster.ErrTooLarge, drivers.ErrInvalid, workload.ErrInvalid,
+		acl.ErrInvalid, claim.ErrInvalid, cluster.ErrTooLarge, drivers.ErrInvalid, workload.ErrInvalid,
 	}},
+	{connect.CodeUnauthenticated, []error{acl.ErrUnknownToken, acl.ErrExpired}},
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
-		devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
+		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
 		drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
 		supervisor.ErrNoSwap, supervisor.ErrNoCopy, supervisor.ErrPinned,
 	}},

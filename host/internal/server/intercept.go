@@ -11,63 +11,80 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/acl"
 )
 
-// queries change nothing; every other call is logged.
-var queries = map[string]bool{
-	hostv1connect.AgentServiceStatusProcedure:           true,
-	hostv1connect.AgentServiceEventsProcedure:           true,
-	hostv1connect.DriverServiceListDriversProcedure:     true,
-	hostv1connect.DriverServiceGetDriverProcedure:       true,
-	hostv1connect.PluginServiceListPluginsProcedure:     true,
-	hostv1connect.PluginServicePluginLogProcedure:       true,
-	hostv1connect.TokenServiceListTokensProcedure:       true,
-	hostv1connect.VolumeServiceGetVolumeProcedure:       true,
-	hostv1connect.VolumeServiceListVolumesProcedure:     true,
-	hostv1connect.VolumeServiceListExternalProcedure:    true,
-	hostv1connect.VolumeServiceListSnapshotsProcedure:   true,
-	hostv1connect.WorkloadServiceGetWorkloadProcedure:   true,
-	hostv1connect.WorkloadServiceListWorkloadsProcedure: true,
-}
-
-// interceptor is what every call goes through: who may, the log, the error's
-// code, the metrics.
+// interceptor is what every call goes through: who may, the log, what of the answer is
+// the caller's to see, the error's code, the metrics and the audit log.
 type interceptor struct{ *Server }
+
+// long is how long a query takes from which on the caller's rights are looked at again
+// before it is answered.
+const long = time.Second
 
 func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (resp connect.AnyResponse, err error) {
-		procedure, began := req.Spec().Procedure, time.Now()
+		call, began := req.Spec(), time.Now()
+		c, allowed := &caller{}, false
 		defer func() {
-			i.calls.observe(procedure, err)
-			i.calls.took(procedure, time.Since(began))
+			i.calls.observe(call.Procedure, err)
+			i.calls.took(call.Procedure, time.Since(began))
+			i.record(c, call.Procedure, req.Any(), "", allowed, err)
 		}()
-		caller := peerOf(ctx)
-		if err := i.access.check(caller); err != nil {
+		need := needOf(call.Procedure)
+		if c, err = i.admit(ctx, req.Header()); err != nil {
 			return nil, err
 		}
-		i.logChange(procedure, caller, req.Any())
-		resp, err = next(ctx, req)
-		return resp, withCode(ctx, err)
+		if err := need.check(c, req.Any()); err != nil {
+			return nil, err
+		}
+		allowed = true
+		i.logChange(need, call.Procedure, c, req.Any())
+		if resp, err = next(withCaller(ctx, c), req); err != nil {
+			return nil, withCode(ctx, err)
+		}
+		if !need.changes && time.Since(began) > long {
+			if c, err = i.stillMay(ctx, c, call, req.Header(), req.Any()); err != nil {
+				allowed = false
+				return nil, err
+			}
+		}
+		if _, err := i.filter(ctx, c, req.Any(), resp.Any()); err != nil {
+			return nil, withCode(ctx, err)
+		}
+		return resp, nil
 	}
 }
 
-// WrapStreamingHandler also ends the stream when the server is closed.
+// WrapStreamingHandler also ends the stream when the server is closed, and when the
+// caller's token ends.
 func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		procedure := conn.Spec().Procedure
-		defer func() { i.calls.observe(procedure, err) }()
-		caller := peerOf(ctx)
-		if err := i.access.check(caller); err != nil {
+		s := &stream{StreamingHandlerConn: conn, server: i.Server, need: needOf(procedure), caller: &caller{}}
+		defer func() {
+			i.calls.observe(procedure, err)
+			i.record(s.caller, procedure, s.request, streamEnded, s.allowed, err)
+		}()
+		if s.caller, err = i.admit(ctx, conn.RequestHeader()); err != nil {
 			return err
+		}
+		// A caller that streams says what it is about only with its first message, or never.
+		if conn.Spec().StreamType != connect.StreamTypeServer {
+			if err := s.begin(nil); err != nil {
+				return err
+			}
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's end, beside the caller's
 		defer stop()
-		return withCode(ctx, next(ctx, &loggedConn{StreamingHandlerConn: conn, received: func(msg any) {
-			i.logChange(procedure, caller, msg)
-		}}))
+		if ends := s.caller.ExpiresAt; !ends.IsZero() && !s.need.changes {
+			timer := time.AfterFunc(time.Until(ends), func() { cancel(acl.ErrExpired) })
+			defer timer.Stop()
+		}
+		s.ctx = withCaller(ctx, s.caller)
+		return withCode(ctx, next(s.ctx, s))
 	}
 }
 
@@ -75,25 +92,65 @@ func (i interceptor) WrapStreamingClient(next connect.StreamingClientFunc) conne
 	return next
 }
 
-// loggedConn tells of the request of a stream, which comes as its first message.
-type loggedConn struct {
+// stream is one whose request is checked and logged, and whose messages are the caller's
+// to see.
+type stream struct {
 	connect.StreamingHandlerConn
-	received func(msg any)
+	server  *Server
+	need    need
+	ctx     context.Context // of the call, with its caller
+	caller  *caller
+	request any
+	allowed bool
 }
 
-func (c *loggedConn) Receive(msg any) error {
-	err := c.StreamingHandlerConn.Receive(msg)
-	if err == nil {
-		c.received(msg)
+// begin checks the request of a stream, which comes as its first message.
+func (s *stream) begin(msg any) error {
+	s.request = msg
+	if err := s.need.check(s.caller, msg); err != nil {
+		return err
 	}
-	return err
+	s.allowed = true
+	procedure := s.Spec().Procedure
+	s.server.logChange(s.need, procedure, s.caller, msg)
+	s.server.record(s.caller, procedure, msg, streamBegan, true, nil)
+	return nil
+}
+
+func (s *stream) Receive(msg any) error {
+	if err := s.StreamingHandlerConn.Receive(msg); err != nil || s.allowed {
+		return err
+	}
+	return s.begin(msg)
+}
+
+// Send leaves out what the caller may not see. It asks each time what that is: a token may
+// be deleted while a stream goes on. What changes something is not cut off by that.
+func (s *stream) Send(msg any) (err error) {
+	if s.server.cfg.ACL != nil && !s.need.changes {
+		if s.caller, err = s.server.stillMay(s.ctx, s.caller, s.Spec(), s.RequestHeader(), s.request); err != nil {
+			return err
+		}
+	}
+	if see, err := s.server.filter(s.ctx, s.caller, s.request, msg); err != nil || !see {
+		return err
+	}
+	return s.StreamingHandlerConn.Send(msg)
 }
 
 // logChange logs a call that changes something, before it is made.
-func (s *Server) logChange(procedure string, caller peer, msg any) {
-	if !queries[procedure] {
-		s.log.Info("api call", "procedure", procedure, "object", shortened(object(msg)), "uid", caller.uid, "pid", caller.pid)
+func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
+	if !n.changes {
+		return
 	}
+	from := []any{"uid", c.uid, "pid", c.pid}
+	if c.cert != nil {
+		from = []any{"certificate", c.cert.String()}
+	}
+	if c.Accessor != "" {
+		from = append(from, "token", c.Name, "accessor", c.Accessor)
+	}
+	s.log.Info("api call", append([]any{"procedure", procedure, "object", shortened(object(msg))}, from...)...)
 }
 
 // object is what a request is about, without anything that could be a secret.
@@ -117,6 +174,8 @@ func object(msg any) string {
 		return qualified(m.GetNamespace(), m.GetId())
 	case interface{ GetId() string }:
 		return m.GetId()
+	case interface{ GetAccessor() string }:
+		return m.GetAccessor()
 	case interface{ GetName() string }:
 		return m.GetName()
 	case interface{ GetPath() string }:

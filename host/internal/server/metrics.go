@@ -49,7 +49,11 @@ func (m *callMetrics) took(procedure string, d time.Duration) {
 // register adds the server's metrics to the registry.
 func (s *Server) register() error {
 	s.calls = newCallMetrics()
-	for _, c := range []prometheus.Collector{s.calls.total, s.calls.time, collector{s}} {
+	all := []prometheus.Collector{s.calls.total, s.calls.time, collector{s}}
+	if s.audit != nil {
+		all = append(all, s.audit.failed)
+	}
+	for _, c := range all {
 		if err := s.cfg.Metrics.Register(c); err != nil {
 			return fmt.Errorf("register the metrics: %w", err)
 		}

@@ -42,18 +42,22 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 }
 
 func peerOf(ctx context.Context) peer {
-	p, ok := ctx.Value(peerKey{}).(peer)
-	if !ok {
-		p.err = errors.New("the connection is not one of the unix socket")
+	if p, ok := ctx.Value(peerKey{}).(peer); ok {
+		return p
 	}
-	return p
+	return unknownPeer(errors.New("the connection is not one of the unix socket"))
+}
+
+// unknownPeer is nobody's: its zero ids would be root's.
+func unknownPeer(why error) peer {
+	const nobody = 1<<32 - 1
+	return peer{uid: nobody, gid: nobody, err: why}
 }
 
 func readPeer(c net.Conn) (p peer) {
 	sock, ok := c.(*net.UnixConn)
 	if !ok {
-		p.err = fmt.Errorf("a %T has no peer credentials", c)
-		return p
+		return unknownPeer(fmt.Errorf("a %T has no peer credentials", c))
 	}
 	raw, err := sock.SyscallConn()
 	if err == nil {
@@ -67,7 +71,10 @@ func readPeer(c net.Conn) (p peer) {
 			p.groups, p.err = peerGroups(fd)
 		})
 	}
-	return peer{p.pid, p.uid, p.gid, p.groups, errors.Join(p.err, err)}
+	if err = errors.Join(p.err, err); err != nil {
+		return unknownPeer(err)
+	}
+	return p
 }
 
 // peerGroups reads the peer's supplementary groups. The kernel says how much room

@@ -87,9 +87,9 @@ func isPluginError(err error) bool {
 // VerifyPlugin tries whether a file could serve. It runs what the caller names as the
 // agent's own user, so whoever is not that user, or root, may not ask for it.
 func (s pluginService) VerifyPlugin(ctx context.Context, req *connect.Request[hostv1.VerifyPluginRequest]) (*connect.Response[hostv1.VerifyPluginResponse], error) {
-	if caller := peerOf(ctx); caller.uid != 0 && caller.uid != s.access.self {
+	if c := callerOf(ctx); !c.isRoot(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
-			fmt.Errorf("user %q may not have the agent run a file: run it as root", caller.name()))
+			fmt.Errorf("%s may not have the agent run a file: run it as root, on the agent's own machine", c.who()))
 	}
 	path := req.Msg.GetPath()
 	if !filepath.IsAbs(path) {

@@ -188,7 +188,7 @@ func TestVerifyPlugin(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "absolute")
 	// Who may use the socket may not have the agent run a file for that.
 	for uid, want := range map[uint32]connect.Code{65534: connect.CodePermissionDenied, p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound} {
-		ctx := context.WithValue(p.ctx, peerKey{}, peer{uid: uid})
+		ctx := withCaller(p.ctx, &caller{peer: peer{uid: uid}})
 		_, err := pluginService{p.Server}.VerifyPlugin(ctx, request(&hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"}))
 		wantError(t, err, want)
 	}

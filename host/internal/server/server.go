@@ -61,6 +61,17 @@ type Config struct {
 	Events *events.Bus
 	// Sealer seals volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
+
+	// Port takes calls over TLS beside the socket; nil: there is none.
+	Port Port
+	// ACL says what a token's secret allows (acl.Resolver); nil: ACLs are off, and whoever
+	// may call may do everything.
+	ACL ACL
+	// SocketRoot lets root, and the agent's own user, do everything over the socket
+	// without a token.
+	SocketRoot bool
+	// AuditPath is the file of the audit log; empty: there is none.
+	AuditPath string
 }
 
 // Ending is what ends with the agent.
@@ -91,22 +102,26 @@ type Server struct {
 	access access
 	calls  *callMetrics
 	counts counts
+	audit  *auditLog // nil: there is none
 
 	// closing ends with Close, at once; running when calls under way are cancelled.
 	closing, running context.Context
 	stopNew, stopAll context.CancelCauseFunc
 
-	api, public *http.Server
-	httpAddress string
-	serving     sync.WaitGroup
-	collectors  []prometheus.Collector
-	closeOnce   sync.Once
-	closeErr    error
+	api, peers, public *http.Server
+	httpAddress        string
+	serving            sync.WaitGroup
+	collectors         []prometheus.Collector
+	closeOnce          sync.Once
+	closeErr           error
 }
 
 // New makes a server; Open serves.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, log: cfg.Logger}
+	if cfg.AuditPath != "" {
+		s.audit = newAuditLog(cfg.AuditPath, cfg.Logger)
+	}
 	s.closing, s.stopNew = context.WithCancelCause(context.Background())
 	s.running, s.stopAll = context.WithCancelCause(context.Background())
 	return s
@@ -127,6 +142,14 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if err := s.register(); err != nil {
 		return err
 	}
+	if s.audit != nil {
+		if err := s.audit.open(); err != nil {
+			return err
+		}
+	}
+	if s.cfg.ACL == nil {
+		s.log.Info("ACLs are off: whoever may call may do everything; acl { enabled = true } turns them on")
+	}
 	socket, err := listenUnix(ctx, s.cfg.Socket, s.access.group)
 	if err != nil {
 		return err
@@ -143,6 +166,12 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	s.api = s.httpServer(s.apiHandler())
 	s.api.ConnContext = connContext
 	s.serve(s.api, socket)
+	if s.cfg.Port != nil {
+		s.peers = s.httpServer(s.api.Handler)
+		s.peers.Protocols.SetHTTP2(true)
+		s.peers.ConnContext = s.cfg.Port.ConnContext
+		s.serve(s.peers, s.cfg.Port.HTTP())
+	}
 	if tcp != nil {
 		s.public = s.httpServer(s.publicHandler())
 		s.serve(s.public, tcp)
@@ -190,6 +219,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
 	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
 	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
+	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options))
 	s.handlePublic(mux)
 	return mux
 }
@@ -211,7 +241,7 @@ func (s *Server) Close() error {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace+cancelGrace)
 		defer cancel()
 		var errs []error
-		for _, server := range []*http.Server{s.api, s.public} {
+		for _, server := range []*http.Server{s.api, s.peers, s.public} {
 			if server == nil {
 				continue
 			}
@@ -224,6 +254,7 @@ func (s *Server) Close() error {
 		s.stopAll(errStopping)
 		s.serving.Wait()
 		s.unregister()
+		errs = append(errs, s.ReopenAudit())
 		s.closeErr = errors.Join(errs...)
 	})
 	return s.closeErr

@@ -60,7 +60,7 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 			leave(err)
 		}
 	}
-	w, err := s.cfg.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", peerOf(ctx).name()), progress)
+	w, err := s.cfg.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", callerOf(ctx).who()), progress)
 	if err != nil {
 		return err
 	}

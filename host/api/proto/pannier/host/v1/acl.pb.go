@@ -29,9 +29,8 @@ type ACLPolicy struct {
 	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// rules in HCL.
 	Rules         string                 `protobuf:"bytes,3,opt,name=rules,proto3" json:"rules,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
-	ModifyIndex   uint64                 `protobuf:"varint,6,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	ModifyIndex   uint64                 `protobuf:"varint,5,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -87,13 +86,6 @@ func (x *ACLPolicy) GetRules() string {
 	return ""
 }
 
-func (x *ACLPolicy) GetCreatedAt() *timestamppb.Timestamp {
-	if x != nil {
-		return x.CreatedAt
-	}
-	return nil
-}
-
 func (x *ACLPolicy) GetModifiedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.ModifiedAt
@@ -115,9 +107,8 @@ type ACLRole struct {
 	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// policies by name; one that is not there allows nothing.
 	Policies      []string               `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
-	ModifyIndex   uint64                 `protobuf:"varint,6,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	ModifyIndex   uint64                 `protobuf:"varint,5,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -169,13 +160,6 @@ func (x *ACLRole) GetDescription() string {
 func (x *ACLRole) GetPolicies() []string {
 	if x != nil {
 		return x.Policies
-	}
-	return nil
-}
-
-func (x *ACLRole) GetCreatedAt() *timestamppb.Timestamp {
-	if x != nil {
-		return x.CreatedAt
 	}
 	return nil
 }
@@ -1566,25 +1550,21 @@ var File_pannier_host_v1_acl_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_acl_proto_rawDesc = "" +
 	"\n" +
-	"\x19pannier/host/v1/acl.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x01\n" +
+	"\x19pannier/host/v1/acl.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb7\x01\n" +
 	"\tACLPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x14\n" +
-	"\x05rules\x18\x03 \x01(\tR\x05rules\x129\n" +
-	"\n" +
-	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12;\n" +
-	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"\x05rules\x18\x03 \x01(\tR\x05rules\x12;\n" +
+	"\vmodified_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12!\n" +
-	"\fmodify_index\x18\x06 \x01(\x04R\vmodifyIndex\"\xf6\x01\n" +
+	"\fmodify_index\x18\x05 \x01(\x04R\vmodifyIndex\"\xbb\x01\n" +
 	"\aACLRole\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12\x1a\n" +
-	"\bpolicies\x18\x03 \x03(\tR\bpolicies\x129\n" +
-	"\n" +
-	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12;\n" +
-	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"\bpolicies\x18\x03 \x03(\tR\bpolicies\x12;\n" +
+	"\vmodified_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12!\n" +
-	"\fmodify_index\x18\x06 \x01(\x04R\vmodifyIndex\"\xf6\x01\n" +
+	"\fmodify_index\x18\x05 \x01(\x04R\vmodifyIndex\"\xf6\x01\n" +
 	"\bACLToken\x12\x1a\n" +
 	"\baccessor\x18\x01 \x01(\tR\baccessor\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1727,58 +1707,56 @@ var file_pannier_host_v1_acl_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
 }
 var file_pannier_host_v1_acl_proto_depIdxs = []int32{
-	31, // 0: pannier.host.v1.ACLPolicy.created_at:type_name -> google.protobuf.Timestamp
-	31, // 1: pannier.host.v1.ACLPolicy.modified_at:type_name -> google.protobuf.Timestamp
-	31, // 2: pannier.host.v1.ACLRole.created_at:type_name -> google.protobuf.Timestamp
-	31, // 3: pannier.host.v1.ACLRole.modified_at:type_name -> google.protobuf.Timestamp
-	31, // 4: pannier.host.v1.ACLToken.created_at:type_name -> google.protobuf.Timestamp
-	31, // 5: pannier.host.v1.ACLToken.expires_at:type_name -> google.protobuf.Timestamp
-	2,  // 6: pannier.host.v1.BootstrapACLResponse.token:type_name -> pannier.host.v1.ACLToken
-	0,  // 7: pannier.host.v1.PutACLPolicyResponse.policy:type_name -> pannier.host.v1.ACLPolicy
-	0,  // 8: pannier.host.v1.GetACLPolicyResponse.policy:type_name -> pannier.host.v1.ACLPolicy
-	0,  // 9: pannier.host.v1.ListACLPoliciesResponse.policies:type_name -> pannier.host.v1.ACLPolicy
-	1,  // 10: pannier.host.v1.PutACLRoleResponse.role:type_name -> pannier.host.v1.ACLRole
-	1,  // 11: pannier.host.v1.GetACLRoleResponse.role:type_name -> pannier.host.v1.ACLRole
-	1,  // 12: pannier.host.v1.ListACLRolesResponse.roles:type_name -> pannier.host.v1.ACLRole
-	32, // 13: pannier.host.v1.CreateACLTokenRequest.ttl:type_name -> google.protobuf.Duration
-	2,  // 14: pannier.host.v1.CreateACLTokenResponse.token:type_name -> pannier.host.v1.ACLToken
-	2,  // 15: pannier.host.v1.GetACLTokenResponse.token:type_name -> pannier.host.v1.ACLToken
-	2,  // 16: pannier.host.v1.ListACLTokensResponse.tokens:type_name -> pannier.host.v1.ACLToken
-	2,  // 17: pannier.host.v1.GetACLSelfResponse.token:type_name -> pannier.host.v1.ACLToken
-	0,  // 18: pannier.host.v1.GetACLSelfResponse.policies:type_name -> pannier.host.v1.ACLPolicy
-	3,  // 19: pannier.host.v1.ACLService.BootstrapACL:input_type -> pannier.host.v1.BootstrapACLRequest
-	5,  // 20: pannier.host.v1.ACLService.PutACLPolicy:input_type -> pannier.host.v1.PutACLPolicyRequest
-	7,  // 21: pannier.host.v1.ACLService.GetACLPolicy:input_type -> pannier.host.v1.GetACLPolicyRequest
-	9,  // 22: pannier.host.v1.ACLService.ListACLPolicies:input_type -> pannier.host.v1.ListACLPoliciesRequest
-	11, // 23: pannier.host.v1.ACLService.DeleteACLPolicy:input_type -> pannier.host.v1.DeleteACLPolicyRequest
-	13, // 24: pannier.host.v1.ACLService.PutACLRole:input_type -> pannier.host.v1.PutACLRoleRequest
-	15, // 25: pannier.host.v1.ACLService.GetACLRole:input_type -> pannier.host.v1.GetACLRoleRequest
-	17, // 26: pannier.host.v1.ACLService.ListACLRoles:input_type -> pannier.host.v1.ListACLRolesRequest
-	19, // 27: pannier.host.v1.ACLService.DeleteACLRole:input_type -> pannier.host.v1.DeleteACLRoleRequest
-	21, // 28: pannier.host.v1.ACLService.CreateACLToken:input_type -> pannier.host.v1.CreateACLTokenRequest
-	23, // 29: pannier.host.v1.ACLService.GetACLToken:input_type -> pannier.host.v1.GetACLTokenRequest
-	25, // 30: pannier.host.v1.ACLService.ListACLTokens:input_type -> pannier.host.v1.ListACLTokensRequest
-	27, // 31: pannier.host.v1.ACLService.DeleteACLToken:input_type -> pannier.host.v1.DeleteACLTokenRequest
-	29, // 32: pannier.host.v1.ACLService.GetACLSelf:input_type -> pannier.host.v1.GetACLSelfRequest
-	4,  // 33: pannier.host.v1.ACLService.BootstrapACL:output_type -> pannier.host.v1.BootstrapACLResponse
-	6,  // 34: pannier.host.v1.ACLService.PutACLPolicy:output_type -> pannier.host.v1.PutACLPolicyResponse
-	8,  // 35: pannier.host.v1.ACLService.GetACLPolicy:output_type -> pannier.host.v1.GetACLPolicyResponse
-	10, // 36: pannier.host.v1.ACLService.ListACLPolicies:output_type -> pannier.host.v1.ListACLPoliciesResponse
-	12, // 37: pannier.host.v1.ACLService.DeleteACLPolicy:output_type -> pannier.host.v1.DeleteACLPolicyResponse
-	14, // 38: pannier.host.v1.ACLService.PutACLRole:output_type -> pannier.host.v1.PutACLRoleResponse
-	16, // 39: pannier.host.v1.ACLService.GetACLRole:output_type -> pannier.host.v1.GetACLRoleResponse
-	18, // 40: pannier.host.v1.ACLService.ListACLRoles:output_type -> pannier.host.v1.ListACLRolesResponse
-	20, // 41: pannier.host.v1.ACLService.DeleteACLRole:output_type -> pannier.host.v1.DeleteACLRoleResponse
-	22, // 42: pannier.host.v1.ACLService.CreateACLToken:output_type -> pannier.host.v1.CreateACLTokenResponse
-	24, // 43: pannier.host.v1.ACLService.GetACLToken:output_type -> pannier.host.v1.GetACLTokenResponse
-	26, // 44: pannier.host.v1.ACLService.ListACLTokens:output_type -> pannier.host.v1.ListACLTokensResponse
-	28, // 45: pannier.host.v1.ACLService.DeleteACLToken:output_type -> pannier.host.v1.DeleteACLTokenResponse
-	30, // 46: pannier.host.v1.ACLService.GetACLSelf:output_type -> pannier.host.v1.GetACLSelfResponse
-	33, // [33:47] is the sub-list for method output_type
-	19, // [19:33] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	31, // 0: pannier.host.v1.ACLPolicy.modified_at:type_name -> google.protobuf.Timestamp
+	31, // 1: pannier.host.v1.ACLRole.modified_at:type_name -> google.protobuf.Timestamp
+	31, // 2: pannier.host.v1.ACLToken.created_at:type_name -> google.protobuf.Timestamp
+	31, // 3: pannier.host.v1.ACLToken.expires_at:type_name -> google.protobuf.Timestamp
+	2,  // 4: pannier.host.v1.BootstrapACLResponse.token:type_name -> pannier.host.v1.ACLToken
+	0,  // 5: pannier.host.v1.PutACLPolicyResponse.policy:type_name -> pannier.host.v1.ACLPolicy
+	0,  // 6: pannier.host.v1.GetACLPolicyResponse.policy:type_name -> pannier.host.v1.ACLPolicy
+	0,  // 7: pannier.host.v1.ListACLPoliciesResponse.policies:type_name -> pannier.host.v1.ACLPolicy
+	1,  // 8: pannier.host.v1.PutACLRoleResponse.role:type_name -> pannier.host.v1.ACLRole
+	1,  // 9: pannier.host.v1.GetACLRoleResponse.role:type_name -> pannier.host.v1.ACLRole
+	1,  // 10: pannier.host.v1.ListACLRolesResponse.roles:type_name -> pannier.host.v1.ACLRole
+	32, // 11: pannier.host.v1.CreateACLTokenRequest.ttl:type_name -> google.protobuf.Duration
+	2,  // 12: pannier.host.v1.CreateACLTokenResponse.token:type_name -> pannier.host.v1.ACLToken
+	2,  // 13: pannier.host.v1.GetACLTokenResponse.token:type_name -> pannier.host.v1.ACLToken
+	2,  // 14: pannier.host.v1.ListACLTokensResponse.tokens:type_name -> pannier.host.v1.ACLToken
+	2,  // 15: pannier.host.v1.GetACLSelfResponse.token:type_name -> pannier.host.v1.ACLToken
+	0,  // 16: pannier.host.v1.GetACLSelfResponse.policies:type_name -> pannier.host.v1.ACLPolicy
+	3,  // 17: pannier.host.v1.ACLService.BootstrapACL:input_type -> pannier.host.v1.BootstrapACLRequest
+	5,  // 18: pannier.host.v1.ACLService.PutACLPolicy:input_type -> pannier.host.v1.PutACLPolicyRequest
+	7,  // 19: pannier.host.v1.ACLService.GetACLPolicy:input_type -> pannier.host.v1.GetACLPolicyRequest
+	9,  // 20: pannier.host.v1.ACLService.ListACLPolicies:input_type -> pannier.host.v1.ListACLPoliciesRequest
+	11, // 21: pannier.host.v1.ACLService.DeleteACLPolicy:input_type -> pannier.host.v1.DeleteACLPolicyRequest
+	13, // 22: pannier.host.v1.ACLService.PutACLRole:input_type -> pannier.host.v1.PutACLRoleRequest
+	15, // 23: pannier.host.v1.ACLService.GetACLRole:input_type -> pannier.host.v1.GetACLRoleRequest
+	17, // 24: pannier.host.v1.ACLService.ListACLRoles:input_type -> pannier.host.v1.ListACLRolesRequest
+	19, // 25: pannier.host.v1.ACLService.DeleteACLRole:input_type -> pannier.host.v1.DeleteACLRoleRequest
+	21, // 26: pannier.host.v1.ACLService.CreateACLToken:input_type -> pannier.host.v1.CreateACLTokenRequest
+	23, // 27: pannier.host.v1.ACLService.GetACLToken:input_type -> pannier.host.v1.GetACLTokenRequest
+	25, // 28: pannier.host.v1.ACLService.ListACLTokens:input_type -> pannier.host.v1.ListACLTokensRequest
+	27, // 29: pannier.host.v1.ACLService.DeleteACLToken:input_type -> pannier.host.v1.DeleteACLTokenRequest
+	29, // 30: pannier.host.v1.ACLService.GetACLSelf:input_type -> pannier.host.v1.GetACLSelfRequest
+	4,  // 31: pannier.host.v1.ACLService.BootstrapACL:output_type -> pannier.host.v1.BootstrapACLResponse
+	6,  // 32: pannier.host.v1.ACLService.PutACLPolicy:output_type -> pannier.host.v1.PutACLPolicyResponse
+	8,  // 33: pannier.host.v1.ACLService.GetACLPolicy:output_type -> pannier.host.v1.GetACLPolicyResponse
+	10, // 34: pannier.host.v1.ACLService.ListACLPolicies:output_type -> pannier.host.v1.ListACLPoliciesResponse
+	12, // 35: pannier.host.v1.ACLService.DeleteACLPolicy:output_type -> pannier.host.v1.DeleteACLPolicyResponse
+	14, // 36: pannier.host.v1.ACLService.PutACLRole:output_type -> pannier.host.v1.PutACLRoleResponse
+	16, // 37: pannier.host.v1.ACLService.GetACLRole:output_type -> pannier.host.v1.GetACLRoleResponse
+	18, // 38: pannier.host.v1.ACLService.ListACLRoles:output_type -> pannier.host.v1.ListACLRolesResponse
+	20, // 39: pannier.host.v1.ACLService.DeleteACLRole:output_type -> pannier.host.v1.DeleteACLRoleResponse
+	22, // 40: pannier.host.v1.ACLService.CreateACLToken:output_type -> pannier.host.v1.CreateACLTokenResponse
+	24, // 41: pannier.host.v1.ACLService.GetACLToken:output_type -> pannier.host.v1.GetACLTokenResponse
+	26, // 42: pannier.host.v1.ACLService.ListACLTokens:output_type -> pannier.host.v1.ListACLTokensResponse
+	28, // 43: pannier.host.v1.ACLService.DeleteACLToken:output_type -> pannier.host.v1.DeleteACLTokenResponse
+	30, // 44: pannier.host.v1.ACLService.GetACLSelf:output_type -> pannier.host.v1.GetACLSelfResponse
+	31, // [31:45] is the sub-list for method output_type
+	17, // [17:31] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_acl_proto_init() }

@@ -1,0 +1,94 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/host/api"
+	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/rpc"
+)
+
+// caller is who makes a call: the process or the certificate at the other end of the
+// connection, and what its token says.
+type caller struct {
+	peer
+	cert *rpc.Peer // nil: it came over the unix socket
+	acl.Identity
+}
+
+// who is the caller for people, and for the ledger's records of who wanted something.
+func (c *caller) who() string {
+	switch {
+	case c.Accessor != "":
+		return fmt.Sprintf("token %q", cmp.Or(c.Name, c.Accessor))
+	case c.cert != nil:
+		return c.cert.String()
+	default:
+		return c.peer.name()
+	}
+}
+
+// isRoot says whether the caller is a process that has this machine anyway: root's, or
+// of the agent's own user.
+func (c *caller) isRoot(a access) bool {
+	return c.cert == nil && c.peer.err == nil && (c.uid == 0 || c.uid == a.self)
+}
+
+type callerKey struct{}
+
+func withCaller(ctx context.Context, c *caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// callerOf is who made the call that ctx is of. Without one it may do nothing.
+func callerOf(ctx context.Context) *caller {
+	if c, ok := ctx.Value(callerKey{}).(*caller); ok {
+		return c
+	}
+	return &caller{peer: unknownPeer(errors.New("the call was not admitted")), Identity: acl.Identity{Rules: acl.Merge()}}
+}
+
+// admit says who makes a call, and refuses who may make none at all. The caller is
+// as far known as it is also with an error.
+func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error) {
+	c := &caller{peer: peerOf(ctx)}
+	if cert, ok := rpc.PeerFrom(ctx); ok {
+		c.cert = &cert
+	} else if err := s.access.check(c.peer); err != nil {
+		return c, err
+	}
+	if s.cfg.ACL == nil {
+		c.Rules = acl.Management
+		return c, nil
+	}
+	secret := header.Get(api.TokenHeader)
+	if secret == "" && s.cfg.SocketRoot && c.isRoot(s.access) {
+		c.Rules = acl.Management
+		return c, nil
+	}
+	identity, err := s.cfg.ACL.Resolve(ctx, secret)
+	if err != nil {
+		return c, withCode(ctx, fmt.Errorf("find out what the caller may do: %w", err))
+	}
+	c.Identity = identity
+	return c, nil
+}
+
+// stillMay is admit and the check of the call again, for a call that takes long: tokens
+// end and are deleted. What cannot be found out now stays as it was.
+func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, header http.Header, msg any) (*caller, error) {
+	now, err := s.admit(ctx, header)
+	switch {
+	case errors.Is(err, acl.ErrExpired) || errors.Is(err, acl.ErrUnknownToken):
+		return c, err
+	case err != nil:
+		return c, nil //nolint:nilerr // the ledger may be away for a moment; the next message asks again
+	}
+	return now, needOf(call.Procedure).check(now, msg)
+}
