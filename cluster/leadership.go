@@ -171,3 +171,6 @@ func (n *Node) WhileLeader(ctx context.Context, fn func(ctx context.Context)) {
 		}
 	}
 }
+
+// Ready is closed when this node's ledger has caught up: see WaitReady.
+func (n *Node) Ready() <-chan struct{} { return n.leadership.ready }

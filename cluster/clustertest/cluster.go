@@ -1,0 +1,273 @@
+package clustertest
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/discovery"
+)
+
+// Deadline bounds what a cluster may need for anything: slow machines need long.
+const Deadline = 60 * time.Second
+
+// Options of a cluster.
+type Options struct {
+	// Autopilot of each server; nil: one that gives votes soon.
+	Autopilot *cluster.Autopilot
+	// Key encrypts gossip; empty: it is in clear.
+	Key string
+	// Expect is what servers expect; 0: as many as there are at the beginning.
+	Expect int
+}
+
+// Cluster is several servers in this process: real raft over TCP, real serf, on loopback, with
+// ports from the kernel. It is formed by bootstrap_expect and by nothing else.
+type Cluster struct {
+	opts Options
+	net  *network
+	dir  string
+	all  []*Host
+}
+
+// Host is one server of a cluster. Between Stop and Start its Node is closed.
+type Host struct {
+	*cluster.Node
+	Name      string
+	Dir       string // of its ledger
+	Discovery *discovery.Discovery
+
+	c      *Cluster
+	expect int
+	level  int
+	up     bool
+}
+
+// Form starts n servers, server-1 to server-n, that form a cluster. They are stopped at the end of the test.
+func Form(t testing.TB, n int, opts Options) *Cluster {
+	t.Helper()
+	c := Prepare(t, n, opts)
+	for _, h := range c.all {
+		h.Start(t)
+	}
+	c.WaitReady(t)
+	return c
+}
+
+// Prepare is Form without the start.
+func Prepare(t testing.TB, n int, opts Options) *Cluster {
+	t.Helper()
+	if opts.Expect == 0 {
+		opts.Expect = n
+	}
+	if opts.Autopilot == nil {
+		a := cluster.DefaultAutopilot()
+		a.ServerStabilizationTime = 300 * time.Millisecond
+		opts.Autopilot = &a
+	}
+	c := &Cluster{opts: opts, net: newNetwork(), dir: t.TempDir()}
+	for i := range n {
+		c.Add(t, fmt.Sprint("server-", i+1), opts.Expect)
+	}
+	return c
+}
+
+// Add makes one more server, which expects a number of servers. It is not started.
+func (c *Cluster) Add(t testing.TB, name string, expect int) *Host {
+	t.Helper()
+	h := &Host{c: c, Name: name, Dir: filepath.Join(c.dir, name), expect: expect, level: command.Level}
+	c.all = append(c.all, h)
+	t.Cleanup(func() { h.Stop(t) })
+	return h
+}
+
+// Adopt makes a server of a ledger that a server alone, of the same name, has left.
+func (c *Cluster) Adopt(t testing.TB, name, dir string, expect int) *Host {
+	t.Helper()
+	h := c.Add(t, name, expect)
+	h.Dir = dir
+	return h
+}
+
+// Hosts are all servers, those that are stopped too.
+func (c *Cluster) Hosts() []*Host { return c.all }
+
+// Up are the servers that run.
+func (c *Cluster) Up() []*Host {
+	return slices.DeleteFunc(slices.Clone(c.all), func(h *Host) bool { return !h.up })
+}
+
+// Host is a server by its name.
+func (c *Cluster) Host(t testing.TB, name string) *Host {
+	t.Helper()
+	for _, h := range c.all {
+		if h.Name == name {
+			return h
+		}
+	}
+	t.Fatalf("there is no server %q", name)
+	return nil
+}
+
+// KnowsLevel makes a server tell the others, from its next start on, that it knows the ledger's commands up to a level only.
+func (h *Host) KnowsLevel(level int) { h.level = level }
+
+// Start starts a server, under addresses that it did not have before.
+func (h *Host) Start(t testing.TB) {
+	t.Helper()
+	if h.up {
+		t.Fatalf("%s runs already", h.Name)
+	}
+	streams, err := h.c.net.listen(h.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var join []string
+	for _, other := range h.c.Up() {
+		join = append(join, other.Discovery.Addr())
+	}
+	h.Discovery, err = discovery.Open(discovery.Config{
+		Self: discovery.Self{
+			Name: h.Name, Role: discovery.Server, Datacenter: "dc1", RPC: streams.Addr().String(),
+			Expect: h.expect, Version: "test", Ledger: h.level,
+		},
+		Bind: "127.0.0.1", RetryJoin: join, Memberlist: loopback(), Key: h.c.opts.Key,
+		SnapshotFile: filepath.Join(h.c.dir, h.Name+".serf"), KeyringFile: filepath.Join(h.c.dir, h.Name+".keys"),
+	})
+	if err != nil {
+		t.Fatal(errors.Join(err, streams.Close()))
+	}
+	h.Node, err = cluster.Open(t.Context(), cluster.Config{
+		Dir: h.Dir, Name: h.Name, BootstrapExpect: h.expect, Streams: streams, Members: h.Discovery,
+		Remote: h.c.Remote(h.Name), Autopilot: h.c.opts.Autopilot,
+	})
+	if err != nil {
+		t.Fatal(errors.Join(err, h.Discovery.Close(), streams.Close()))
+	}
+	h.up = true
+	h.c.net.add(h.Name, h.Node)
+}
+
+// Stop ends a server without a word to the others. It may be stopped already.
+func (h *Host) Stop(t testing.TB) {
+	t.Helper()
+	if !h.up {
+		return
+	}
+	h.up = false
+	h.c.net.remove(h.Name)
+	// Gossip first, as when the process ends: a server that is being closed does not answer.
+	if err := errors.Join(h.Discovery.Close(), h.Close()); err != nil {
+		t.Errorf("stop %s: %v", h.Name, err)
+	}
+}
+
+// WaitReady waits until all servers that run have caught up, and one leads.
+func (c *Cluster) WaitReady(t testing.TB) {
+	t.Helper()
+	for _, h := range c.Up() {
+		Eventually(t, h.Name+" is ready", func() bool {
+			select {
+			case <-h.Ready():
+				return true
+			default:
+				return false
+			}
+		})
+	}
+	c.WaitLeader(t)
+}
+
+// Leader is the server that leads now; nil: none.
+func (c *Cluster) Leader() *Host {
+	for _, h := range c.Up() {
+		if h.Leader() {
+			return h
+		}
+	}
+	return nil
+}
+
+// WaitLeader waits until a server leads.
+func (c *Cluster) WaitLeader(t testing.TB) *Host {
+	t.Helper()
+	var leader *Host
+	Eventually(t, "a server leads", func() bool {
+		leader = c.Leader()
+		return leader != nil
+	})
+	return leader
+}
+
+// Follower is a server that runs and does not lead.
+func (c *Cluster) Follower(t testing.TB) *Host {
+	t.Helper()
+	leader := c.WaitLeader(t)
+	for _, h := range c.Up() {
+		if h != leader {
+			return h
+		}
+	}
+	t.Fatal("there is no server but the leader")
+	return nil
+}
+
+// WaitVoters waits until the leader has these voters, healthy and no other server.
+func (c *Cluster) WaitVoters(t testing.TB, names ...string) {
+	t.Helper()
+	slices.Sort(names)
+	Eventually(t, fmt.Sprintf("the voters are %v", names), func() bool {
+		leader := c.Leader()
+		if leader == nil {
+			return false
+		}
+		peers, err := leader.Peers(t.Context())
+		var voters []string
+		for _, p := range peers {
+			if p.Voter && p.Healthy {
+				voters = append(voters, p.ID)
+			}
+		}
+		return err == nil && slices.Equal(voters, names) && len(peers) == len(names)
+	})
+}
+
+// Partition cuts servers off from all others, and from clients; those that are cut off
+// together still reach one another. Gossip goes on.
+func (c *Cluster) Partition(names ...string) { c.net.cut(names) }
+
+// Heal ends all partitions.
+func (c *Cluster) Heal() { c.net.cut(nil) }
+
+// Client is an agent's without a ledger.
+func (c *Cluster) Client() *cluster.Client { return cluster.NewClient(c.Remote("client")) }
+
+// Remote is what the agent with a name brings commands and queries to the leader with.
+func (c *Cluster) Remote(from string) cluster.Remote { return &remote{c.net, from} }
+
+// Eventually polls until ok, or fails the test after Deadline.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for late := time.Now().Add(Deadline); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("it did not come to this: %s", what)
+		}
+	}
+}
+
+// loopback are timings of gossip on one machine, under load.
+func loopback() *memberlist.Config {
+	c := memberlist.DefaultLocalConfig()
+	c.ProbeInterval, c.ProbeTimeout = 500*time.Millisecond, 300*time.Millisecond
+	c.GossipInterval = 20 * time.Millisecond
+	c.PushPullInterval = 2 * time.Second
+	c.TCPTimeout = time.Second
+	return c
+}

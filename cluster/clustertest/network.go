@@ -1,0 +1,158 @@
+package clustertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/cluster"
+)
+
+// network is the TCP between a cluster's servers, which can be cut.
+type network struct {
+	mu      sync.Mutex
+	names   map[string]string // of servers, by address
+	running map[string]*cluster.Node
+	apart   []string // cut off from all who are not in it
+	conns   map[*wire]struct{}
+}
+
+func newNetwork() *network {
+	return &network{names: map[string]string{}, running: map[string]*cluster.Node{}, conns: map[*wire]struct{}{}}
+}
+
+func (n *network) listen(name string) (*layer, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.names[l.Addr().String()] = name
+	return &layer{Listener: l, net: n, name: name}, nil
+}
+
+func (n *network) add(name string, node *cluster.Node) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.running[name] = node
+}
+
+func (n *network) remove(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.running, name)
+}
+
+// cut parts some servers from the rest, and ends the connections between them.
+func (n *network) cut(names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.apart = names
+	for w := range n.conns {
+		if !n.reach(w.from, w.to) {
+			w.Conn.Close()
+		}
+	}
+}
+
+// reach says whether there is a way. The lock is held.
+func (n *network) reach(from, to string) bool {
+	return slices.Contains(n.apart, from) == slices.Contains(n.apart, to)
+}
+
+// leader is the server that leads, as far as one at from can reach it.
+func (n *network) leader(from string) *cluster.Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, node := range n.running {
+		if n.reach(from, name) && node.Leader() {
+			return node
+		}
+	}
+	return nil
+}
+
+func (n *network) reachable(from string, node *cluster.Node) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, running := range n.running {
+		if running == node {
+			return n.reach(from, name)
+		}
+	}
+	return false
+}
+
+// layer is one server's raft.StreamLayer.
+type layer struct {
+	net.Listener
+	net  *network
+	name string
+}
+
+// Dial connects to another server.
+func (l *layer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	conn, err := net.DialTimeout("tcp", string(address), timeout)
+	if err != nil {
+		return nil, err
+	}
+	l.net.mu.Lock()
+	defer l.net.mu.Unlock()
+	w := &wire{conn, l.net, l.name, l.net.names[string(address)]}
+	if !l.net.reach(w.from, w.to) {
+		return nil, errors.Join(fmt.Errorf("%s cannot reach %s: the net is cut", w.from, w.to), conn.Close())
+	}
+	l.net.conns[w] = struct{}{}
+	return w, nil
+}
+
+// wire is a connection between two servers.
+type wire struct {
+	net.Conn
+	net      *network
+	from, to string
+}
+
+func (w *wire) Close() error {
+	w.net.mu.Lock()
+	defer w.net.mu.Unlock()
+	delete(w.net.conns, w)
+	return w.Conn.Close()
+}
+
+// remote calls the leader in this process. An answer is lost where the way is cut meanwhile.
+type remote struct {
+	net  *network
+	from string
+}
+
+func (r *remote) Apply(ctx context.Context, entry []byte) ([]byte, error) {
+	return r.call(ctx, func(n *cluster.Node) ([]byte, error) { return n.ApplyEntry(ctx, entry) })
+}
+
+func (r *remote) Query(ctx context.Context, query []byte) ([]byte, error) {
+	return r.call(ctx, func(n *cluster.Node) ([]byte, error) { return n.AnswerQuery(ctx, query) })
+}
+
+func (r *remote) call(ctx context.Context, do func(*cluster.Node) ([]byte, error)) ([]byte, error) {
+	for {
+		if leader := r.net.leader(r.from); leader != nil {
+			answer, err := do(leader)
+			if err == nil && r.net.reachable(r.from, leader) {
+				return answer, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: no leader answers: %w", cluster.ErrUncertain, context.Cause(ctx))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,550 @@
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// within is a context for one call that may have to wait for an election.
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), clustertest.Deadline)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func register(t *testing.T, to interface {
+	RegisterVolume(context.Context, claim.Volume) (command.RegisterVolumeResult, error)
+}, ids ...string) {
+	t.Helper()
+	for _, id := range ids {
+		if _, err := to.RegisterVolume(within(t), volume(id)); err != nil {
+			t.Fatalf("register %s: %v", id, err)
+		}
+	}
+}
+
+// has says whether a server's own ledger has the volume.
+func has(t *testing.T, n *cluster.Node, id string) bool {
+	t.Helper()
+	err := n.Read(within(t), func(tx *state.ReadTx) error {
+		_, err := tx.Volume(volume(id).VolumeRef)
+		return err
+	})
+	if err != nil && !errors.Is(err, cluster.ErrVolumeNotFound) {
+		t.Fatalf("read volume %s: %v", id, err)
+	}
+	return err == nil
+}
+
+// everywhere waits until all servers that run have the volume.
+func everywhere(t *testing.T, c *clustertest.Cluster, id string) {
+	t.Helper()
+	for _, h := range c.Up() {
+		clustertest.Eventually(t, h.Name+" has the volume "+id, func() bool { return has(t, h.Node, id) })
+	}
+}
+
+func names(hosts []*clustertest.Host) (names []string) {
+	for _, h := range hosts {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+func identity(t *testing.T, n *cluster.Node) string {
+	t.Helper()
+	c, err := n.Identity(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.ID
+}
+
+// TestForm forms clusters by bootstrap_expect, and starts all their servers again.
+func TestForm(t *testing.T) {
+	for _, n := range []int{1, 3, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			c := clustertest.Form(t, n, clustertest.Options{})
+			c.WaitVoters(t, names(c.Hosts())...)
+			register(t, c.Up()[0], "a")
+			everywhere(t, c, "a")
+			before := identity(t, c.WaitLeader(t).Node)
+			for _, h := range c.Hosts() {
+				h.Stop(t)
+			}
+			for _, h := range c.Hosts() {
+				h.Start(t)
+			}
+			c.WaitReady(t)
+			everywhere(t, c, "a")
+			c.WaitVoters(t, names(c.Hosts())...)
+			for _, h := range c.Hosts() {
+				if after := identity(t, h.Node); after != before {
+					t.Errorf("%s is of the cluster %q, not %q", h.Name, after, before)
+				}
+			}
+		})
+	}
+}
+
+// TestFollowerForwards changes and reads the ledger through servers that do not lead, and
+// through an agent that has none.
+func TestFollowerForwards(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	follower, client := c.Follower(t), c.Client()
+	register(t, follower, "a")
+	v := volume("a")
+	if _, err := client.StartWorkload(within(t), workload("db-1"), "n", []claim.Claim{want(v, claim.Write)}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := follower.StartWorkload(within(t), workload("db-2"), "n", []claim.Claim{want(v, claim.Write)})
+	var refusal *claim.Refusal
+	if !errors.Is(err, cluster.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 || refusal.Holders[0].Workload != workload("db-1") {
+		t.Errorf("refused from afar: %v", err)
+	}
+	for name, q := range map[string]cluster.Queries{"follower": follower.Queries, "client": client.Queries, "leader": c.Leader().Queries} {
+		claims, _, err := q.ClaimsOf(within(t), workload("db-1"), cluster.Blocking{})
+		if err != nil || len(claims) != 1 {
+			t.Errorf("%s: the claims are %+v, %v", name, claims, err)
+		}
+		if _, _, err := q.Volume(within(t), volume("none").VolumeRef, cluster.Blocking{}); !errors.Is(err, cluster.ErrVolumeNotFound) {
+			t.Errorf("%s: no such volume: %v", name, err)
+		}
+		if got, _, err := q.Volume(within(t), v.VolumeRef, cluster.Blocking{}); err != nil || got.AccessMode != claim.SingleNodeWriter {
+			t.Errorf("%s: the volume is %+v, %v", name, got, err)
+		}
+	}
+	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("the latest from a follower: %v", err)
+	}
+	if _, err := follower.ApplyEntry(within(t), entry(t)); !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("an entry for a follower: %v", err)
+	}
+}
+
+func entry(t *testing.T) []byte {
+	t.Helper()
+	e, err := command.Encode(&command.EndWorkload{Ref: workload("w")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// TestBlockingQuery waits for a change from afar, also over a change of the leader.
+func TestBlockingQuery(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	client := c.Client()
+	register(t, client, "a")
+	ref := volume("a").VolumeRef
+	_, index, err := client.Volume(within(t), ref, cluster.Blocking{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, same, err := client.Volume(within(t), ref, cluster.Blocking{MinIndex: index, Wait: 50 * time.Millisecond})
+	if err != nil || got.ID != "a" || same > index {
+		t.Errorf("nothing has changed: %+v, %d after %d, %v", got, same, index, err)
+	}
+	type answer struct {
+		v   claim.Volume
+		err error
+	}
+	answers := make(chan answer, 1)
+	ctx := within(t)
+	go func() {
+		for {
+			v, next, err := client.Volume(ctx, ref, cluster.Blocking{MinIndex: index, Wait: clustertest.Deadline})
+			if err != nil || v.Name == "new" {
+				answers <- answer{v, err}
+				return
+			}
+			index = next // a leader that was just elected may answer early
+		}
+	}()
+	if err := c.WaitLeader(t).TransferLeadership(within(t), ""); err != nil {
+		t.Fatal(err)
+	}
+	changed := volume("a")
+	changed.Name = "new"
+	if _, err := client.RegisterVolume(within(t), changed); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-answers; a.err != nil {
+		t.Errorf("the answer is %+v, %v", a.v, a.err)
+	}
+}
+
+// TestLeaderDies goes on with another leader, and gives the one that was away what it missed.
+func TestLeaderDies(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	client := c.Client()
+	register(t, client, "a")
+	dead := c.WaitLeader(t)
+	dead.Stop(t)
+	register(t, client, "b")
+	if leader := c.Leader(); leader == nil || leader == dead {
+		t.Errorf("%v leads", leader)
+	}
+	dead.Start(t)
+	c.WaitReady(t)
+	everywhere(t, c, "b")
+	c.WaitVoters(t, names(c.Hosts())...)
+}
+
+// TestLeaderIsCutOff asks a leader that does not know yet that it leads no more.
+func TestLeaderIsCutOff(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	register(t, c.Client(), "a")
+	old := c.WaitLeader(t)
+	everywhere(t, c, "a")
+	c.Partition(old.Name)
+	clustertest.Eventually(t, "another server leads", func() bool {
+		l := c.Leader()
+		return l != nil && l != old
+	})
+	register(t, c.Client(), "b")
+	if err := old.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("the latest from a leader that is none: %v", err)
+	}
+	if has(t, old.Node, "b") || !has(t, old.Node, "a") {
+		t.Error("a server that is cut off knows what came after, or nothing at all")
+	}
+	clustertest.Eventually(t, "the age grows", func() bool { return old.Age() > time.Second })
+	if age := c.Leader().Age(); age != 0 {
+		t.Errorf("the leader's ledger is %s old", age)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := old.RegisterVolume(ctx, volume("c")); !errors.Is(err, cluster.ErrUncertain) {
+		t.Errorf("a command of one that is cut off: %v", err)
+	}
+	c.Heal()
+	everywhere(t, c, "b")
+}
+
+// TestOnceOnly loses answers: each start that was acknowledged was made once.
+func TestOnceOnly(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	var made sync.Map
+	var created atomic.Int32
+	var callers sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	for g := range 8 {
+		client := c.Client()
+		callers.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				w := workload(fmt.Sprintf("w-%d-%d", g, i))
+				r, err := client.StartWorkload(within(t), w, "n", nil)
+				if err != nil || !r.Created {
+					t.Errorf("%s: created %t, %v", w.ID, r.Created, err)
+					return
+				}
+				made.Store(w.ID, r.Workload.CreateIndex)
+				created.Add(1)
+			}
+		})
+	}
+	for range 3 {
+		leader, before := c.WaitLeader(t), created.Load()
+		c.Partition(leader.Name)
+		clustertest.Eventually(t, "commands go on", func() bool { return created.Load() > before+100 })
+		c.Heal()
+		c.WaitReady(t)
+	}
+	stop()
+	callers.Wait()
+	err := c.WaitLeader(t).ReadLatest(within(t), func(tx *state.ReadTx) error {
+		made.Range(func(id, index any) bool {
+			w, err := tx.Workload(workload(id.(string)))
+			if err != nil || w.CreateIndex != index {
+				t.Errorf("%s was made at %d: %+v, %v", id, index, w, err)
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTransferLeadership(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	next, leader := c.Follower(t), c.WaitLeader(t)
+	if err := next.TransferLeadership(within(t), ""); !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("from a follower: %v", err)
+	}
+	if err := leader.TransferLeadership(within(t), "server-9"); !errors.Is(err, cluster.ErrNoPeer) {
+		t.Errorf("to nobody: %v", err)
+	}
+	if err := leader.TransferLeadership(within(t), next.Name); err != nil {
+		t.Fatal(err)
+	}
+	clustertest.Eventually(t, next.Name+" leads", func() bool { return c.Leader() == next })
+	register(t, leader, "a")
+}
+
+// TestNeverFormedTwice lets servers meet a cluster that expect other numbers, or had
+// another cluster before.
+func TestNeverFormedTwice(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	before := identity(t, c.WaitLeader(t).Node)
+	fourth, never := c.Add(t, "server-4", 3), c.Add(t, "server-5", 0)
+	fourth.Start(t)
+	never.Start(t)
+	c.WaitReady(t)
+	c.WaitVoters(t, names(c.Hosts())...)
+	c.Host(t, "server-1").Stop(t)
+	other := c.Add(t, "server-1", 1) // on the same ledger, it expects another number now
+	other.Start(t)
+	c.WaitReady(t)
+	for _, h := range c.Up() {
+		if got := identity(t, h.Node); got != before {
+			t.Errorf("%s is of the cluster %q, not %q", h.Name, got, before)
+		}
+	}
+}
+
+// TestForeignCluster keeps a server out that has a cluster of its own.
+func TestForeignCluster(t *testing.T) {
+	dir := t.TempDir()
+	alone := clustertest.StartWith(t, cluster.Config{Dir: dir, Name: "server-9"})
+	register(t, alone, "theirs")
+	theirs := identity(t, alone.Node)
+	if err := alone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	register(t, c.Client(), "ours")
+	c.Adopt(t, "server-9", dir, 3).Start(t)
+	foreign := c.Host(t, "server-9")
+	clustertest.Eventually(t, "it leads its own", func() bool { return foreign.Leader() })
+	fourth := c.Add(t, "server-4", 3)
+	fourth.Start(t)
+	clustertest.Eventually(t, "a server that came later is in", func() bool {
+		peers, err := fourth.Peers(within(t))
+		return err == nil && len(peers) == 4 && !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return p.ID == "server-9" })
+	})
+	if got := identity(t, foreign.Node); got != theirs || !has(t, foreign.Node, "theirs") || has(t, foreign.Node, "ours") {
+		t.Errorf("it is of the cluster %q now, was of %q", got, theirs)
+	}
+}
+
+// TestFromOneToThree makes a host alone, with its ledger, the first server of a cluster.
+func TestFromOneToThree(t *testing.T) {
+	dir := t.TempDir()
+	alone := clustertest.StartWith(t, cluster.Config{Dir: dir, Name: "server-1"})
+	register(t, alone, "a")
+	before := identity(t, alone.Node)
+	if err := alone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := clustertest.Prepare(t, 0, clustertest.Options{})
+	c.Adopt(t, "server-1", dir, 1).Start(t)
+	c.WaitReady(t)
+	c.Add(t, "server-2", 0).Start(t)
+	c.Add(t, "server-3", 0).Start(t)
+	c.WaitReady(t)
+	c.WaitVoters(t, names(c.Hosts())...)
+	everywhere(t, c, "a")
+	c.WaitLeader(t).Stop(t)
+	register(t, c.Client(), "b")
+	if got := identity(t, c.WaitLeader(t).Node); got != before {
+		t.Errorf("the cluster is %q, was %q", got, before)
+	}
+}
+
+// TestDeadServerIsReplaced takes a dead server out when another has come in its place.
+func TestDeadServerIsReplaced(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	register(t, c.Client(), "a")
+	dead := c.Follower(t)
+	dead.Stop(t)
+	leader := c.WaitLeader(t)
+	clustertest.Eventually(t, "gossip knows", func() bool {
+		m, _ := leader.Discovery.Member(dead.Name)
+		return m.Status == discovery.Failed
+	})
+	if peers, err := leader.Peers(within(t)); err != nil || len(peers) != 3 {
+		t.Errorf("with nobody in its place it was taken out: %+v, %v", peers, err)
+	}
+	c.Add(t, "server-4", 3).Start(t)
+	c.WaitReady(t)
+	everywhere(t, c, "a")
+	c.WaitVoters(t, names(c.Up())...)
+	dead.Start(t) // it comes back after all
+	c.WaitReady(t)
+	c.WaitVoters(t, names(c.Hosts())...)
+}
+
+// TestRemovePeer takes out a dead server by hand, and no other.
+func TestRemovePeer(t *testing.T) {
+	pilot := cluster.DefaultAutopilot()
+	pilot.CleanupDeadServers, pilot.ServerStabilizationTime = false, 300*time.Millisecond
+	c := clustertest.Form(t, 3, clustertest.Options{Autopilot: &pilot})
+	c.WaitVoters(t, names(c.Hosts())...)
+	leader, gone := c.WaitLeader(t), c.Follower(t)
+	for name, want := range map[string]error{gone.Name: cluster.ErrPeerAlive, leader.Name: cluster.ErrPeerAlive, "server-9": cluster.ErrNoPeer} {
+		if err := leader.RemovePeer(within(t), name); !errors.Is(err, want) {
+			t.Errorf("remove %s: %v", name, err)
+		}
+	}
+	if err := gone.RemovePeer(within(t), leader.Name); !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("from a follower: %v", err)
+	}
+	gone.Stop(t)
+	clustertest.Eventually(t, "it is taken out", func() bool {
+		err := c.WaitLeader(t).RemovePeer(within(t), gone.Name)
+		return err == nil || errors.Is(err, cluster.ErrNoPeer)
+	})
+	c.WaitVoters(t, names(c.Up())...)
+}
+
+// TestLeave lets the leader go, and come back.
+func TestLeave(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	register(t, c.Client(), "a")
+	leader := c.WaitLeader(t)
+	if err := leader.Leave(within(t), leader.Discovery.Leave); err != nil {
+		t.Fatal(err)
+	}
+	leader.Stop(t)
+	c.WaitVoters(t, names(c.Up())...)
+	register(t, c.Client(), "b")
+	leader.Start(t)
+	c.WaitReady(t)
+	c.WaitVoters(t, names(c.Hosts())...)
+	everywhere(t, c, "b")
+}
+
+// TestEmptyServerCatchesUp gives a server that has lost its disk all from a snapshot and the log.
+func TestEmptyServerCatchesUp(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	empty := c.Follower(t)
+	register(t, c.Client(), "a", "b")
+	empty.Stop(t)
+	for _, h := range c.Up() {
+		if err := h.Snapshot(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	register(t, c.Client(), "c")
+	if err := os.RemoveAll(empty.Dir); err != nil {
+		t.Fatal(err)
+	}
+	empty.Start(t)
+	c.WaitReady(t)
+	for _, id := range []string{"a", "b", "c"} {
+		everywhere(t, c, id)
+	}
+	c.WaitVoters(t, names(c.Hosts())...)
+}
+
+// TestPeersFile gives what is left of a cluster without a quorum a new set of servers.
+func TestPeersFile(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	register(t, c.Client(), "a")
+	everywhere(t, c, "a")
+	left := c.Hosts()[0]
+	for _, h := range c.Hosts() {
+		h.Stop(t)
+	}
+	file := filepath.Join(left.Dir, "raft", "peers.json")
+	if err := os.WriteFile(file, []byte(`[{"id": "server-1"}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	left.Start(t)
+	c.WaitReady(t)
+	if !has(t, left.Node, "a") {
+		t.Error("what was acknowledged is lost")
+	}
+	c.WaitVoters(t, "server-1")
+	register(t, left, "b")
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("the file is still there: %v", err)
+	}
+	left.Stop(t)
+	left.Start(t)
+	c.Add(t, "server-4", 3).Start(t)
+	c.Add(t, "server-5", 3).Start(t)
+	c.WaitReady(t)
+	c.WaitVoters(t, "server-1", "server-4", "server-5")
+	everywhere(t, c, "b")
+}
+
+// TestMembersChangeUnderLoad takes servers out and in while commands go on.
+func TestMembersChangeUnderLoad(t *testing.T) {
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	ctx, stop := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	var done atomic.Int32
+	for g := range 4 {
+		client := c.Client()
+		callers.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				if _, err := client.StartWorkload(within(t), workload(fmt.Sprintf("w-%d-%d", g, i)), "n", nil); err != nil {
+					t.Error(err)
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	for i := range 2 {
+		c.Add(t, fmt.Sprint("server-", 4+i), 3).Start(t)
+		c.WaitReady(t)
+		c.WaitVoters(t, names(c.Up())...)
+		leader := c.WaitLeader(t)
+		if err := leader.Leave(within(t), leader.Discovery.Leave); err != nil {
+			t.Error(err)
+		}
+		leader.Stop(t)
+		c.WaitVoters(t, names(c.Up())...)
+	}
+	before := done.Load()
+	clustertest.Eventually(t, "commands go on", func() bool { return done.Load() > before+100 })
+	stop()
+	callers.Wait()
+}
+
+// TestOldServer refuses commands that a server of the cluster does not know.
+func TestOldServer(t *testing.T) {
+	c := clustertest.Prepare(t, 3, clustertest.Options{})
+	old := c.Hosts()[2]
+	old.KnowsLevel(1)
+	for _, h := range c.Hosts() {
+		h.Start(t)
+	}
+	c.WaitReady(t)
+	leader := c.WaitLeader(t)
+	err := errors.New("not asked")
+	clustertest.Eventually(t, "it is refused", func() bool {
+		_, err = leader.PutLiveness(within(t), claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 2 * time.Second, Margin: time.Second})
+		return errors.Is(err, cluster.ErrLevel)
+	})
+}
