@@ -142,6 +142,15 @@ func (l Ledger) await(ctx context.Context, ref claim.WorkloadRef, is func(tx *st
 	}
 }
 
+// ClaimsOf lists a workload's claims.
+func (l Ledger) ClaimsOf(ctx context.Context, ref claim.WorkloadRef) (held []claim.Claim, err error) {
+	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
+		held, err = tx.ClaimsOf(ref)
+		return err
+	})
+	return held, err
+}
+
 // OnNode lists the workloads that run or wait on a node, as far as the ledger knows, and
 // the claims on that node.
 func (l Ledger) OnNode(ctx context.Context, node string) (on []claim.Workload, claims []claim.Claim, err error) {

@@ -27,6 +27,7 @@ func (r *run) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	term := r.Lease.Term() // before: what is granted now was not let go of later under it
 	started, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, tokens)
 	if err != nil {
 		err = fmt.Errorf("claim the volumes of %s on node %q: %w", r.instance, r.Node, err)
@@ -35,13 +36,13 @@ func (r *run) claim(ctx context.Context) error {
 		}
 		return err
 	}
-	return r.granted(started)
+	return r.granted(started, term)
 }
 
 // granted notes what the ledger has given. A start that goes on after the host was away must
 // get the claims that it had: with others, what it has mounted is of a time when the volume
 // may have been somebody else's meanwhile.
-func (r *run) granted(s Started) error {
+func (r *run) granted(s Started, term uint64) error {
 	var absent, lost []claim.VolumeRef
 	err := r.update(nil, func(rec *record) {
 		for _, v := range r.volumes {
@@ -55,7 +56,7 @@ func (r *run) granted(s Started) error {
 			}
 			v.info, v.Index = s.Volumes[n], s.Claims[n].Index
 		}
-		rec.Run = s.Run
+		rec.Run, r.term = s.Run, term
 	})
 	switch {
 	case err != nil:
@@ -67,9 +68,6 @@ func (r *run) granted(s Started) error {
 	}
 	return nil
 }
-
-// errClaimsLost: the ledger has let go of the claims of a workload that was away.
-var errClaimsLost = errors.New("the ledger has let go of its claims")
 
 // intend marks what notes of tokens the ledger is about to have: whatever comes after,
 // they are to be undone. fresh are the services that were not marked before.

@@ -8,6 +8,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/fence"
 	"github.com/pannier/pannier/host/internal/ports"
 	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/sdk/bootstrap"
@@ -45,6 +46,8 @@ type Ledger interface {
 	NodeDetached(ctx context.Context, claims []claim.Claim) error
 	// AwaitFreed waits until none of these claims, told as to NodeDetached, is there.
 	AwaitFreed(ctx context.Context, claims []claim.Claim) error
+	// ClaimsOf lists a workload's claims, on whichever node.
+	ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Claim, error)
 	// OnNode lists the workloads that run or wait on a node, as far as the ledger knows, and
 	// the claims on that node.
 	OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error)
@@ -64,6 +67,22 @@ type Nodes interface {
 	// StopWorkload asks a node to stop a workload, and does not wait for its end. One that
 	// does not run there is success.
 	StopWorkload(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
+}
+
+// Lease is this node's right to use volumes (lease.Lease). Without one nothing is mounted;
+// what is mounted the fence takes away when it is over.
+type Lease interface {
+	// Valid says whether volumes may be used now (lease.ErrNoLease).
+	Valid() error
+	// Term counts the leases: as long as it is the same, no claim was let go of by the servers.
+	Term() uint64
+	// Protect tells the fence of mounts that are about to be made; Release, that they are gone.
+	Protect(ctx context.Context, mounts ...fence.Mount) error
+	Release(ctx context.Context, mounts ...fence.Mount) error
+	// ProtectProcess tells the fence of a process that uses volumes; ReleaseProcess, that it
+	// has ended.
+	ProtectProcess(ctx context.Context, p fence.Process) error
+	ReleaseProcess(ctx context.Context, p fence.Process) error
 }
 
 // Controller makes the controller side of a driver's calls, wherever it runs.
@@ -133,8 +152,14 @@ type Devices interface {
 
 // Deps are what a Manager works with.
 type Deps struct {
-	Ledger     Ledger
-	Nodes      Nodes // nil: this node is alone
+	Ledger Ledger
+	Nodes  Nodes // nil: this node is alone
+	Lease  Lease // nil: it is alone, and its claims are its own
+	// Fenced tells what the fence did to a workload since a moment; empty: nothing. Nil:
+	// there is no fence.
+	Fenced func(ref claim.WorkloadRef, since time.Time) string
+	// Patient: the ledger is on other hosts, and may be away when this one is started.
+	Patient    bool
 	Controller Controller
 	Drivers    Drivers
 	Devices    Devices

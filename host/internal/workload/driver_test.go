@@ -27,6 +27,7 @@ import (
 type driver struct {
 	storage.Client
 	*hooks
+	fence *guards
 	base  string
 	wrong func(format string, args ...any) // an invariant was broken
 	// restages: staging what is staged already is expected, as after a restart.
@@ -67,6 +68,7 @@ func (d *driver) Stage(ctx context.Context, ref storage.Driver, req storage.Stag
 	return d.call(ctx, "stage", volumeName(req.Volume), func() error {
 		d.check(ref.ID != plain, "a driver that cannot stage was asked to")
 		d.checkAsked(ref, req.Volume, req.PublishContext)
+		d.check(d.fence.guards(req.StagingPath), "%s is staged and the fence does not know", req.Volume.Name)
 		if req.Volume.Capability.AttachmentMode == storage.BlockDevice {
 			return nil // nothing is to be mounted
 		}
@@ -95,6 +97,7 @@ func (d *driver) Unstage(ctx context.Context, ref storage.Driver, v storage.Volu
 func (d *driver) Publish(ctx context.Context, ref storage.Driver, req storage.PublishRequest) error {
 	return d.call(ctx, "publish", volumeName(req.Volume), func() error {
 		d.checkAsked(ref, req.Volume, req.PublishContext)
+		d.check(d.fence.guards(req.TargetPath), "%s is published and the fence does not know", req.Volume.Name)
 		if _, err := os.Stat(filepath.Dir(req.TargetPath)); err != nil {
 			return status.Errorf(codes.Internal, "the parent of the target: %v", err)
 		}

@@ -48,6 +48,7 @@ type host struct {
 	drivers *registry
 	bus     *events.Bus
 	consul  *consul
+	fence   *guards
 }
 
 // openHost opens what a host needs, without its manager's Open.
@@ -65,12 +66,16 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
+	g, err := openGuards(filepath.Join(dir, "fence.json"), h)
+	if err != nil {
+		return nil, err
+	}
 	out := &host{
-		hooks: h, dir: dir, ledger: l, consul: c, drivers: newRegistry(), bus: events.New(0),
-		driver: &driver{hooks: h, base: filepath.Join(dir, "volumes"), wrong: wrong},
+		fence: g, hooks: h, dir: dir, ledger: l, consul: c, drivers: newRegistry(), bus: events.New(0),
+		driver: &driver{hooks: h, fence: g, base: filepath.Join(dir, "volumes"), wrong: wrong},
 	}
 	out.Manager = New(here, layout, j, hclog.NewNullLogger(), Deps{
-		Ledger: l, Controller: controller{out.driver}, Drivers: out.drivers, Events: out.bus,
+		Ledger: l, Lease: g, Controller: controller{out.driver}, Drivers: out.drivers, Events: out.bus,
 		Calls: drivers.Caller{Drivers: out.drivers, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
 			return fn(ctx, out.driver)
 		}},
@@ -81,7 +86,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	out.limits = limits{
-		driver: patience, ledger: patience, stopGrace: patience, killGrace: patience,
+		driver: patience, ledger: patience, stopGrace: patience, killGrace: patience, cutGrace: time.Millisecond,
 		undoMin: time.Millisecond, undoMax: 5 * time.Millisecond,
 		register: patience, identity: patience, readBack: patience, bootstrap: patience, release: patience,
 		devices: patience, reserve: patience,
@@ -306,6 +311,9 @@ func (h *host) clean(t *testing.T) {
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
+	}
+	if left := h.fence.guarded(); len(left) > 0 {
+		t.Errorf("the fence still guards %v", left)
 	}
 	h.cleanOfServices(t)
 	if n := h.locks.Len(); n > 0 {

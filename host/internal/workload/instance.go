@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -39,12 +40,20 @@ type instance struct {
 	secrets  string // the folder of its services' files
 	revision revision
 
+	term uint64 // of the lease under which the claims were seen in the ledger last; mu guards it
+
 	waitsFor []claim.WorkloadRef // those of which something is left; mu guards it
+
+	met <-chan struct{} // closed when its claims were compared with the ledger; nil: no need
 
 	resumed bool // an earlier process of the host began it
 	intact  bool // everything was mounted as it should be when it was restored
 
 	unsaid error // why the ledger does not know yet that the workload ended
+
+	lost   bool            // it is stopped since its claims are; mu guards it
+	cutOff context.Context // ends when the node may not use its volumes any more
+	cut    context.CancelFunc
 
 	stop     chan struct{} // closed when a stop is asked for
 	hurry    chan struct{} // holds a token when a stop is asked for again
@@ -65,6 +74,7 @@ func newInstance(rec record) *instance {
 		revision: revision{wake: make(chan struct{}, 1)},
 		changed:  make(chan struct{}), stop: make(chan struct{}), hurry: make(chan struct{}, 1), over: make(chan struct{}),
 	}
+	i.cutOff, i.cut = context.WithCancel(context.Background())
 	for _, v := range rec.Volumes {
 		i.volumes = append(i.volumes, &volume{volumeRecord: v})
 	}
@@ -237,7 +247,7 @@ func (i *instance) since(seq uint64) (steps []Step, last uint64, state State, wa
 		}
 	}
 	slices.SortFunc(steps, func(a, b Step) int { return int(a.seq) - int(b.seq) })
-	return steps, i.seq, i.rec.State, i.rec.Waiting != "", i.changed
+	return steps, i.seq, i.seen(), i.rec.Waiting != "", i.changed
 }
 
 // Workload is a workload as the API shows it: a copy.
@@ -298,7 +308,7 @@ func (i *instance) snapshot() Workload {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	w := Workload{
-		Spec: i.rec.Spec, State: i.rec.State, Message: i.rec.Message, Waiting: i.rec.Waiting, Steps: slices.Clone(i.steps),
+		Spec: i.rec.Spec, State: i.seen(), Message: i.rec.Message, Waiting: i.rec.Waiting, Steps: slices.Clone(i.steps),
 		StartedAt: i.rec.StartedAt, EndedAt: i.endedAt,
 	}
 	w.Spec.Volumes = slices.Clone(w.Spec.Volumes)

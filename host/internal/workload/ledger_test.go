@@ -330,6 +330,25 @@ func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
 	}
 }
 
+// takeAway is what the leader does when a node was not heard from for long: the claims of the
+// workload are gone. Where another node is named, the workload runs there now.
+func (l *ledger) takeAway(id, to string) error {
+	return l.change(func(s *ledgerState) error {
+		w, own := s.workload(ref(id)), s.of(ref(id))
+		s.Claims = slices.DeleteFunc(s.Claims, func(c claim.Claim) bool { return c.Workload == ref(id) })
+		w.Status = claim.Ended
+		if to == "" {
+			return nil
+		}
+		w.Status, w.Node, w.CreateIndex = claim.Running, to, s.Index
+		for _, c := range own {
+			c.Node, c.Index, c.State = to, s.Index, claim.Taken
+			s.Claims = append(s.Claims, c)
+		}
+		return nil
+	})
+}
+
 // free is the leader's side of a release: the claims of the workload that are
 // detached are gone.
 func (l *ledger) free(ref claim.WorkloadRef) error {
@@ -351,7 +370,16 @@ func (l *ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
 	})
 }
 
-func (l *ledger) OnNode(_ context.Context, node string) (standing []claim.Workload, on []claim.Claim, err error) {
+func (l *ledger) ClaimsOf(_ context.Context, ref claim.WorkloadRef) ([]claim.Claim, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state.of(ref), nil
+}
+
+func (l *ledger) OnNode(ctx context.Context, node string) (standing []claim.Workload, on []claim.Claim, err error) {
+	if err := l.reach(ctx, "onnode:before", ""); err != nil {
+		return nil, nil, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, w := range l.state.Workloads {

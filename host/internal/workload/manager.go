@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/process"
 	"github.com/pannier/pannier/host/internal/secretsdir"
@@ -50,6 +51,8 @@ type Manager struct {
 	cancel context.CancelCauseFunc
 	live   sync.WaitGroup
 
+	met chan struct{} // closed when the ledger was compared with the journal
+
 	mu        sync.Mutex
 	closed    bool
 	workloads map[claim.WorkloadRef]*instance
@@ -61,6 +64,7 @@ type limits struct {
 	ledger    time.Duration // for the ledger, before unmounting goes on without it
 	stopGrace time.Duration // between SIGTERM and SIGKILL
 	killGrace time.Duration // for what is killed to be gone
+	cutGrace  time.Duration // in stopGrace's place, when the node may not use its volumes any more
 	// The pause between two attempts to undo grows from undoMin to undoMax; a change
 	// of a driver ends it at once.
 	undoMin, undoMax time.Duration
@@ -80,6 +84,7 @@ var defaultLimits = limits{
 	ledger:    10 * time.Second,
 	stopGrace: 10 * time.Second,
 	killGrace: 5 * time.Second,
+	cutGrace:  2 * time.Second,
 	undoMin:   500 * time.Millisecond,
 	undoMax:   30 * time.Second,
 	register:  2 * time.Minute,
@@ -96,9 +101,13 @@ var defaultLimits = limits{
 
 // New makes a manager; Open brings back the workloads of an earlier process.
 func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger, deps Deps) *Manager {
+	if deps.Lease == nil {
+		deps.Lease = (*lease.Lease)(nil) // always valid
+	}
 	m := &Manager{
 		Deps: deps, Node: node, Layout: layout, journal: j, log: log,
 		bootID: process.BootID(), limits: defaultLimits,
+		met:       make(chan struct{}),
 		workloads: map[claim.WorkloadRef]*instance{},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
@@ -186,6 +195,9 @@ func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err er
 			asked, err := m.join(i, s, spec, owner)
 			return i, asked, err
 		}
+	}
+	if !isClosed(m.met) {
+		return nil, 0, fmt.Errorf("workload %q: %w", spec.WorkloadRef, ErrUnmet)
 	}
 	if i, err = m.make(spec, owner); err != nil {
 		m.Ports.Release(holder(spec.WorkloadRef))
@@ -312,8 +324,12 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
 	if err != nil {
 		return fmt.Errorf("observe the process of %s: %w", i, err)
 	}
+	if err := m.protectProcess(m.ctx, i, p); err != nil {
+		p.Release()
+		return fmt.Errorf("%s: its process may not begin: %w", i, err)
+	}
 	if err := i.ran(m.journal, p); err != nil {
-		return err
+		return errors.Join(err, m.releaseProcess(m.ctx, i, p.Ref()))
 	}
 	if i.checksProcess() {
 		m.Services.Changed() // a check learns of it at once

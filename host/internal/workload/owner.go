@@ -122,8 +122,10 @@ func (r *run) endProcesses(ctx context.Context) error {
 	r.instance.mu.Lock()
 	owner, p, ns := r.owner, r.process, r.rec.MountNS
 	r.instance.mu.Unlock()
+	graceful, end := r.graceful(ctx)
+	defer end()
 	if p != nil {
-		err := endProcess(ctx, p, unix.SIGTERM, r.limits.stopGrace)
+		err := endProcess(graceful, p, unix.SIGTERM, r.limits.stopGrace)
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = endProcess(ctx, p, unix.SIGKILL, r.limits.killGrace)
 		}
@@ -135,7 +137,7 @@ func (r *run) endProcesses(ctx context.Context) error {
 		return nil
 	}
 	if owner != nil {
-		awaitOwner(ctx, owner, *ns)
+		awaitOwner(graceful, owner, *ns)
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.limits.killGrace)
 	defer cancel()

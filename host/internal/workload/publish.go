@@ -34,6 +34,9 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 	if err := r.Layout.MakeParent(v.Target); err != nil {
 		return untouchedError{fmt.Errorf("make the directory of volume %q: %w", v.Ref, err)}
 	}
+	if err := r.guard(ctx, v, r.targetMount(v.volumeRecord)); err != nil {
+		return err
+	}
 	err = r.call(ctx, "publish", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		req := storage.PublishRequest{
 			Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
@@ -44,6 +47,9 @@ func (r *run) publish(ctx context.Context, v *volume) error {
 		return c.Publish(ctx, d.Ref(), req)
 	})
 	if err != nil {
+		return err
+	}
+	if err := r.Lease.Valid(); err != nil {
 		return err
 	}
 	mounted, err := r.published(v)
@@ -110,5 +116,8 @@ func (r *run) unpublish(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	return r.clear(v.Target)
+	if err := r.clear(v.Target); err != nil {
+		return err
+	}
+	return r.Lease.Release(ctx, r.targetMount(v.volumeRecord))
 }

@@ -23,6 +23,9 @@ const (
 	Stopping State = "stopping"
 	Stopped  State = "stopped"
 	Failed   State = "failed"
+	// Unknown is shown of one that was starting or running, while the host that was started
+	// anew has not reached the ledger.
+	Unknown State = "unknown"
 )
 
 // Ended says that nothing of the workload is left on the node.

@@ -2,12 +2,14 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/fence"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 )
@@ -17,9 +19,10 @@ import (
 // is mounted again if not, what was stopping goes on stopping. After a reboot
 // nothing is mounted and no process is left: everything is released.
 //
-// It then ends, in the ledger, the workloads of this node that the journal does
-// not know, and deals with mounts, tokens and secrets that nothing explains; it returns
-// the mounts that it left alone. The ledger must answer.
+// Before any of them goes on, what the ledger has of this node is compared with the journal
+// (see meet); it returns the mounts that it left alone. Where Patient is set and the ledger
+// does not answer at once, that is done later: until then the workloads are Unknown and
+// stay as they are, and others cannot be started.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.Layout.Check(); err != nil {
 		return nil, err
@@ -33,35 +36,15 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)
-	if err != nil {
-		return nil, fmt.Errorf("read this node's workloads in the ledger: %w", err)
+	restored, err := m.restoreAll(ctx, found)
+	if err == nil {
+		leftovers, err = m.meetFirst(ctx, found)
 	}
-	if err := m.endUnknown(ctx, standing, found); err != nil {
+	if err != nil && (restored == nil || !m.Patient) {
+		m.abandon(restored)
 		return nil, err
 	}
-	if leftovers, err = m.leftovers(claims, found); err != nil {
-		return nil, err
-	}
-	for _, rec := range found {
-		if len(rec.Devices) > 0 {
-			m.Devices.Hold(rec.Spec.WorkloadRef, rec.Devices)
-		}
-	}
-	if err := m.restoreServices(ctx, found); err != nil {
-		return nil, err
-	}
-	var restored []*instance
-	for _, rec := range found {
-		i, err := m.restore(ctx, rec)
-		restored = append(restored, i)
-		if err != nil {
-			for _, i := range restored {
-				i.letGo()
-			}
-			return nil, err
-		}
-	}
+	away := err
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	registered := false
@@ -72,7 +55,47 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if registered {
 		m.Services.Changed()
 	}
+	if away != nil {
+		m.log.Warn("the ledger cannot be reached; this node's workloads stay as they are until it can", "workloads", len(restored), "error", away)
+		m.live.Go(func() { m.meetLater(m.ctx, found) })
+		return nil, nil
+	}
+	close(m.met)
 	return leftovers, nil
+}
+
+// restoreAll makes the instances of all records; they take no step yet. After an error there
+// are none.
+func (m *Manager) restoreAll(ctx context.Context, found []*record) ([]*instance, error) {
+	if err := m.restorePlaces(found); err != nil {
+		return nil, err
+	}
+	restored := []*instance{}
+	for _, rec := range found {
+		if len(rec.Devices) > 0 {
+			m.Devices.Hold(rec.Spec.WorkloadRef, rec.Devices)
+		}
+		i, err := m.restore(ctx, rec)
+		restored = append(restored, i)
+		if err != nil {
+			m.abandon(restored)
+			return nil, err
+		}
+		m.mu.Lock()
+		m.workloads[i.ref] = i
+		m.mu.Unlock()
+	}
+	return restored, nil
+}
+
+// abandon lets go of instances that never had a goroutine.
+func (m *Manager) abandon(all []*instance) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, i := range all {
+		i.letGo()
+		delete(m.workloads, i.ref)
+	}
 }
 
 // noteBoot notes this boot of the machine. After another one nothing is mounted
@@ -103,7 +126,7 @@ func (m *Manager) noteBoot() error {
 // restore makes an instance of a record.
 func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 	i := m.instance(*rec)
-	i.resumed = true
+	i.resumed, i.met = true, m.met
 	if rec.BootID != m.bootID {
 		i.rec.Owner, i.rec.Process, i.rec.MountNS = nil, nil, nil
 		i.askStop("the machine was started anew")
@@ -132,9 +155,9 @@ func (r *run) allMounted() bool {
 
 // endUnknown ends the workloads that the ledger believes to run here and of
 // which the journal knows nothing: their claims are then released.
-func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload, known []*record) error {
+func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload) error {
 	for _, w := range standing {
-		if slices.ContainsFunc(known, func(rec *record) bool { return rec.Spec.WorkloadRef == w.Ref }) {
+		if m.Owns(w.Ref) {
 			continue
 		}
 		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released", "workload", w.Ref)
@@ -148,7 +171,7 @@ func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload, kno
 // leftovers unmounts what lies below the drivers' folders and belongs to no
 // record and no claim. Only drivers mount there, so it is ours; what is busy
 // stays and is returned. A volume with a claim is left to the release path.
-func (m *Manager) leftovers(claims []claim.Claim, records []*record) (left []string, err error) {
+func (m *Manager) leftovers(ctx context.Context, claims []claim.Claim, records []*record) (left []string, err error) {
 	there, err := mounts.Below(m.Layout.Dir)
 	if err != nil {
 		return nil, err
@@ -171,7 +194,7 @@ func (m *Manager) leftovers(claims []claim.Claim, records []*record) (left []str
 			continue
 		}
 		seen[mount.Path] = true // with all that is below it on the same path
-		if err := m.clear(mount.Path); err != nil {
+		if err := errors.Join(m.clear(mount.Path), m.Lease.Release(ctx, fence.Mount{Path: mount.Path})); err != nil {
 			left = append(left, err.Error())
 			continue
 		}

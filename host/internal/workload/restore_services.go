@@ -10,10 +10,9 @@ import (
 	"github.com/pannier/pannier/host/internal/secretsdir"
 )
 
-// restoreServices gives the workloads of the journal their ports back, and takes away
-// what belongs to none of them: files with secrets at once, tokens as soon as Consul is
-// there.
-func (m *Manager) restoreServices(ctx context.Context, found []*record) error {
+// restorePlaces gives the workloads of the journal their ports back, and removes files with
+// secrets that belong to none of them.
+func (m *Manager) restorePlaces(found []*record) error {
 	for _, rec := range found {
 		if err := m.Ports.Restore(holder(rec.Spec.WorkloadRef), rec.ports()...); err != nil {
 			return fmt.Errorf("restore the ports of workload %q: %w", rec.Spec.WorkloadRef, err)
@@ -28,6 +27,12 @@ func (m *Manager) restoreServices(ctx context.Context, found []*record) error {
 	if len(removed) > 0 {
 		m.log.Warn("removed secrets that no record explains", "paths", removed)
 	}
+	return nil
+}
+
+// dropTokens revokes this node's tokens that belong to no workload of the journal, as soon as
+// Consul is there.
+func (m *Manager) dropTokens(ctx context.Context, found []*record) error {
 	tokens, err := m.Tokens.OnNode(ctx, m.Node)
 	if err != nil {
 		return fmt.Errorf("read this node's tokens in the ledger: %w", err)

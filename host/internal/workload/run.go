@@ -41,11 +41,10 @@ func (r *run) live(ctx context.Context) {
 		if errors.Is(reason, errHostCloses) {
 			return
 		}
-		failed := r.state() == Starting
 		if err := r.set(Stopping, reason); err != nil {
 			r.log.Error("the journal cannot be written; the workload is released all the same", "workload", r.ref, "error", err)
 		}
-		if failed {
+		if r.failed() {
 			r.event("failed", reason.Error())
 		}
 	}
@@ -65,6 +64,12 @@ func (r *run) bringUp(ctx context.Context) error {
 	case <-r.stop:
 		return r.stopReason() // not one step more
 	default:
+	}
+	if err := r.awaitMet(stopping); err != nil {
+		if ctx.Err() != nil {
+			return errHostCloses
+		}
+		return err
 	}
 	if !r.intact {
 		if err := r.forward(stopping); err != nil {
@@ -267,7 +272,7 @@ func (r *run) takeDown(ctx context.Context) {
 			return
 		case <-changed:
 		case <-r.hurry:
-		case <-time.After(pause.NextBackOff()):
+		case <-time.After(r.hurried(pause.NextBackOff())):
 		}
 	}
 }
@@ -285,13 +290,22 @@ func (r *run) down(ctx context.Context) error {
 	if err := r.backward(ctx); err != nil {
 		return err
 	}
+	if p := r.rec.Process; p != nil {
+		if err := r.releaseProcess(ctx, r.instance, *p); err != nil {
+			return err
+		}
+	}
 	defer crashpoint.Here("workload", "gone")
 	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
 }
 
 // sayEnded writes to the ledger that the claims are on their way out, before the
-// first call that takes them there.
+// first call that takes them there. A node that was cut off has no time to ask: it
+// unmounts first.
 func (r *run) sayEnded(ctx context.Context) error {
+	if r.isCutOff() && r.inUse() {
+		return errCutOff
+	}
 	if r.taken(awaitStep) == "" && r.taken(claimStep) == "" {
 		return nil // it has no record there
 	}
@@ -326,11 +340,17 @@ func (r *run) state() State {
 	return r.rec.State
 }
 
+func (r *run) failed() bool {
+	r.instance.mu.Lock()
+	defer r.instance.mu.Unlock()
+	return r.rec.Failed
+}
+
 // set moves the workload to another state; reason is why it goes down.
 func (r *run) set(s State, reason error) error {
 	return r.update(r.journal, func(rec *record) {
 		if s == Stopping {
-			rec.Failed, r.failure = rec.State == Starting, reason
+			rec.Failed, r.failure = rec.State == Starting || r.lost, reason
 			rec.Message = reason.Error()
 		}
 		rec.State = s

@@ -67,11 +67,18 @@ func (r *run) stageNow(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	return r.call(ctx, "stage", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	if err := r.guard(ctx, v, stagingMount(v.volumeRecord)); err != nil {
+		return err
+	}
+	err = r.call(ctx, "stage", v, r.limits.driver, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		return c.Stage(ctx, d.Ref(), storage.StageRequest{
 			Volume: asked, PublishContext: v.PublishContext, StagingPath: d.Translate(v.Staging),
 		})
 	})
+	if err != nil {
+		return err
+	}
+	return r.Lease.Valid()
 }
 
 // unstage ends this use; the last user of the usage takes the mount away.
@@ -105,7 +112,10 @@ func (r *run) unstageNow(ctx context.Context, v *volume) error {
 	if err != nil {
 		return err
 	}
-	return r.clear(v.Staging)
+	if err := r.clear(v.Staging); err != nil {
+		return err
+	}
+	return r.Lease.Release(ctx, stagingMount(v.volumeRecord))
 }
 
 // clear makes sure that nothing is mounted at a path that its driver has given

@@ -15,6 +15,9 @@ import (
 // What fails is told and tried again; it never ends the workload.
 func (r *run) upkeep(ctx context.Context) {
 	var all sync.WaitGroup
+	if r.intact && len(r.volumes) > 0 {
+		all.Go(func() { r.guardAgain(ctx) })
+	}
 	for _, s := range r.services {
 		if s.meshed {
 			all.Go(func() { r.keep(ctx, s) })
