@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/host/internal/services"
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/watcher"
@@ -33,7 +34,7 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
+		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
 	}},
 	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
@@ -48,7 +49,7 @@ var mapping = []struct {
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
 		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
-		drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
+		claim.ErrIneligible, claim.ErrCycle, drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
 		supervisor.ErrNoSwap, supervisor.ErrNoCopy, supervisor.ErrPinned,
 	}},
 }

@@ -16,12 +16,6 @@ import (
 	"github.com/pannier/pannier/host/internal/events"
 )
 
-// hang is a ledger that does not answer.
-func hang(ctx context.Context) error {
-	<-ctx.Done()
-	return context.Cause(ctx)
-}
-
 // ledgerAway makes all of the ledger hang, until the test opens the gate.
 func (h *host) ledgerAway() (back func()) {
 	g := newGate()

@@ -27,6 +27,8 @@ var (
 	ErrConflict = errors.New("the workload is there with another specification")
 	// ErrFailed: the start could not be done and was undone.
 	ErrFailed = errors.New("the start failed")
+	// ErrUnmet: the host has not reached the ledger since it was started.
+	ErrUnmet = errors.New("the ledger has not been reached since the host was started: no workload can be started yet")
 	// ErrClosed: the host is stopping.
 	ErrClosed = errors.New("the host is stopping")
 )

@@ -2,14 +2,10 @@ package workload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/pannier/pannier/host/internal/events"
 )
-
-// ErrUnmet: the host has not reached the ledger since it was started.
-var ErrUnmet = errors.New("the ledger has not been reached since the host was started: no workload can be started yet")
 
 // meet compares what the ledger has of this node with the records of the journal. It ends the
 // workloads that the journal does not know, takes down those that have lost a claim, and deals
