@@ -565,9 +565,7 @@ func (x *StopWorkloadRequest) GetReason() string {
 }
 
 type StopWorkloadResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// found is false where the node does not know the workload.
-	Found         bool `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -600,13 +598,6 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_peer_v1_node_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *StopWorkloadResponse) GetFound() bool {
-	if x != nil {
-		return x.Found
-	}
-	return false
 }
 
 type NodeInfoRequest struct {
@@ -746,9 +737,8 @@ const file_pannier_peer_v1_node_proto_rawDesc = "" +
 	"\x13StopWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\",\n" +
-	"\x14StopWorkloadResponse\x12\x14\n" +
-	"\x05found\x18\x01 \x01(\bR\x05found\"\x11\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x16\n" +
+	"\x14StopWorkloadResponse\"\x11\n" +
 	"\x0fNodeInfoRequest\"\x94\x01\n" +
 	"\x10NodeInfoResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +

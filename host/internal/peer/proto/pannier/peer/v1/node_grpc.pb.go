@@ -37,7 +37,8 @@ const (
 // the metadata "leader-term", and one of a lower term than the node has seen is
 // refused: that leader does not lead any more.
 //
-// What the ledger keeps travels as JSON, in bytes, without sealed secrets.
+// What the ledger keeps travels as JSON, in bytes. The secrets of a volume are sealed in
+// it: a node asks the servers for those of what it holds a claim on.
 type NodeServiceClient interface {
 	// ExpandVolume grows what is mounted of a volume on the node (NodeExpandVolume). It
 	// may be repeated.
@@ -51,7 +52,8 @@ type NodeServiceClient interface {
 	DetachUnknown(ctx context.Context, in *DetachUnknownRequest, opts ...grpc.CallOption) (*DetachUnknownResponse, error)
 	// Detach takes a volume off the node for the holder of a claim, and says what it did.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
-	// StopWorkload stops a workload and waits until it has ended.
+	// StopWorkload asks the node to stop a workload, and does not wait for its end. One
+	// that does not run there is success.
 	StopWorkload(ctx context.Context, in *StopWorkloadRequest, opts ...grpc.CallOption) (*StopWorkloadResponse, error)
 	// NodeInfo says who the node is.
 	NodeInfo(ctx context.Context, in *NodeInfoRequest, opts ...grpc.CallOption) (*NodeInfoResponse, error)
@@ -144,7 +146,8 @@ func (c *nodeServiceClient) NodeInfo(ctx context.Context, in *NodeInfoRequest, o
 // the metadata "leader-term", and one of a lower term than the node has seen is
 // refused: that leader does not lead any more.
 //
-// What the ledger keeps travels as JSON, in bytes, without sealed secrets.
+// What the ledger keeps travels as JSON, in bytes. The secrets of a volume are sealed in
+// it: a node asks the servers for those of what it holds a claim on.
 type NodeServiceServer interface {
 	// ExpandVolume grows what is mounted of a volume on the node (NodeExpandVolume). It
 	// may be repeated.
@@ -158,7 +161,8 @@ type NodeServiceServer interface {
 	DetachUnknown(context.Context, *DetachUnknownRequest) (*DetachUnknownResponse, error)
 	// Detach takes a volume off the node for the holder of a claim, and says what it did.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
-	// StopWorkload stops a workload and waits until it has ended.
+	// StopWorkload asks the node to stop a workload, and does not wait for its end. One
+	// that does not run there is success.
 	StopWorkload(context.Context, *StopWorkloadRequest) (*StopWorkloadResponse, error)
 	// NodeInfo says who the node is.
 	NodeInfo(context.Context, *NodeInfoRequest) (*NodeInfoResponse, error)

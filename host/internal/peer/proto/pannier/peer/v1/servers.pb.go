@@ -1017,6 +1017,110 @@ func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{17}
 }
 
+type ReplaceWorkloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Workload      string                 `protobuf:"bytes,3,opt,name=workload,proto3" json:"workload,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceWorkloadRequest) Reset() {
+	*x = ReplaceWorkloadRequest{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceWorkloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceWorkloadRequest) ProtoMessage() {}
+
+func (x *ReplaceWorkloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceWorkloadRequest.ProtoReflect.Descriptor instead.
+func (*ReplaceWorkloadRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ReplaceWorkloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ReplaceWorkloadRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReplaceWorkloadRequest) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *ReplaceWorkloadRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ReplaceWorkloadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceWorkloadResponse) Reset() {
+	*x = ReplaceWorkloadResponse{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceWorkloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceWorkloadResponse) ProtoMessage() {}
+
+func (x *ReplaceWorkloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceWorkloadResponse.ProtoReflect.Descriptor instead.
+func (*ReplaceWorkloadResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{19}
+}
+
 var File_pannier_peer_v1_servers_proto protoreflect.FileDescriptor
 
 const file_pannier_peer_v1_servers_proto_rawDesc = "" +
@@ -1088,7 +1192,13 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x12\x16\n" +
 	"\x06secret\x18\x03 \x01(\tR\x06secret\"\x15\n" +
-	"\x13RevokeTokenResponse2\xad\x05\n" +
+	"\x13RevokeTokenResponse\"~\n" +
+	"\x16ReplaceWorkloadRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x1a\n" +
+	"\bworkload\x18\x03 \x01(\tR\bworkload\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x19\n" +
+	"\x17ReplaceWorkloadResponse2\x93\x06\n" +
 	"\x0eServersService\x12F\n" +
 	"\x05Apply\x12\x1d.pannier.peer.v1.ApplyRequest\x1a\x1e.pannier.peer.v1.ApplyResponse\x12F\n" +
 	"\x05Query\x12\x1d.pannier.peer.v1.QueryRequest\x1a\x1e.pannier.peer.v1.QueryResponse\x12R\n" +
@@ -1097,7 +1207,8 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\rVolumeSecrets\x12%.pannier.peer.v1.VolumeSecretsRequest\x1a&.pannier.peer.v1.VolumeSecretsResponse\x12X\n" +
 	"\vIntendToken\x12#.pannier.peer.v1.IntendTokenRequest\x1a$.pannier.peer.v1.IntendTokenResponse\x12X\n" +
 	"\vDeriveToken\x12#.pannier.peer.v1.DeriveTokenRequest\x1a$.pannier.peer.v1.DeriveTokenResponse\x12X\n" +
-	"\vRevokeToken\x12#.pannier.peer.v1.RevokeTokenRequest\x1a$.pannier.peer.v1.RevokeTokenResponseBLZJgithub.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1;peerv1b\x06proto3"
+	"\vRevokeToken\x12#.pannier.peer.v1.RevokeTokenRequest\x1a$.pannier.peer.v1.RevokeTokenResponse\x12d\n" +
+	"\x0fReplaceWorkload\x12'.pannier.peer.v1.ReplaceWorkloadRequest\x1a(.pannier.peer.v1.ReplaceWorkloadResponseBLZJgithub.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_pannier_peer_v1_servers_proto_rawDescOnce sync.Once
@@ -1111,36 +1222,38 @@ func file_pannier_peer_v1_servers_proto_rawDescGZIP() []byte {
 	return file_pannier_peer_v1_servers_proto_rawDescData
 }
 
-var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_pannier_peer_v1_servers_proto_goTypes = []any{
-	(*NotLeader)(nil),             // 0: pannier.peer.v1.NotLeader
-	(*Answer)(nil),                // 1: pannier.peer.v1.Answer
-	(*ApplyRequest)(nil),          // 2: pannier.peer.v1.ApplyRequest
-	(*ApplyResponse)(nil),         // 3: pannier.peer.v1.ApplyResponse
-	(*QueryRequest)(nil),          // 4: pannier.peer.v1.QueryRequest
-	(*QueryResponse)(nil),         // 5: pannier.peer.v1.QueryResponse
-	(*HeartbeatRequest)(nil),      // 6: pannier.peer.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),     // 7: pannier.peer.v1.HeartbeatResponse
-	(*AttachRequest)(nil),         // 8: pannier.peer.v1.AttachRequest
-	(*AttachResponse)(nil),        // 9: pannier.peer.v1.AttachResponse
-	(*VolumeSecretsRequest)(nil),  // 10: pannier.peer.v1.VolumeSecretsRequest
-	(*VolumeSecretsResponse)(nil), // 11: pannier.peer.v1.VolumeSecretsResponse
-	(*IntendTokenRequest)(nil),    // 12: pannier.peer.v1.IntendTokenRequest
-	(*IntendTokenResponse)(nil),   // 13: pannier.peer.v1.IntendTokenResponse
-	(*DeriveTokenRequest)(nil),    // 14: pannier.peer.v1.DeriveTokenRequest
-	(*DeriveTokenResponse)(nil),   // 15: pannier.peer.v1.DeriveTokenResponse
-	(*RevokeTokenRequest)(nil),    // 16: pannier.peer.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 17: pannier.peer.v1.RevokeTokenResponse
-	nil,                           // 18: pannier.peer.v1.AttachResponse.PublishContextEntry
-	nil,                           // 19: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(*NotLeader)(nil),               // 0: pannier.peer.v1.NotLeader
+	(*Answer)(nil),                  // 1: pannier.peer.v1.Answer
+	(*ApplyRequest)(nil),            // 2: pannier.peer.v1.ApplyRequest
+	(*ApplyResponse)(nil),           // 3: pannier.peer.v1.ApplyResponse
+	(*QueryRequest)(nil),            // 4: pannier.peer.v1.QueryRequest
+	(*QueryResponse)(nil),           // 5: pannier.peer.v1.QueryResponse
+	(*HeartbeatRequest)(nil),        // 6: pannier.peer.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),       // 7: pannier.peer.v1.HeartbeatResponse
+	(*AttachRequest)(nil),           // 8: pannier.peer.v1.AttachRequest
+	(*AttachResponse)(nil),          // 9: pannier.peer.v1.AttachResponse
+	(*VolumeSecretsRequest)(nil),    // 10: pannier.peer.v1.VolumeSecretsRequest
+	(*VolumeSecretsResponse)(nil),   // 11: pannier.peer.v1.VolumeSecretsResponse
+	(*IntendTokenRequest)(nil),      // 12: pannier.peer.v1.IntendTokenRequest
+	(*IntendTokenResponse)(nil),     // 13: pannier.peer.v1.IntendTokenResponse
+	(*DeriveTokenRequest)(nil),      // 14: pannier.peer.v1.DeriveTokenRequest
+	(*DeriveTokenResponse)(nil),     // 15: pannier.peer.v1.DeriveTokenResponse
+	(*RevokeTokenRequest)(nil),      // 16: pannier.peer.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),     // 17: pannier.peer.v1.RevokeTokenResponse
+	(*ReplaceWorkloadRequest)(nil),  // 18: pannier.peer.v1.ReplaceWorkloadRequest
+	(*ReplaceWorkloadResponse)(nil), // 19: pannier.peer.v1.ReplaceWorkloadResponse
+	nil,                             // 20: pannier.peer.v1.AttachResponse.PublishContextEntry
+	nil,                             // 21: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	(*durationpb.Duration)(nil),     // 22: google.protobuf.Duration
 }
 var file_pannier_peer_v1_servers_proto_depIdxs = []int32{
-	20, // 0: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
-	20, // 1: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
-	20, // 2: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
-	18, // 3: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
-	19, // 4: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	22, // 0: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
+	22, // 1: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
+	22, // 2: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
+	20, // 3: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
+	21, // 4: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
 	2,  // 5: pannier.peer.v1.ServersService.Apply:input_type -> pannier.peer.v1.ApplyRequest
 	4,  // 6: pannier.peer.v1.ServersService.Query:input_type -> pannier.peer.v1.QueryRequest
 	6,  // 7: pannier.peer.v1.ServersService.Heartbeat:input_type -> pannier.peer.v1.HeartbeatRequest
@@ -1149,16 +1262,18 @@ var file_pannier_peer_v1_servers_proto_depIdxs = []int32{
 	12, // 10: pannier.peer.v1.ServersService.IntendToken:input_type -> pannier.peer.v1.IntendTokenRequest
 	14, // 11: pannier.peer.v1.ServersService.DeriveToken:input_type -> pannier.peer.v1.DeriveTokenRequest
 	16, // 12: pannier.peer.v1.ServersService.RevokeToken:input_type -> pannier.peer.v1.RevokeTokenRequest
-	3,  // 13: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
-	5,  // 14: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
-	7,  // 15: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
-	9,  // 16: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
-	11, // 17: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
-	13, // 18: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
-	15, // 19: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
-	17, // 20: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
-	13, // [13:21] is the sub-list for method output_type
-	5,  // [5:13] is the sub-list for method input_type
+	18, // 13: pannier.peer.v1.ServersService.ReplaceWorkload:input_type -> pannier.peer.v1.ReplaceWorkloadRequest
+	3,  // 14: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
+	5,  // 15: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
+	7,  // 16: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
+	9,  // 17: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
+	11, // 18: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
+	13, // 19: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
+	15, // 20: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
+	17, // 21: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
+	19, // 22: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
+	14, // [14:23] is the sub-list for method output_type
+	5,  // [5:14] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1175,7 +1290,7 @@ func file_pannier_peer_v1_servers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_peer_v1_servers_proto_rawDesc), len(file_pannier_peer_v1_servers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,14 +27,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ServersService_Apply_FullMethodName         = "/pannier.peer.v1.ServersService/Apply"
-	ServersService_Query_FullMethodName         = "/pannier.peer.v1.ServersService/Query"
-	ServersService_Heartbeat_FullMethodName     = "/pannier.peer.v1.ServersService/Heartbeat"
-	ServersService_Attach_FullMethodName        = "/pannier.peer.v1.ServersService/Attach"
-	ServersService_VolumeSecrets_FullMethodName = "/pannier.peer.v1.ServersService/VolumeSecrets"
-	ServersService_IntendToken_FullMethodName   = "/pannier.peer.v1.ServersService/IntendToken"
-	ServersService_DeriveToken_FullMethodName   = "/pannier.peer.v1.ServersService/DeriveToken"
-	ServersService_RevokeToken_FullMethodName   = "/pannier.peer.v1.ServersService/RevokeToken"
+	ServersService_Apply_FullMethodName           = "/pannier.peer.v1.ServersService/Apply"
+	ServersService_Query_FullMethodName           = "/pannier.peer.v1.ServersService/Query"
+	ServersService_Heartbeat_FullMethodName       = "/pannier.peer.v1.ServersService/Heartbeat"
+	ServersService_Attach_FullMethodName          = "/pannier.peer.v1.ServersService/Attach"
+	ServersService_VolumeSecrets_FullMethodName   = "/pannier.peer.v1.ServersService/VolumeSecrets"
+	ServersService_IntendToken_FullMethodName     = "/pannier.peer.v1.ServersService/IntendToken"
+	ServersService_DeriveToken_FullMethodName     = "/pannier.peer.v1.ServersService/DeriveToken"
+	ServersService_RevokeToken_FullMethodName     = "/pannier.peer.v1.ServersService/RevokeToken"
+	ServersService_ReplaceWorkload_FullMethodName = "/pannier.peer.v1.ServersService/ReplaceWorkload"
 )
 
 // ServersServiceClient is the client API for ServersService service.
@@ -58,6 +59,9 @@ type ServersServiceClient interface {
 	DeriveToken(ctx context.Context, in *DeriveTokenRequest, opts ...grpc.CallOption) (*DeriveTokenResponse, error)
 	// RevokeToken ends a token. One that the ledger does not know is success.
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenResponse, error)
+	// ReplaceWorkload asks the node of a workload to stop it, for one of the caller's that
+	// waits for its end. It does not wait. One that does not run is success.
+	ReplaceWorkload(ctx context.Context, in *ReplaceWorkloadRequest, opts ...grpc.CallOption) (*ReplaceWorkloadResponse, error)
 }
 
 type serversServiceClient struct {
@@ -148,6 +152,16 @@ func (c *serversServiceClient) RevokeToken(ctx context.Context, in *RevokeTokenR
 	return out, nil
 }
 
+func (c *serversServiceClient) ReplaceWorkload(ctx context.Context, in *ReplaceWorkloadRequest, opts ...grpc.CallOption) (*ReplaceWorkloadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplaceWorkloadResponse)
+	err := c.cc.Invoke(ctx, ServersService_ReplaceWorkload_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServersServiceServer is the server API for ServersService service.
 // All implementations must embed UnimplementedServersServiceServer
 // for forward compatibility.
@@ -169,6 +183,9 @@ type ServersServiceServer interface {
 	DeriveToken(context.Context, *DeriveTokenRequest) (*DeriveTokenResponse, error)
 	// RevokeToken ends a token. One that the ledger does not know is success.
 	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error)
+	// ReplaceWorkload asks the node of a workload to stop it, for one of the caller's that
+	// waits for its end. It does not wait. One that does not run is success.
+	ReplaceWorkload(context.Context, *ReplaceWorkloadRequest) (*ReplaceWorkloadResponse, error)
 	mustEmbedUnimplementedServersServiceServer()
 }
 
@@ -202,6 +219,9 @@ func (UnimplementedServersServiceServer) DeriveToken(context.Context, *DeriveTok
 }
 func (UnimplementedServersServiceServer) RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RevokeToken not implemented")
+}
+func (UnimplementedServersServiceServer) ReplaceWorkload(context.Context, *ReplaceWorkloadRequest) (*ReplaceWorkloadResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplaceWorkload not implemented")
 }
 func (UnimplementedServersServiceServer) mustEmbedUnimplementedServersServiceServer() {}
 func (UnimplementedServersServiceServer) testEmbeddedByValue()                        {}
@@ -368,6 +388,24 @@ func _ServersService_RevokeToken_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServersService_ReplaceWorkload_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplaceWorkloadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServersServiceServer).ReplaceWorkload(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServersService_ReplaceWorkload_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServersServiceServer).ReplaceWorkload(ctx, req.(*ReplaceWorkloadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServersService_ServiceDesc is the grpc.ServiceDesc for ServersService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -406,6 +444,10 @@ var ServersService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RevokeToken",
 			Handler:    _ServersService_RevokeToken_Handler,
+		},
+		{
+			MethodName: "ReplaceWorkload",
+			Handler:    _ServersService_ReplaceWorkload_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,303 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/rpc"
+	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
+)
+
+// secretKey is the metadata that carries a node's secret.
+const secretKey = "node-secret"
+
+// access is who may make a call.
+type access int
+
+const (
+	// byAgents: every agent, for itself; a node with its secret. The leader answers.
+	byAgents access = iota + 1
+	// byServers: servers, with the term of the leader. Every agent answers.
+	byServers
+)
+
+// Who may make which call. What is not here, nobody may.
+var methods = map[string]access{
+	peerv1.ServersService_Apply_FullMethodName:           byAgents, // which commands: below
+	peerv1.ServersService_Query_FullMethodName:           byAgents, // which queries: below
+	peerv1.ServersService_Heartbeat_FullMethodName:       byAgents,
+	peerv1.ServersService_Attach_FullMethodName:          byAgents, // with a claim on the volume
+	peerv1.ServersService_VolumeSecrets_FullMethodName:   byAgents, // with a claim on the volume
+	peerv1.ServersService_IntendToken_FullMethodName:     byAgents, // its own tokens
+	peerv1.ServersService_DeriveToken_FullMethodName:     byAgents, // its own tokens
+	peerv1.ServersService_RevokeToken_FullMethodName:     byAgents, // its own tokens
+	peerv1.ServersService_ReplaceWorkload_FullMethodName: byAgents, // that one of its own waits for
+
+	peerv1.NodeService_ExpandVolume_FullMethodName:  byServers,
+	peerv1.NodeService_VolumeStats_FullMethodName:   byServers,
+	peerv1.NodeService_Owns_FullMethodName:          byServers,
+	peerv1.NodeService_DetachUnknown_FullMethodName: byServers,
+	peerv1.NodeService_Detach_FullMethodName:        byServers,
+	peerv1.NodeService_StopWorkload_FullMethodName:  byServers,
+	peerv1.NodeService_NodeInfo_FullMethodName:      byServers,
+
+	// The controller's calls of the storage protocol; a node's own mounts are its own.
+	storagev1.StorageService_ValidateVolume_FullMethodName: byServers,
+	storagev1.StorageService_Attach_FullMethodName:         byServers,
+	storagev1.StorageService_Detach_FullMethodName:         byServers,
+	storagev1.StorageService_Create_FullMethodName:         byServers,
+	storagev1.StorageService_Delete_FullMethodName:         byServers,
+	storagev1.StorageService_Expand_FullMethodName:         byServers,
+	storagev1.StorageService_List_FullMethodName:           byServers,
+	storagev1.StorageService_CreateSnapshot_FullMethodName: byServers,
+	storagev1.StorageService_DeleteSnapshot_FullMethodName: byServers,
+	storagev1.StorageService_ListSnapshots_FullMethodName:  byServers,
+}
+
+// Which commands a node may send, and what has to be so. All others are the servers'.
+var commands = []rule{
+	of(func(_ context.Context, n caller, c *command.PutNode) error {
+		return either(n.own("node record", c.Node.Name), n.sameSecret(c.Node.SecretHash))
+	}),
+	of(func(_ context.Context, n caller, c *command.StartWorkload) error {
+		for _, held := range c.Claims {
+			if held.Node != "" && held.Node != n.Name {
+				return n.own("claim", held.Node)
+			}
+		}
+		for _, t := range c.Tokens {
+			if t.Node != "" && t.Node != n.Name {
+				return n.own("token", t.Node)
+			}
+		}
+		return n.own("workload", c.Node)
+	}),
+	of(func(_ context.Context, n caller, c *command.AwaitWorkload) error { return n.own("workload", c.Node) }),
+	of(func(_ context.Context, n caller, c *command.EndWorkload) error { return n.own("workload", c.Node) }),
+	of(func(ctx context.Context, n caller, c *command.AdvanceClaims) error {
+		if c.By != "" {
+			return denied("only an operator vouches that a node is down")
+		}
+		for _, item := range c.Items {
+			if claim.NodeDetached.Before(item.To) || item.Index == 0 {
+				return denied("a node says of claims that it has unpublished them, and names each by its index")
+			}
+			if err := n.ownClaim(ctx, item); err != nil {
+				return err
+			}
+		}
+		return nil
+	}),
+	of(func(ctx context.Context, n caller, c *command.PutToken) error { return n.ownToken(ctx, c.Token) }),
+	of(func(ctx context.Context, n caller, c *command.DeleteTokens) error {
+		for _, id := range c.IDs {
+			if err := n.ownToken(ctx, claim.Token{ID: id, Node: n.Name}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}),
+	of(func(_ context.Context, n caller, c *command.SetNodeDuty) error {
+		d := c.Drain
+		if c.Ineligible != nil || c.StopDrain || d == nil || n.record.Drain == nil || d.DoneAt.IsZero() ||
+			d.By != n.record.Drain.By || !d.StartedAt.Equal(n.record.Drain.StartedAt) {
+			return denied("a node says of its drain that it is done, and nothing else")
+		}
+		return n.own("drain", c.Name)
+	}),
+}
+
+// Which queries a node may send. All others are the servers'.
+var queries = []rule{
+	of(func(context.Context, caller, *command.QueryCluster) error { return nil }),
+	of(func(context.Context, caller, *command.QueryVolume) error { return nil }),
+	of(func(context.Context, caller, *command.QueryWorkload) error { return nil }),
+	of(func(context.Context, caller, *command.QueryClaims) error { return nil }),
+	of(func(context.Context, caller, *command.QueryLeft) error { return nil }),
+	of(func(context.Context, caller, *command.QueryACL) error { return nil }),
+	of(func(_ context.Context, n caller, q *command.QueryNode) error { return n.own("node record", q.Name) }),
+	of(func(_ context.Context, n caller, q *command.QueryOnNode) error {
+		return n.own("list of what is on a node", q.Node)
+	}),
+	of(func(_ context.Context, n caller, q *command.QueryTokens) error {
+		return n.own("list of tokens", q.Node)
+	}),
+}
+
+// rule allows one type of what a node may send, where check finds nothing against it.
+type rule struct {
+	applies func(what any) bool
+	check   func(ctx context.Context, n caller, what any) error
+}
+
+// of is the rule for one type.
+func of[T any](check func(ctx context.Context, n caller, what T) error) rule {
+	return rule{
+		applies: func(what any) bool { _, is := what.(T); return is },
+		check:   func(ctx context.Context, n caller, what any) error { return check(ctx, n, what.(T)) },
+	}
+}
+
+// allowed finds the rule for what a node sends.
+func allowed(ctx context.Context, rules []rule, n caller, what any) error {
+	for _, r := range rules {
+		if r.applies(what) {
+			return r.check(ctx, n, what)
+		}
+	}
+	return denied(fmt.Sprintf("%T is for servers", what))
+}
+
+// denied is an ErrDenied with what would have to be so.
+func denied(why string) error { return fmt.Errorf("%w: %s", ErrDenied, why) }
+
+func either(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// caller is a node that calls, and what the ledger knows of it.
+type caller struct {
+	rpc.Peer
+	hash   string // of the secret that came with the call
+	record claim.Node
+	ledger Reader
+}
+
+// own refuses what is another node's.
+func (n caller) own(what, node string) error {
+	if node != n.Name {
+		return denied(fmt.Sprintf("node %q asks about a %s of node %q: nodes speak for themselves", n.Name, what, node))
+	}
+	return nil
+}
+
+func (n caller) sameSecret(hash string) error {
+	if !sameHash(hash, n.hash) {
+		return denied(fmt.Sprintf("the hash in the record of node %q is not that of the secret that it sent", n.Name))
+	}
+	return nil
+}
+
+// ownClaim refuses a claim that stands on another node. One that is gone, or was taken
+// anew, is harmless: the command does nothing to it.
+func (n caller) ownClaim(ctx context.Context, item command.Advance) error {
+	var c claim.Claim
+	err := n.ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		c, err = tx.Claim(item.Volume, item.Workload)
+		return err
+	})
+	switch {
+	case errors.Is(err, claim.ErrClaimNotFound) || err == nil && c.Index != item.Index:
+		return nil
+	case err != nil:
+		return err
+	default:
+		return n.own("claim", c.Node)
+	}
+}
+
+// ownToken refuses a token of another node, and an id that is another's.
+func (n caller) ownToken(ctx context.Context, t claim.Token) error {
+	var noted claim.Token
+	err := n.ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		noted, err = tx.Token(t.ID)
+		return err
+	})
+	switch {
+	case errors.Is(err, claim.ErrTokenNotFound):
+		return n.own("token", t.Node)
+	case err != nil:
+		return err
+	default:
+		return either(n.own("token", t.Node), n.own("token", noted.Node))
+	}
+}
+
+// known reads what the ledger knows of a node that calls, and checks its secret. A node
+// that the ledger does not know is nobody, unless it says who it is (registers).
+func known(ctx context.Context, ledger Reader, peer rpc.Peer, registers bool) (caller, error) {
+	n := caller{Peer: peer, ledger: ledger}
+	said := metadata.ValueFromIncomingContext(ctx, secretKey)
+	if len(said) != 1 || said[0] == "" {
+		return n, denied(fmt.Sprintf("node %q sent no secret", peer.Name))
+	}
+	n.hash = hashOf(said[0])
+	err := ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		n.record, err = tx.Node(peer.Name)
+		return err
+	})
+	switch {
+	case errors.Is(err, claim.ErrNodeNotFound) && registers:
+		return n, nil
+	case errors.Is(err, claim.ErrNodeNotFound):
+		return n, fmt.Errorf("%w: it has not registered yet", err)
+	case err != nil:
+		return n, err
+	case n.record.SecretHash == "" && registers:
+		return n, nil
+	case !sameHash(n.record.SecretHash, n.hash):
+		return n, fmt.Errorf("%w: %w: when it was installed anew, run on a server: pannier node purge %s", ErrDenied, claim.ErrNodeSecret, peer.Name)
+	}
+	return n, nil
+}
+
+// mayNode says whether a node may make this call.
+func mayNode(ctx context.Context, ledger Reader, peer rpc.Peer, req any) error {
+	var c command.Command
+	var q command.Query
+	var err error
+	switch req := req.(type) {
+	case *peerv1.ApplyRequest:
+		c, err = command.Decode(req.GetEntry())
+	case *peerv1.QueryRequest:
+		q, err = command.DecodeQuery(req.GetQuery())
+	}
+	if err != nil {
+		return err
+	}
+	_, registers := c.(*command.PutNode)
+	n, err := known(ctx, ledger, peer, registers)
+	switch {
+	case err != nil:
+		return err
+	case c != nil:
+		return allowed(ctx, commands, n, c)
+	case q != nil:
+		return allowed(ctx, queries, n, q)
+	default:
+		return nil
+	}
+}
+
+// mayCall says whether a certificate may be used for the call at all.
+func mayCall(peer rpc.Peer, method string, req any) (access, error) {
+	who, ok := methods[method]
+	switch {
+	case !ok:
+		return 0, denied(method + " is not served to other agents")
+	case who == byServers && peer.Role != pki.Server:
+		return 0, denied(fmt.Sprintf("%s may not call %s: only servers may", peer, method))
+	case who == byAgents && peer.Role != pki.Server && peer.Role != pki.Node:
+		return 0, denied(fmt.Sprintf("%s may not call %s: only agents may", peer, method))
+	}
+	if who == byAgents {
+		named, ok := req.(interface{ GetNode() string })
+		if !ok || named.GetNode() != peer.Name {
+			return 0, denied(fmt.Sprintf("%s calls %s for another node: agents speak for themselves", peer, method))
+		}
+	}
+	return who, nil
+}

@@ -1,0 +1,116 @@
+package peer
+
+import (
+	"context"
+
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/keyed"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// driverCalls passes the leader's calls of a controller on to this node's driver of
+// that id, one at a time for each volume. Where the driver's socket is, this node knows.
+//
+// It embeds a nil Storage for the calls that the guard lets nobody make.
+type driverCalls struct {
+	storage.Storage
+
+	calls   drivers.Caller
+	volumes keyed.Locks[drivenVolume]
+}
+
+// drivenVolume is a volume as its driver knows it: by its id there, or by the name under
+// which it is to be made.
+type drivenVolume struct{ driver, volume string }
+
+func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string, fn func(ctx context.Context, c storage.Client, here storage.Driver) error) error {
+	if volume != "" {
+		unlock, err := d.volumes.Lock(ctx, drivenVolume{of.ID, volume})
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	return d.calls.Call(ctx, of.ID, 0, func(ctx context.Context, c storage.Client, found drivers.Driver) error {
+		return fn(ctx, c, found.Ref())
+	})
+}
+
+func (d *driverCalls) ValidateVolume(ctx context.Context, of storage.Driver, req storage.ValidateRequest) (warnings []string, err error) {
+	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		warnings, err = c.ValidateVolume(ctx, here, req)
+		return err
+	})
+	return warnings, err
+}
+
+func (d *driverCalls) Attach(ctx context.Context, of storage.Driver, req storage.AttachRequest) (publishContext map[string]string, err error) {
+	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		publishContext, err = c.Attach(ctx, here, req)
+		return err
+	})
+	return publishContext, err
+}
+
+func (d *driverCalls) Detach(ctx context.Context, of storage.Driver, v storage.Volume, nodeID string) error {
+	return d.do(ctx, of, v.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		return c.Detach(ctx, here, v, nodeID)
+	})
+}
+
+func (d *driverCalls) Create(ctx context.Context, of storage.Driver, req storage.CreateRequest) (made storage.CreateResponse, err error) {
+	err = d.do(ctx, of, "name "+req.Name, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		made, err = c.Create(ctx, here, req)
+		return err
+	})
+	return made, err
+}
+
+func (d *driverCalls) Delete(ctx context.Context, of storage.Driver, v storage.Volume) error {
+	return d.do(ctx, of, v.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		return c.Delete(ctx, here, v)
+	})
+}
+
+func (d *driverCalls) List(ctx context.Context, of storage.Driver, page storage.Page) (list storage.ListResponse, err error) {
+	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		list, err = c.List(ctx, here, page)
+		return err
+	})
+	return list, err
+}
+
+func (d *driverCalls) Expand(ctx context.Context, of storage.Driver, req storage.ExpandRequest) (grown storage.ExpandResponse, err error) {
+	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		grown, err = c.Expand(ctx, here, req)
+		return err
+	})
+	return grown, err
+}
+
+// ExpandNode is served by the node service, which knows the places (Node.ExpandVolume).
+func (d *driverCalls) ExpandNode(context.Context, storage.Driver, storage.ExpandNodeRequest) (int64, error) {
+	return 0, denied("what is mounted on a node is its own")
+}
+
+func (d *driverCalls) CreateSnapshot(ctx context.Context, of storage.Driver, req storage.CreateSnapshotRequest) (taken storage.Snapshot, err error) {
+	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		taken, err = c.CreateSnapshot(ctx, here, req)
+		return err
+	})
+	return taken, err
+}
+
+func (d *driverCalls) DeleteSnapshot(ctx context.Context, of storage.Driver, snapshotID string, secrets map[string]string) error {
+	return d.do(ctx, of, "snapshot "+snapshotID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		return c.DeleteSnapshot(ctx, here, snapshotID, secrets)
+	})
+}
+
+func (d *driverCalls) ListSnapshots(ctx context.Context, of storage.Driver, req storage.ListSnapshotsRequest) (list storage.ListSnapshotsResponse, err error) {
+	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		list, err = c.ListSnapshots(ctx, here, req)
+		return err
+	})
+	return list, err
+}

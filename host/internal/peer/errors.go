@@ -1,0 +1,140 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/drivers"
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
+)
+
+// ErrDenied says that the caller may not make the call. Its text says why.
+var ErrDenied = errors.New("not allowed")
+
+// longestText bounds an error's text as it travels, in bytes: gRPC carries it in a header.
+const longestText = 8 << 10
+
+// mapping gives errors that are no gRPC status their codes. The first that matches counts.
+var mapping = []struct {
+	code codes.Code
+	errs []error
+}{
+	{codes.PermissionDenied, []error{ErrDenied}},
+	{codes.Unavailable, []error{
+		drivers.ErrUnhealthy, drivers.ErrNotFound, drivers.ErrClosed, workload.ErrClosed, cluster.ErrStopped, cluster.ErrClosed,
+	}},
+	{codes.ResourceExhausted, []error{cluster.ErrDiskFull}},
+	{codes.NotFound, []error{
+		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound, workload.ErrNotFound,
+	}},
+	{codes.InvalidArgument, []error{claim.ErrInvalid, cluster.ErrTooLarge, command.ErrMalformed}},
+	{codes.FailedPrecondition, []error{controllers.ErrUnreachable, claim.ErrNodeSecret, errOldTerm}},
+}
+
+func codeOf(err error) codes.Code {
+	if s, ok := status.FromError(err); ok {
+		return s.Code()
+	}
+	for _, m := range mapping {
+		if slices.ContainsFunc(m.errs, func(target error) bool { return errors.Is(err, target) }) {
+			return m.code
+		}
+	}
+	return status.FromContextError(err).Code()
+}
+
+// sent is an error as the other agent gets it: with its code, and what tells that it is
+// the outcome of the call.
+func sent(err error) error {
+	text := err.Error()
+	if len(text) > longestText {
+		text = strings.ToValidUTF8(text[:longestText], "") + " ..."
+	}
+	answer := &peerv1.Answer{}
+	if outcome, encodeErr := command.EncodeOutcome(nil, err); encodeErr == nil && len(outcome) < 2*longestText {
+		answer.Outcome = outcome
+	}
+	s := status.New(codeOf(err), text)
+	if detailed, detailErr := s.WithDetails(answer); detailErr == nil {
+		s = detailed
+	}
+	return s.Err()
+}
+
+// passedOn says that a server could not answer, since another one leads.
+func passedOn(err error) bool {
+	return errors.Is(err, cluster.ErrNotLeader) || errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed) ||
+		errors.Is(err, watcher.ErrNoHeartbeats)
+}
+
+// uncertain says that a command may have had its effect all the same.
+func uncertain(err error) bool {
+	return errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed)
+}
+
+// notLeader is what a caller is told who asked a server that does not lead.
+func notLeader(leader Member, uncertain bool, why error) error {
+	s := status.New(codes.FailedPrecondition, why.Error())
+	detailed, err := s.WithDetails(&peerv1.NotLeader{Leader: leader.Name, Address: leader.Addr, Uncertain: uncertain})
+	if err != nil {
+		return s.Err()
+	}
+	return detailed.Err()
+}
+
+// detail finds a detail of a status.
+func detail[T any](err error) (found T, ok bool) {
+	for _, d := range status.Convert(err).Details() {
+		if found, ok = d.(T); ok {
+			return found, true
+		}
+	}
+	return found, false
+}
+
+// answered is an error that another agent gave. It reads as that agent's own words, keeps
+// its code for status.FromError and, as far as it is the ledger's, is what it was there.
+type answered struct {
+	status *status.Status
+	is     error
+}
+
+func (e *answered) Error() string { return e.status.Message() }
+
+// GRPCStatus tells the code, for status.FromError.
+func (e *answered) GRPCStatus() *status.Status { return e.status }
+
+func (e *answered) Unwrap() error { return e.is }
+
+// received is the error of a call as its caller sees it.
+func received(err error) error {
+	if err == nil {
+		return nil
+	}
+	e := &answered{status: status.Convert(err)}
+	switch e.status.Code() {
+	case codes.PermissionDenied:
+		e.is = ErrDenied
+	case codes.Canceled:
+		e.is = context.Canceled
+	case codes.DeadlineExceeded:
+		e.is = context.DeadlineExceeded
+	}
+	if a, ok := detail[*peerv1.Answer](err); ok && len(a.GetOutcome()) > 0 {
+		if _, was := command.DecodeOutcome(&command.Identify{}, a.GetOutcome()); was != nil && !errors.Is(was, command.ErrMalformed) {
+			e.is = errors.Join(was, e.is)
+		}
+	}
+	return e
+}

@@ -1,0 +1,186 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Member is an agent as serf knows it.
+type Member struct {
+	Name string
+	Addr string // host:port of its rpc port
+	// Server: it keeps the ledger.
+	Server bool
+}
+
+// Reader reads this server's own ledger.
+type Reader interface {
+	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+}
+
+// Ledger is a server's own (cluster.Node).
+type Ledger interface {
+	Reader
+	// ReadLatest reads on the leader, after it has made sure that it leads.
+	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	// ApplyEntry brings an encoded command into the log and returns its encoded outcome. Its
+	// error is that of the way there: cluster.ErrNotLeader, cluster.ErrUncertain.
+	ApplyEntry(ctx context.Context, entry []byte) (outcome []byte, err error)
+	// AnswerQuery answers an encoded query with what is agreed on at this moment.
+	AnswerQuery(ctx context.Context, query []byte) (answer []byte, err error)
+	// Term is the one in which this server leads; 0: it does not.
+	Term() uint64
+	// Stats tell who leads.
+	Stats() cluster.Stats
+}
+
+// Heartbeats are the leader's count of which nodes it has heard from
+// (watcher.Heartbeats).
+type Heartbeats interface {
+	Heard(ctx context.Context, node string, seq uint64) (lease.Answer, error)
+}
+
+// Tokens give services their tokens (tokens.Authority).
+type Tokens interface {
+	Intend(ctx context.Context, t claim.Token) error
+	Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error)
+	Revoke(ctx context.Context, t claim.Token, secret string) error
+}
+
+// Controllers attach volumes (controllers.Controllers).
+type Controllers interface {
+	AttachIf(ctx context.Context, v claim.Volume, capability storage.Capability, node string, claimed func(ctx context.Context) error) (map[string]string, error)
+}
+
+// Leader is what a server does for the cluster's agents, itself included, while it leads.
+// Who asks has been checked by whoever calls it.
+type Leader struct {
+	Ledger      Ledger
+	Controllers Controllers
+	// Secrets opens a volume's sealed secrets.
+	Secrets    func(ctx context.Context, v claim.Volume) (map[string]string, error)
+	Tokens     Tokens
+	Heartbeats Heartbeats
+	// Stop asks a node to stop a workload (Nodes.StopWorkload).
+	Stop func(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
+	// Members are all agents as serf knows them.
+	Members func() []Member
+}
+
+// leads says whether this server leads.
+func (l *Leader) leads() bool { return l.Ledger.Term() != 0 }
+
+// leading is the server that leads, as far as this one knows.
+func (l *Leader) leading() Member {
+	name := l.Ledger.Stats().LeaderName
+	all := l.Members()
+	if at := slices.IndexFunc(all, func(m Member) bool { return m.Name == name }); at >= 0 {
+		return all[at]
+	}
+	return Member{Name: name}
+}
+
+// Attach attaches a volume that a node holds a claim on to that node. The modes are those
+// of the claim, and what else there is to know of the volume the ledger tells.
+func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, capability storage.Capability) (map[string]string, error) {
+	v, held, err := l.held(ctx, node, ref)
+	if err != nil {
+		return nil, err
+	}
+	if string(held.AccessMode) != string(capability.AccessMode) || string(held.AttachmentMode) != string(capability.AttachmentMode) {
+		return nil, denied(fmt.Sprintf("node %q holds a claim on volume %q as %s %s, and asks for %s %s",
+			node, ref, held.AccessMode, held.AttachmentMode, capability.AccessMode, capability.AttachmentMode))
+	}
+	return l.Controllers.AttachIf(ctx, v, capability, node, func(ctx context.Context) error {
+		_, _, err := l.held(ctx, node, ref)
+		return err
+	})
+}
+
+// VolumeSecrets opens the secrets of a volume that a node holds a claim on.
+func (l *Leader) VolumeSecrets(ctx context.Context, node string, ref claim.VolumeRef) (map[string]string, error) {
+	v, _, err := l.held(ctx, node, ref)
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := l.Secrets(ctx, v)
+	if err != nil {
+		return nil, fmt.Errorf("open the secrets of volume %q: %w", ref, err)
+	}
+	return secrets, nil
+}
+
+// held is a volume and a claim that a node holds on it; one on its way out is none.
+func (l *Leader) held(ctx context.Context, node string, ref claim.VolumeRef) (v claim.Volume, held claim.Claim, err error) {
+	var claims []claim.Claim
+	err = l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		if claims, err = tx.Claims(ref); err != nil {
+			return err
+		}
+		v, err = tx.Volume(ref)
+		return err
+	})
+	if err != nil && !errors.Is(err, claim.ErrVolumeNotFound) {
+		return v, held, err
+	}
+	for _, c := range claims {
+		if c.Node == node && c.State == claim.Taken {
+			return v, c, err
+		}
+	}
+	// Whether there is such a volume, others need not know.
+	return v, held, fmt.Errorf("%w: node %q holds no claim on volume %q: %w", ErrDenied, node, ref, claim.ErrClaimNotFound)
+}
+
+// RevokeToken ends a token of a node as the ledger has noted it. One that it does not
+// know is nobody's: there is nothing to end.
+func (l *Leader) RevokeToken(ctx context.Context, node string, t claim.Token, secret string) error {
+	var noted claim.Token
+	err := l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		noted, err = tx.Token(t.ID)
+		return err
+	})
+	switch {
+	case errors.Is(err, claim.ErrTokenNotFound):
+		return nil
+	case err != nil:
+		return err
+	case noted.Node != node:
+		return denied(fmt.Sprintf("token %s is one of node %q, not of node %q", t.ID, noted.Node, node))
+	default:
+		return l.Tokens.Revoke(ctx, noted, secret)
+	}
+}
+
+// Replace asks the node of a workload to stop it, for a workload of the asking node that
+// waits for its end.
+func (l *Leader) Replace(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error {
+	var there []claim.Workload
+	var w claim.Workload
+	err := l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		if there, err = tx.WorkloadsOn(node); err != nil {
+			return err
+		}
+		w, err = tx.Workload(ref)
+		return err
+	})
+	waits := slices.ContainsFunc(there, func(w claim.Workload) bool { return w.Status == claim.Waiting && slices.Contains(w.After, ref) })
+	switch {
+	case err != nil && !errors.Is(err, claim.ErrWorkloadNotFound):
+		return err
+	case !waits:
+		return denied(fmt.Sprintf("no workload of node %q waits for workload %q", node, ref))
+	case err != nil || w.Status == claim.Ended:
+		return nil
+	default:
+		return l.Stop(ctx, w.Node, ref, reason)
+	}
+}

@@ -1,0 +1,172 @@
+package peer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/drivers"
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// stopHeard is how long the answer to StopWorkload waits for the end: long enough to say
+// what is wrong at once. The stop goes on by itself.
+const stopHeard = 500 * time.Millisecond
+
+// Workloads are those of this node (workload.Manager).
+type Workloads interface {
+	Owns(ref claim.WorkloadRef) bool
+	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
+	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
+	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload, error)
+	Placements(ref claim.VolumeRef) []workload.Placement
+}
+
+// Mounted are the calls to this node's drivers for what is mounted here
+// (controllers.Controllers).
+type Mounted interface {
+	ExpandNode(ctx context.Context, v claim.Volume, at controllers.Place, minBytes, maxBytes int64) error
+	Stats(ctx context.Context, v claim.Volume, at controllers.Place) (storage.Stats, error)
+}
+
+// Info says who a node is.
+type Info struct {
+	Name, Version, BootID string
+	StartedAt             time.Time
+}
+
+// Node is what an agent does for the leader.
+type Node struct {
+	Info      Info
+	Workloads Workloads
+	Mounted   Mounted
+	// Calls reaches the drivers of this node.
+	Calls drivers.Caller
+}
+
+// ExpandVolume grows what is mounted of a volume here, and says in how many places.
+func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
+	for _, p := range n.Workloads.Placements(v.VolumeRef) {
+		if err := n.Mounted.ExpandNode(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging}, minBytes, maxBytes); err != nil {
+			return places, err
+		}
+		places++
+	}
+	return places, nil
+}
+
+// errNotMounted says that a volume has no mount on the node.
+var errNotMounted = errors.New("the volume is not mounted there")
+
+// VolumeStats reads usage and condition of a volume where it is mounted here.
+func (n *Node) VolumeStats(ctx context.Context, v claim.Volume) (storage.Stats, error) {
+	for _, p := range n.Workloads.Placements(v.VolumeRef) {
+		return n.Mounted.Stats(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging})
+	}
+	return storage.Stats{}, fmt.Errorf("read the usage of volume %q on node %q: %w", v.VolumeRef, n.Info.Name, errNotMounted)
+}
+
+// StopWorkload asks for the end of a workload, and does not wait for it. One that is not
+// here is success.
+func (n *Node) StopWorkload(ctx context.Context, ref claim.WorkloadRef, reason string) error {
+	hearing, cancel := context.WithTimeout(ctx, stopHeard)
+	defer cancel()
+	_, err := n.Workloads.Stop(hearing, ref, reason, nil)
+	switch {
+	case errors.Is(err, workload.ErrNotFound):
+		return nil
+	case hearing.Err() != nil:
+		return ctx.Err() // the stop goes on
+	default:
+		return err
+	}
+}
+
+// nodeService serves what the leader asks of this node.
+type nodeService struct {
+	peerv1.UnimplementedNodeServiceServer
+	node *Node
+}
+
+func (s nodeService) ExpandVolume(ctx context.Context, req *peerv1.ExpandVolumeRequest) (*peerv1.ExpandVolumeResponse, error) {
+	v, err := decode[claim.Volume](req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	places, err := s.node.ExpandVolume(ctx, v, req.GetCapacityMin(), req.GetCapacityMax())
+	return &peerv1.ExpandVolumeResponse{Places: int32(places)}, err
+}
+
+func (s nodeService) VolumeStats(ctx context.Context, req *peerv1.VolumeStatsRequest) (*peerv1.VolumeStatsResponse, error) {
+	v, err := decode[claim.Volume](req.GetVolume())
+	if err != nil {
+		return nil, err
+	}
+	stats, err := s.node.VolumeStats(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	encoded, err := json.Marshal(stats)
+	return &peerv1.VolumeStatsResponse{Stats: encoded}, err
+}
+
+func (s nodeService) Owns(_ context.Context, req *peerv1.OwnsRequest) (*peerv1.OwnsResponse, error) {
+	return &peerv1.OwnsResponse{Owns: s.node.Workloads.Owns(claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()})}, nil
+}
+
+func (s nodeService) DetachUnknown(ctx context.Context, req *peerv1.DetachUnknownRequest) (*peerv1.DetachUnknownResponse, error) {
+	c, v, err := s.claimed(req)
+	if err == nil {
+		err = s.node.Workloads.DetachUnknown(ctx, c, v)
+	}
+	return &peerv1.DetachUnknownResponse{}, err
+}
+
+func (s nodeService) Detach(ctx context.Context, req *peerv1.DetachRequest) (*peerv1.DetachResponse, error) {
+	c, v, err := s.claimed(req)
+	if err != nil {
+		return nil, err
+	}
+	did, err := s.node.Workloads.Detach(ctx, c, v)
+	return &peerv1.DetachResponse{Did: did}, err
+}
+
+func (s nodeService) StopWorkload(ctx context.Context, req *peerv1.StopWorkloadRequest) (*peerv1.StopWorkloadResponse, error) {
+	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
+	return &peerv1.StopWorkloadResponse{}, s.node.StopWorkload(ctx, ref, req.GetReason())
+}
+
+func (s nodeService) NodeInfo(context.Context, *peerv1.NodeInfoRequest) (*peerv1.NodeInfoResponse, error) {
+	i := s.node.Info
+	return &peerv1.NodeInfoResponse{Name: i.Name, Version: i.Version, BootId: i.BootID, StartedAt: timestamppb.New(i.StartedAt)}, nil
+}
+
+// claimed reads a claim on this node and its volume. Their ids become paths here, so
+// that they are checked whoever sent them.
+func (s nodeService) claimed(req interface {
+	GetClaim() []byte
+	GetVolume() []byte
+},
+) (c claim.Claim, v claim.Volume, err error) {
+	if c, err = decode[claim.Claim](req.GetClaim()); err != nil {
+		return c, v, err
+	}
+	if v, err = decode[claim.Volume](req.GetVolume()); err != nil {
+		return c, v, err
+	}
+	if c.Node != s.node.Info.Name {
+		return c, v, fmt.Errorf("a claim on node %q was brought to node %q", c.Node, s.node.Info.Name)
+	}
+	if err := errors.Join(c.Volume.Validate(), c.Workload.Validate(), claim.CheckID(v.PluginID)); err != nil {
+		return c, v, fmt.Errorf("%w: %w", claim.ErrInvalid, err)
+	}
+	return c, v, nil
+}

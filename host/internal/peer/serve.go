@@ -1,0 +1,143 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// closeGrace is how long the end of the server waits for calls under way. A query that
+// waits for a change is cut off: whoever asked asks another server.
+const closeGrace = time.Second
+
+// Server answers other agents.
+type Server struct {
+	grpc *grpc.Server
+	done chan struct{}
+}
+
+// Config is what a Server answers with.
+type Config struct {
+	// Leader does what servers are asked for; nil: this agent is no server.
+	Leader *Leader
+	// Node does what nodes are asked for.
+	Node *Node
+	// Terms of leaders that this agent has seen.
+	Terms *Terms
+	Log   hclog.Logger
+}
+
+// Serve answers on a listener of a port (rpc.Port.GRPC, with its ServerOptions) until
+// Close, which closes the listener too.
+func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
+	g := &guard{Config: cfg, refusals: newRefusals(cfg.Log)}
+	options = append(options, grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unserved))
+	s := &Server{grpc: grpc.NewServer(options...), done: make(chan struct{})}
+	if cfg.Leader != nil {
+		peerv1.RegisterServersServiceServer(s.grpc, serversService{leader: cfg.Leader})
+	}
+	peerv1.RegisterNodeServiceServer(s.grpc, nodeService{node: cfg.Node})
+	storage.Plugin(&driverCalls{calls: cfg.Node.Calls}).Register(s.grpc)
+	go func() {
+		defer close(s.done)
+		if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			cfg.Log.Error("calls of other agents are not answered any more", "error", err)
+		}
+	}()
+	return s
+}
+
+// Close lets calls under way end for a moment and cuts off the rest. It may be called
+// again.
+func (s *Server) Close() error {
+	late := time.AfterFunc(closeGrace, s.grpc.Stop)
+	defer late.Stop()
+	s.grpc.GracefulStop()
+	<-s.done
+	return nil
+}
+
+// guard stands before every call: it sees who calls, and gives errors the form in which
+// they travel.
+type guard struct {
+	Config
+	refusals *refusals
+}
+
+func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	peer, ok := rpc.PeerFrom(ctx)
+	if !ok {
+		return nil, g.refuse(ctx, info.FullMethod, "nobody", status.Error(codes.Unauthenticated, "the connection names nobody"))
+	}
+	if err := g.check(ctx, peer, info.FullMethod, req); err != nil {
+		return nil, g.refuse(ctx, info.FullMethod, peer, err)
+	}
+	resp, err := handle(ctx, req)
+	if err != nil {
+		return nil, g.refuse(ctx, info.FullMethod, peer, err)
+	}
+	return resp, nil
+}
+
+// check says whether the call may be made, and by this server.
+func (g *guard) check(ctx context.Context, peer rpc.Peer, method string, req any) error {
+	who, err := mayCall(peer, method, req)
+	switch {
+	case err != nil:
+		return err
+	case who == byServers:
+		return g.Terms.check(ctx)
+	case !g.Leader.leads():
+		return errPassOn
+	case peer.Role == pki.Node:
+		return mayNode(ctx, g.Leader.Ledger, peer, req)
+	default:
+		return nil
+	}
+}
+
+// errPassOn: this server does not lead.
+var errPassOn = errors.New("this server does not lead the cluster")
+
+// refuse makes the error of a call the one that travels, and tells the operator of one
+// that was not allowed.
+func (g *guard) refuse(ctx context.Context, method string, by any, err error) error {
+	switch codeOf(err) {
+	case codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
+		from := "unknown"
+		if p, ok := grpcpeer.FromContext(ctx); ok {
+			from = p.Addr.String()
+		}
+		g.refusals.refused(err, method, fmt.Sprint(by), from)
+	}
+	if g.Leader != nil && (errors.Is(err, errPassOn) || passedOn(err)) {
+		return notLeader(g.Leader.leading(), !errors.Is(err, errPassOn) && uncertain(err), err)
+	}
+	return sent(err)
+}
+
+// stream refuses every stream, and every call that nobody serves: agents call one another
+// once a call.
+func (g *guard) stream(_ any, s grpc.ServerStream, info *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
+	by := "nobody"
+	if peer, ok := rpc.PeerFrom(s.Context()); ok {
+		by = peer.String()
+	}
+	return g.refuse(s.Context(), info.FullMethod, by, status.Errorf(codes.Unimplemented, "this agent does not serve %s", info.FullMethod))
+}
+
+// unserved is reached by no call: the guard refuses it before.
+func unserved(any, grpc.ServerStream) error { return errors.ErrUnsupported }

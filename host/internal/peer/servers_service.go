@@ -1,0 +1,112 @@
+package peer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pannier/pannier/cluster/claim"
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// serversService serves what agents ask of the leader. Who calls was checked before
+// (guard): node is the caller, and this server leads.
+type serversService struct {
+	peerv1.UnimplementedServersServiceServer
+	leader *Leader
+}
+
+func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*peerv1.ApplyResponse, error) {
+	outcome, err := s.leader.Ledger.ApplyEntry(ctx, req.GetEntry())
+	return &peerv1.ApplyResponse{Outcome: outcome}, err
+}
+
+func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*peerv1.QueryResponse, error) {
+	answer, err := s.leader.Ledger.AnswerQuery(ctx, req.GetQuery())
+	return &peerv1.QueryResponse{Answer: answer}, err
+}
+
+func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequest) (*peerv1.HeartbeatResponse, error) {
+	a, err := s.leader.Heartbeats.Heard(ctx, req.GetNode(), req.GetSequence())
+	return &peerv1.HeartbeatResponse{
+		Status: string(a.Status), Index: a.Index, Term: s.leader.Ledger.Term(),
+		HeartbeatTtl: durationpb.New(a.Liveness.HeartbeatTTL),
+		StopAfter:    durationpb.New(a.Liveness.StopAfter),
+		Margin:       durationpb.New(a.Liveness.Margin),
+	}, err
+}
+
+func (s serversService) Attach(ctx context.Context, req *peerv1.AttachRequest) (*peerv1.AttachResponse, error) {
+	publishContext, err := s.leader.Attach(ctx, req.GetNode(), claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()}, storage.Capability{
+		AccessMode: storage.AccessMode(req.GetAccessMode()), AttachmentMode: storage.AttachmentMode(req.GetAttachmentMode()),
+		FSType: req.GetFsType(), MountFlags: req.GetMountFlags(), VolumeMountGroup: req.GetVolumeMountGroup(),
+	})
+	return &peerv1.AttachResponse{PublishContext: publishContext}, err
+}
+
+func (s serversService) VolumeSecrets(ctx context.Context, req *peerv1.VolumeSecretsRequest) (*peerv1.VolumeSecretsResponse, error) {
+	secrets, err := s.leader.VolumeSecrets(ctx, req.GetNode(), claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()})
+	return &peerv1.VolumeSecretsResponse{Secrets: secrets}, err
+}
+
+func (s serversService) IntendToken(ctx context.Context, req *peerv1.IntendTokenRequest) (*peerv1.IntendTokenResponse, error) {
+	t, err := ownToken(req)
+	if err == nil {
+		err = s.leader.Tokens.Intend(ctx, t)
+	}
+	return &peerv1.IntendTokenResponse{}, err
+}
+
+func (s serversService) DeriveToken(ctx context.Context, req *peerv1.DeriveTokenRequest) (*peerv1.DeriveTokenResponse, error) {
+	t, err := ownToken(req)
+	if err != nil {
+		return nil, err
+	}
+	derived, secret, err := s.leader.Tokens.Derive(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	encoded, err := json.Marshal(derived)
+	return &peerv1.DeriveTokenResponse{Token: encoded, Secret: secret}, err
+}
+
+func (s serversService) RevokeToken(ctx context.Context, req *peerv1.RevokeTokenRequest) (*peerv1.RevokeTokenResponse, error) {
+	t, err := ownToken(req)
+	if err == nil {
+		err = s.leader.RevokeToken(ctx, req.GetNode(), t, req.GetSecret())
+	}
+	return &peerv1.RevokeTokenResponse{}, err
+}
+
+func (s serversService) ReplaceWorkload(ctx context.Context, req *peerv1.ReplaceWorkloadRequest) (*peerv1.ReplaceWorkloadResponse, error) {
+	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
+	return &peerv1.ReplaceWorkloadResponse{}, s.leader.Replace(ctx, req.GetNode(), ref, req.GetReason())
+}
+
+// ownToken reads the token of a request, which must be the caller's.
+func ownToken(req interface {
+	GetNode() string
+	GetToken() []byte
+},
+) (t claim.Token, err error) {
+	if t, err = decode[claim.Token](req.GetToken()); err != nil {
+		return t, err
+	}
+	if t.Node != req.GetNode() {
+		return t, denied(fmt.Sprintf("node %q asks about a token of node %q: nodes speak for themselves", req.GetNode(), t.Node))
+	}
+	return t, nil
+}
+
+// decode reads what a message carries as JSON.
+func decode[T any](data []byte) (out T, err error) {
+	if err := json.Unmarshal(data, &out); err != nil {
+		return out, status.Errorf(codes.InvalidArgument, "the message carries no %T: %v", out, err)
+	}
+	return out, nil
+}

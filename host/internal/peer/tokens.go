@@ -1,0 +1,61 @@
+package peer
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// NodeTokens give a node's services their tokens: the leader asks Consul for them, and
+// the node's own Consul agent is where they are read back. It implements workload.Tokens.
+type NodeTokens struct {
+	Servers *Servers
+	// Local reads a token back from this node's Consul agent (tokens.Authority).
+	Local interface {
+		Read(ctx context.Context, consul, secret string) error
+	}
+}
+
+// Intend notes in the ledger that Consul will be asked for t.
+func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
+	return n.Servers.IntendToken(ctx, t)
+}
+
+// Derive asks Consul for the token that the ledger knows as t.ID.
+func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
+	return n.Servers.DeriveToken(ctx, t)
+}
+
+// Read reads a token back from this node's Consul agent.
+func (n NodeTokens) Read(ctx context.Context, consul, secret string) error {
+	return n.Local.Read(ctx, consul, secret)
+}
+
+// Revoke ends a token and forgets it once Consul has said that it is gone.
+func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) error {
+	return n.Servers.RevokeToken(ctx, t, secret)
+}
+
+// OnNode lists the ledger's tokens of a node.
+func (n NodeTokens) OnNode(ctx context.Context, node string) ([]claim.Token, error) {
+	q := &command.QueryTokens{Node: node}
+	query, err := command.EncodeQuery(q)
+	if err != nil {
+		return nil, err
+	}
+	data, err := n.Servers.Query(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	answer, _, err := command.DecodeAnswer(q, data)
+	if err != nil {
+		return nil, err
+	}
+	tokens, ok := answer.([]claim.Token)
+	if !ok {
+		return nil, fmt.Errorf("%T is answered with a %T", q, answer)
+	}
+	return tokens, nil
+}
