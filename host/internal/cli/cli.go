@@ -62,6 +62,7 @@ type app struct {
 	out, err io.Writer
 	// The global flags.
 	address, namespace, format string
+	tokenFile                  string
 	noColor                    bool
 	client                     *api.Client
 	// started says that a command's own work has begun: an error is no longer one of usage.
@@ -74,7 +75,7 @@ type app struct {
 func (a *app) rootCommand() *cobra.Command {
 	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
-		a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
+		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
 		root.AddCommand(a.agentCommand())
 	}
@@ -86,6 +87,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.address, "address", "", "the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
 	flags.StringVar(&a.namespace, "namespace", "", "the `namespace` (default: PANNIER_NAMESPACE, then "+claim.DefaultNamespace+")")
+	flags.StringVar(&a.tokenFile, "token-file", "", "the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
 	return root
@@ -129,7 +131,11 @@ func (a *app) api() (*api.Client, error) {
 	if a.client != nil {
 		return a.client, nil
 	}
-	client, err := api.New(a.agentAddress())
+	secret, err := a.token()
+	if err != nil {
+		return nil, &usageError{err: err}
+	}
+	client, err := api.New(a.agentAddress(), api.WithToken(secret))
 	if err != nil {
 		return nil, &usageError{err: err}
 	}

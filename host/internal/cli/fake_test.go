@@ -74,6 +74,7 @@ func (f *fake) start() error {
 	// As after a crash, the socket stays behind.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mux := http.NewServeMux()
+	mux.Handle(hostv1connect.NewACLServiceHandler(&fakeACL{}))
 	mux.Handle(hostv1connect.NewAgentServiceHandler(f))
 	mux.Handle(hostv1connect.NewDeviceServiceHandler(f))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(f))

@@ -57,6 +57,7 @@ func environment(w *hostv1.Workload, service string, user *launch.User, own map[
 			all[key] = value
 		}
 	}
+	delete(all, tokenEnv) // the caller's own rights are not the program's
 	if user != nil && user.Name != "" {
 		all["USER"], all["LOGNAME"], all["HOME"] = user.Name, user.Name, user.Home
 	}

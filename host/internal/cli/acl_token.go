@@ -1,0 +1,188 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func (a *app) aclTokenCommand() *cobra.Command {
+	return a.noun("token", "Tokens: who calls, and the policies and roles that count for it",
+		a.aclTokenCreate(), a.aclTokenList(), a.aclTokenRead(), a.aclTokenDelete(), a.aclTokenSelf())
+}
+
+func (a *app) aclTokenCreate() *cobra.Command {
+	req := &hostv1.CreateACLTokenRequest{}
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use: "create", Short: "Make a token, and show its secret for the only time",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			if ttl < 0 {
+				return &usageError{err: fmt.Errorf("-ttl %s is not above 0", ttl), command: "pannier acl token create"}
+			}
+			if ttl > 0 {
+				req.Ttl = durationpb.New(ttl)
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.ACL.CreateACLToken(ctx, connect.NewRequest(req))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl policy list and pannier acl role list list what there is")
+			}
+			return a.print(resp.Msg, func() error { return a.showNewToken(resp.Msg.GetToken(), resp.Msg.GetSecret()) })
+		}),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&req.Name, "name", "", "what or whom the token is for, as `TEXT`")
+	flags.StringVar(&req.Type, "type", "client", "the `TYPE`: client, or management, which may do everything")
+	flags.StringArrayVar(&req.Policies, "policy", nil, "a policy's `NAME`; may be given more than once")
+	flags.StringArrayVar(&req.Roles, "role", nil, "a role's `NAME`; may be given more than once")
+	flags.DurationVar(&ttl, "ttl", 0, "the `TIME` after which it expires, such as 8h (default: never)")
+	complete(cmd, "policy", a.completeIDs(policyNames))
+	complete(cmd, "role", a.completeIDs(roleNames))
+	return cmd
+}
+
+var tokenAccessors = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLToken, error) {
+	resp, err := client.ACL.ListACLTokens(ctx, connect.NewRequest(&hostv1.ListACLTokensRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg.GetTokens(), nil
+}, (*hostv1.ACLToken).GetAccessor)
+
+func (a *app) aclTokenList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the tokens, without their secrets",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.ACL.ListACLTokens(ctx, connect.NewRequest(&hostv1.ListACLTokensRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				if len(resp.Msg.GetTokens()) == 0 {
+					a.note("no tokens; make the first: pannier acl bootstrap")
+					return nil
+				}
+				t := newTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
+				for _, k := range resp.Msg.GetTokens() {
+					t.row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()), age(k.GetCreatedAt()), expires(k))
+				}
+				return a.show(t)
+			})
+		}),
+	}
+}
+
+// expires writes when a token ends, or that it has.
+func expires(t *hostv1.ACLToken) cell {
+	if at := t.GetExpiresAt(); at != nil && !at.AsTime().After(time.Now()) {
+		return cell{"expired", red}
+	}
+	return cell{ahead(t.GetExpiresAt()), ""}
+}
+
+func (a *app) aclTokenRead() *cobra.Command {
+	return &cobra.Command{
+		Use: "read ACCESSOR", Short: "Show a token, without its secret",
+		Args: exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.ACL.GetACLToken(ctx, connect.NewRequest(&hostv1.GetACLTokenRequest{Accessor: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
+			}
+			return a.print(resp.Msg, func() error { return a.show(a.aclTokenTable(resp.Msg.GetToken())) })
+		}),
+	}
+}
+
+func (a *app) aclTokenDelete() *cobra.Command {
+	return &cobra.Command{
+		Use: "delete ACCESSOR", Short: "Take a token away, at once",
+		Args: exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.ACL.DeleteACLToken(ctx, connect.NewRequest(&hostv1.DeleteACLTokenRequest{Accessor: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
+			}
+			return a.print(resp.Msg, func() error { a.note("token %s is deleted", args[0]); return nil })
+		}),
+	}
+}
+
+func (a *app) aclTokenSelf() *cobra.Command {
+	return &cobra.Command{
+		Use: "self", Short: "Show the token that the call is made with, and what counts for it",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.ACL.GetACLSelf(ctx, connect.NewRequest(&hostv1.GetACLSelfRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error { return a.showSelf(resp.Msg) })
+		}),
+	}
+}
+
+func (a *app) showSelf(m *hostv1.GetACLSelfResponse) error {
+	t := newTable()
+	if m.GetToken() != nil {
+		t = a.aclTokenTable(m.GetToken())
+	} else {
+		t.row("Accessor", "")
+	}
+	may := "what these policies allow: "
+	for i, p := range m.GetPolicies() {
+		if i > 0 {
+			may += ", "
+		}
+		may += p.GetName()
+	}
+	switch {
+	case m.GetManagement():
+		may = "everything"
+	case len(m.GetPolicies()) == 0:
+		may = "nothing"
+	}
+	t.row("May do", may)
+	return a.show(t)
+}
+
+func (a *app) aclTokenTable(t *hostv1.ACLToken) *table {
+	out := newTable()
+	out.row("Accessor", t.GetAccessor())
+	out.row("Name", t.GetName())
+	out.row("Type", t.GetType())
+	out.row("Policies", listed(t.GetPolicies()))
+	out.row("Roles", listed(t.GetRoles()))
+	out.row("Created", age(t.GetCreatedAt()))
+	out.row("Expires", expires(t))
+	return out
+}
