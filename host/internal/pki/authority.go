@@ -104,10 +104,13 @@ func (a *Authority) Issue(r Request) (Issued, error) {
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
 	issued, err := sign(template, a.cert, key, a.key, r.Validity)
+	if err == nil {
+		err = a.proves(issued, r.Identity)
+	}
 	if err != nil {
 		return Issued{}, err
 	}
-	return issued, a.proves(issued, r.Identity)
+	return issued, nil
 }
 
 // proves sees that a host will take what was made, as it reads it.

@@ -138,7 +138,7 @@ func (c *Certs) look() (seen [3]stamp, settled bool, err error) {
 		}
 		seen[i] = stamp{modified: info.ModTime(), size: info.Size()}
 		if sys, ok := info.Sys().(*syscall.Stat_t); ok {
-			seen[i].device, seen[i].inode = uint64(sys.Dev), sys.Ino
+			seen[i].device, seen[i].inode = sys.Dev, sys.Ino
 		}
 		settled = settled && time.Since(info.ModTime()) > settling
 	}

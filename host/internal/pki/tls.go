@@ -63,6 +63,8 @@ func (c *Certs) Client(role Role, name string, protocols ...string) *tls.Config 
 				return fmt.Errorf("%s answers, and not a %s", id, role)
 			case name != "" && id.Name != name:
 				return fmt.Errorf("%s answers, and not %q: the address may have gone to another host", id, name)
+			case len(protocols) > 0 && state.NegotiatedProtocol == "":
+				return fmt.Errorf("%s speaks none of %v", id, protocols)
 			}
 			return nil
 		},

@@ -186,7 +186,7 @@ func (c calling) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 	return nil, nil, fmt.Errorf("these credentials are a client's")
 }
 
-func (c calling) Info() credentials.ProtocolInfo          { return protocolInfo() }
+func (c calling) Info() credentials.ProtocolInfo          { return protocolInfo }
 func (c calling) Clone() credentials.TransportCredentials { return c }
 func (c calling) OverrideServerName(string) error         { return nil }
 

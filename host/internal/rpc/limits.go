@@ -102,9 +102,13 @@ func (c *countedConn) Close() error {
 // were not told, so that nobody fills a disk from outside.
 type refusals struct {
 	log   hclog.Logger
+	allow *rate.Limiter
 	mu    sync.Mutex
 	quiet int
-	allow *rate.Limiter
+}
+
+func newRefusals(log hclog.Logger) *refusals {
+	return &refusals{log: log, allow: rate.NewLimiter(1, 10)}
 }
 
 func (r *refusals) refused(what string, err error, details ...any) {
@@ -112,17 +116,14 @@ func (r *refusals) refused(what string, err error, details ...any) {
 		return
 	}
 	r.mu.Lock()
-	if r.allow == nil {
-		r.allow = rate.NewLimiter(1, 10)
+	tell, quiet := r.allow.Allow(), r.quiet
+	if r.quiet++; tell {
+		r.quiet = 0
 	}
-	if !r.allow.Allow() {
-		r.quiet++
-		r.mu.Unlock()
+	r.mu.Unlock()
+	if !tell {
 		return
 	}
-	quiet := r.quiet
-	r.quiet = 0
-	r.mu.Unlock()
 	if quiet > 0 {
 		details = append(details, "not_told", quiet)
 	}

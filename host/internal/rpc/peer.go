@@ -112,9 +112,8 @@ func (w welcomed) ClientHandshake(context.Context, string, net.Conn) (net.Conn, 
 	return nil, nil, fmt.Errorf("these credentials are a server's")
 }
 
-func (w welcomed) Info() credentials.ProtocolInfo          { return protocolInfo() }
+func (w welcomed) Info() credentials.ProtocolInfo          { return protocolInfo }
 func (w welcomed) Clone() credentials.TransportCredentials { return w }
 func (w welcomed) OverrideServerName(string) error         { return nil }
-func protocolInfo() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.3"}
-}
+
+var protocolInfo = credentials.ProtocolInfo{SecurityProtocol: "tls"}

@@ -77,10 +77,10 @@ func Open(ctx context.Context, cfg Config) (*Port, error) {
 		return nil, errors.Join(err, tcp.Close())
 	}
 	p := &Port{
-		certs: cfg.Certs, log: &refusals{log: cfg.Logger}, tcp: tcp, addr: addr,
+		certs: cfg.Certs, log: newRefusals(cfg.Logger), tcp: tcp, addr: addr,
 		limits: newLimits(), listeners: map[string]*listener{},
 	}
-	p.ctx, p.cancel = context.WithCancel(context.Background()) //nolint:contextcheck // it ends with Close
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.working.Go(p.accept)
 	return p, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -168,5 +167,3 @@ func TestEachRoleSpeaksWhatItMay(t *testing.T) {
 		check("HTTP", c.http, "HTTP/2.0 "+caller, got, err)
 	}
 }
-
-var _ net.Listener = (*rpc.RaftLayer)(nil)

@@ -2,6 +2,10 @@
 package pkitest
 
 import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"testing"
@@ -63,6 +67,28 @@ func (a Authority) Replace(t testing.TB, files pki.Files, role pki.Role, name st
 		if err := os.Rename(path+".new", path); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Expire puts one that has ended in the place of the certificate in the files. Its key stays.
+func (a Authority) Expire(t testing.TB, files pki.Files) {
+	t.Helper()
+	signer, err := tls.LoadX509KeyPair(a.CertFile, a.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := *pair.Leaf
+	template.NotBefore, template.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
+	cert, err := x509.CreateCertificate(rand.Reader, &template, signer.Leaf, pair.Leaf.PublicKey, signer.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(files.Cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

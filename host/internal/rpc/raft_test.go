@@ -1,0 +1,51 @@
+package rpc_test
+
+import (
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/rpc"
+)
+
+// Raft's own transport works over the port.
+func TestRaftTransport(t *testing.T) {
+	ca := pkitest.New(t)
+	open := func(name string) *raft.NetworkTransport {
+		certs := ca.Certs(t, pki.Server, name)
+		port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.NewNullLogger()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = port.Close() })
+		layer := rpc.NewRaftLayer(port, dialer(t, certs))
+		transport := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+			Stream: layer, MaxPool: 2, Timeout: patience, Logger: hclog.NewNullLogger(),
+		})
+		t.Cleanup(func() {
+			transport.CloseStreams()
+			_ = transport.Close()
+		})
+		return transport
+	}
+	a, b := open("a"), open("b")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 2 {
+			call := <-b.Consumer()
+			call.Respond(&raft.AppendEntriesResponse{Term: call.Command.(*raft.AppendEntriesRequest).Term, Success: true}, nil)
+		}
+	}()
+	for term := range uint64(2) {
+		var answer raft.AppendEntriesResponse
+		err := a.AppendEntries("b", b.LocalAddr(), &raft.AppendEntriesRequest{Term: term}, &answer)
+		if err != nil || !answer.Success || answer.Term != term {
+			t.Fatalf("got %+v, %v", answer, err)
+		}
+	}
+	<-done
+}
