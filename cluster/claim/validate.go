@@ -9,6 +9,21 @@ import (
 // MaxID is the longest id, in bytes.
 const MaxID = 128
 
+// maxDriverNodeID bounds a driver's own id of a node, in bytes (CSI spec, NodeGetInfoResponse).
+const maxDriverNodeID = 256
+
+// maxBy bounds the name of an operator who vouches for something, in bytes.
+const maxBy = 256
+
+// CheckBy checks the name of an operator who vouches that a node is down; empty: nobody does. The
+// error is a *FieldError.
+func CheckBy(by string) error {
+	if len(by) > maxBy {
+		return &FieldError{Object: "operator", Field: "by", Problem: fmt.Sprintf("has %d bytes: at most %d are allowed", len(by), maxBy)}
+	}
+	return nil
+}
+
 // CheckID tells what is wrong with an id: 1 to 128 of a-z, A-Z, 0-9, '-', '_'
 // and '.'. Ids become parts of paths and keys, so "." and ".." are none.
 func CheckID(id string) error {
@@ -115,6 +130,9 @@ func (c *Claim) Validate() error {
 	}
 	k := checker{object: fmt.Sprintf("claim of workload %q on volume %q", c.Workload, c.Volume)}
 	k.id("node", c.Node)
+	if len(c.DriverNodeID) > maxDriverNodeID {
+		k.fail("driver_node_id", fmt.Sprintf("has %d bytes: at most %d are allowed", len(c.DriverNodeID), maxDriverNodeID))
+	}
 	k.modes(c.AccessMode, c.AttachmentMode)
 	if c.Mode != Read && c.Mode != Write {
 		k.fail("mode", fmt.Sprintf("%q is neither %q nor %q", c.Mode, Read, Write))

@@ -22,6 +22,7 @@ const (
 // Command is one of this package's commands.
 type Command interface {
 	kind() kind
+	at() time.Time
 	stamp(time.Time)
 	key() string
 	setKey(string)
@@ -32,9 +33,12 @@ type Stamp struct {
 	// At is the leader's time when it took the command in.
 	At time.Time `json:"at"`
 	// Key makes the command safe to repeat: one that was applied under the same key within
-	// the last hour is answered with its result and changes nothing. Empty: none.
-	Key string `json:"key,omitempty"`
+	// the last hour, and 262,144 entries of the log, is answered with its result and changes
+	// nothing. An id (claim.CheckID) that nobody can guess; empty: none.
+	Key string `json:"command_key,omitempty"`
 }
+
+func (s *Stamp) at() time.Time { return s.At }
 
 func (s *Stamp) stamp(at time.Time) { s.At = at }
 
@@ -44,6 +48,9 @@ func (s *Stamp) setKey(key string) { s.Key = key }
 
 // SetAt stamps a command with the leader's time.
 func SetAt(c Command, at time.Time) { c.stamp(at) }
+
+// At is the leader's time when it took the command in.
+func At(c Command) time.Time { return c.at() }
 
 // Key is the command's key; empty: it has none.
 func Key(c Command) string { return c.key() }

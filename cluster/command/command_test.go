@@ -75,6 +75,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("%d kinds of commands are tested of %d", len(all), kinds)
 	}
 	for _, c := range all {
+		command.SetKey(c, "k")
 		entry, err := command.Encode(c)
 		if err != nil {
 			t.Fatal(err)
@@ -111,7 +112,7 @@ func TestLevels(t *testing.T) {
 		"\x01\x04" + before + `"ref":{"namespace":"default","id":"db-1"}}`:            &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}},
 		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
 		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"run":7}`:    &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Run: 7},
-		"\x02\x07" + before + `"key":"k","name":"a"}`:                                 &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
+		"\x02\x07" + before + `"command_key":"k","name":"a"}`:                         &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
 		"\x01\x07" + before + `"name":"a"}`:                                           &command.DeleteNode{Name: "a"},
 		"\x02\x07" + before + `"name":"a","if_unused":true}`:                          &command.DeleteNode{Name: "a", IfUnused: true},
 		"\x02\x10" + before + `"name":"a","stop_drain":true}`:                         &command.SetNodeDuty{Name: "a", StopDrain: true},

@@ -2,10 +2,12 @@ package command
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"time"
 )
 
 // MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
@@ -93,6 +95,20 @@ func Encode(c Command) ([]byte, error) {
 		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", c, ErrTooLarge, len(body)+2, MaxSize)
 	}
 	return append([]byte{byte(LevelOf(c)), byte(c.kind())}, body...), nil
+}
+
+// Fingerprint tells a command from others, whenever it is stamped: the SHA-256 of its kind and its
+// arguments.
+func Fingerprint(c Command) ([]byte, error) {
+	at := c.at()
+	c.stamp(time.Time{})
+	defer c.stamp(at)
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", c, err)
+	}
+	sum := sha256.Sum256(append([]byte{byte(c.kind())}, body...))
+	return sum[:], nil
 }
 
 // Decode reads a log entry. Any bytes may be given. The error is

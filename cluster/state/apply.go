@@ -68,7 +68,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 		return 0, err
 	}
 	defer release()
-	tx := &writeTx{ReadTx: ReadTx{txn: g.db.NewTransaction(true)}, topics: map[Topic]struct{}{}}
+	tx := &writeTx{ReadTx: ReadTx{txn: g.db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &s.pruned}
 	defer tx.txn.Discard()
 	applied := s.applied.Load()
 	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {
@@ -101,8 +101,8 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	return n, nil
 }
 
-// apply is the table of commands.
-func (tx *writeTx) apply(c command.Command) (any, error) {
+// decide is the table of commands.
+func (tx *writeTx) decide(c command.Command) (any, error) {
 	switch c := c.(type) {
 	case nil:
 		return nil, nil

@@ -10,18 +10,17 @@ import (
 
 func (tx *writeTx) advanceClaims(c *command.AdvanceClaims) (any, error) {
 	result := command.AdvanceClaimsResult{Items: make([]command.Advanced, len(c.Items))}
-	if err := checkItems(c.Items); err != nil {
+	if err := errors.Join(checkItems(c.Items), claim.CheckBy(c.By)); err != nil {
 		return nil, err
 	}
 	for i, item := range c.Items {
-		held, err := tx.Claim(item.Volume, item.Workload)
-		switch {
-		case errors.Is(err, claim.ErrClaimNotFound), err == nil && item.Index != 0 && item.Index != held.Index:
-			// Freed before; what stands, if anything, is a later claim.
+		held, gone, err := tx.advancing(item)
+		if err != nil {
+			return nil, err
+		}
+		if gone {
 			result.Items[i].Gone = true
 			continue
-		case err != nil:
-			return nil, err
 		}
 		if !claim.CanAdvance(held.State, item.To) {
 			return nil, fmt.Errorf("claim of workload %q on volume %q: from %s to %s: %w",
@@ -50,6 +49,16 @@ func (tx *writeTx) advanceClaims(c *command.AdvanceClaims) (any, error) {
 		}
 	}
 	return result, nil
+}
+
+// advancing reads the claim that is to be advanced. It is gone where it was freed before; what
+// stands then, if anything, is a later claim.
+func (tx *writeTx) advancing(item command.Advance) (held claim.Claim, gone bool, err error) {
+	held, err = tx.Claim(item.Volume, item.Workload)
+	if errors.Is(err, claim.ErrClaimNotFound) || err == nil && item.Index != 0 && item.Index != held.Index {
+		return claim.Claim{}, true, nil
+	}
+	return held, false, err
 }
 
 func checkItems(items []command.Advance) error {

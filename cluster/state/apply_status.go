@@ -22,6 +22,9 @@ func (tx *writeTx) setNodeStatus(c *command.SetNodeStatus) (any, error) {
 	if !c.Status.Valid() {
 		return nil, &claim.FieldError{Object: fmt.Sprintf("node %q", c.Name), Field: "status", Problem: fmt.Sprintf("%q is unknown", c.Status)}
 	}
+	if err := claim.CheckBy(c.By); err != nil {
+		return nil, err
+	}
 	if c.Continues != 0 && (n.Status != c.Status || n.StatusIndex != c.Continues) {
 		return command.SetNodeStatusResult{Node: n}, nil // it has come back: what is there now may be mounted
 	}

@@ -25,6 +25,7 @@ import (
 //	b/                                 ACL bootstrap
 //	l/                                 what nodes were promised
 //	s/                                 names of the keys that seal secrets
+//	x/KEY                              what became of a command with a key
 //
 //	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
 //	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
@@ -37,6 +38,7 @@ import (
 //	tn/NODE/ID                         tokens on a node
 //	ah/SHA256/ACCESSOR                 ACL token by its secret's hash
 //	ae/TIME/ACCESSOR                   ACL tokens that end, the first first
+//	xi/INDEX/TIME/KEY                  what became of commands with a key, the oldest first
 //	m/applied                          index of the last applied entry
 //	m/keys                             version of the index keys
 const (
@@ -55,6 +57,7 @@ const (
 	aclBootstrap = "b/"
 	liveness     = "l/"
 	secretsKeys  = "s/"
+	keptResults  = "x/"
 
 	claimsByWorkload = "cw/"
 	claimsByNode     = "cn/"
@@ -68,6 +71,7 @@ const (
 
 	aclTokensByHash   = "ah/"
 	aclTokensByExpiry = "ae/"
+	keptByIndex       = "xi/"
 )
 
 var appliedKey = []byte("m/applied")
@@ -82,6 +86,7 @@ func driverKey(id string) string             { return drivers + id }
 func tokenKey(id string) string              { return tokens + id }
 func policyKey(name string) string           { return aclPolicies + name }
 func roleKey(name string) string             { return aclRoles + name }
+func keptKey(key string) string              { return keptResults + key }
 func aclTokenKey(accessor string) string     { return aclTokens + accessor }
 
 func claimPart(v claim.VolumeRef, w claim.WorkloadRef) string {
@@ -138,3 +143,9 @@ func aclTokenIndexKeys(t *acl.Token) []string {
 	}
 	return keys
 }
+
+func keptIndexKeys(k *kept) []string {
+	return []string{keptByIndex + indexPart(k.Index) + "/" + timePart(k.At) + "/" + k.Key}
+}
+
+func indexPart(index uint64) string { return fmt.Sprintf("%016x", index) }

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -29,9 +31,12 @@ func TestAnyLog(t *testing.T) {
 				l.t = t
 				before := l.records()
 				c := drawCommand(t)
-				command.SetAt(c, now.Add(time.Duration(l.index)*time.Second))
-				_, err := l.do(c)
-				log = append(log, Entry{l.index, c})
+				if rapid.Bool().Draw(t, "keyed") {
+					command.SetKey(c, rapid.SampledFrom([]string{"k1", "k2", "k3"}).Draw(t, "key"))
+				}
+				_, err := l.do(decodedAgain(t, c))
+				command.SetAt(c, now.Add(time.Duration(l.index)*time.Second)) // as do has stamped it
+				log = append(log, Entry{l.index, decodedAgain(t, c)})
 				if err != nil {
 					l.sameAs(before, fmt.Sprintf("%T was refused (%v)", c, err))
 				}
@@ -42,6 +47,8 @@ func TestAnyLog(t *testing.T) {
 				checkIndexKeys(t, l)
 				checkCounts(t, l)
 				checkClaims(t, l)
+				checkDown(t, l)
+				checkWaiting(t, l)
 			},
 		})
 
@@ -65,6 +72,19 @@ func TestAnyLog(t *testing.T) {
 			t.Fatalf("restored at %d, not %d", third.AppliedIndex(), l.AppliedIndex())
 		}
 	})
+}
+
+// decodedAgain is the command as each server reads it from its log: applying one may change it.
+func decodedAgain(t *rapid.T, c command.Command) command.Command {
+	entry, err := command.Encode(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := command.Decode(entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return again
 }
 
 // openFor opens an empty ledger for one run of a property.
@@ -116,7 +136,7 @@ func drawCommand(t *rapid.T) command.Command {
 	access := func() claim.AccessMode {
 		return rapid.SampledFrom([]claim.AccessMode{claim.SingleNodeWriter, claim.SingleNodeMultiWriter, claim.MultiNodeSingleWriter}).Draw(t, "access")
 	}
-	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget", "token", "token", "untoken"}).Draw(t, "command") {
+	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget", "token", "token", "untoken", "await", "await", "status", "status", "duty", "acl", "acl", "secrets"}).Draw(t, "command") {
 	case "start":
 		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode()}
 		mode := rapid.SampledFrom([]claim.Mode{claim.Read, claim.Write}).Draw(t, "mode")
@@ -128,7 +148,7 @@ func drawCommand(t *rapid.T) command.Command {
 		}
 		return c
 	case "end":
-		return &command.EndWorkload{Ref: aWorkload()}
+		return &command.EndWorkload{Ref: aWorkload(), Run: rapid.SampledFrom([]uint64{0, 0, 0, 1, 2}).Draw(t, "run")}
 	case "advance":
 		c := &command.AdvanceClaims{}
 		for range rapid.IntRange(1, 2).Draw(t, "items") {
@@ -155,7 +175,28 @@ func drawCommand(t *rapid.T) command.Command {
 		}
 		return &command.PutNode{Node: n}
 	case "drop":
-		return &command.DeleteNode{Name: aNode()}
+		return &command.DeleteNode{Name: aNode(), IfUnused: rapid.Bool().Draw(t, "if unused")}
+	case "await":
+		c := &command.AwaitWorkload{Ref: aWorkload(), Node: aNode()}
+		for range rapid.IntRange(0, 2).Draw(t, "after") {
+			c.After = append(c.After, aWorkload())
+		}
+		return c
+	case "status":
+		return &command.SetNodeStatus{
+			Name: aNode(), By: rapid.SampledFrom([]string{"", "root"}).Draw(t, "by"),
+			Status: rapid.SampledFrom([]claim.NodeStatus{claim.NodeReady, claim.NodeDisconnected, claim.NodeDown}).Draw(t, "status"),
+		}
+	case "duty":
+		c := &command.SetNodeDuty{Name: aNode(), StopDrain: rapid.Bool().Draw(t, "stop")}
+		if rapid.Bool().Draw(t, "drain") {
+			c.Drain = &claim.Drain{By: "root"}
+		}
+		return c
+	case "acl":
+		return drawACL(t)
+	case "secrets":
+		return &command.PutSecretsKey{ID: aDriver(), Active: rapid.Bool().Draw(t, "active"), Gone: rapid.Bool().Draw(t, "gone")}
 	case "token":
 		token := claim.Token{ID: aToken(), Workload: aWorkload(), Node: aNode(), Service: "web", Consul: "default"}
 		if rapid.Bool().Draw(t, "answered") {
@@ -168,6 +209,100 @@ func drawCommand(t *rapid.T) command.Command {
 		return &command.DeleteDrivers{IDs: []string{aDriver()}, IfUnusedBefore: now.Add(time.Hour)}
 	default:
 		return &command.DeleteWorkloads{EndedBefore: now.Add(time.Hour)}
+	}
+}
+
+func drawACL(t *rapid.T) command.Command {
+	name := func() string { return rapid.SampledFrom([]string{"p1", "p2"}).Draw(t, "name") }
+	token := func() acl.Token {
+		n := rapid.IntRange(0, 2).Draw(t, "token")
+		token := acl.Token{Accessor: tokenID(n), SecretHash: hashOf(rapid.SampledFrom([]int{n, n, 0}).Draw(t, "secret")), Type: acl.Client}
+		token.Policies, token.Roles = []string{name()}, []string{name()}
+		if n == 1 {
+			token.ExpiresAt = now.Add(20 * time.Second)
+		}
+		return token
+	}
+	switch rapid.IntRange(0, 7).Draw(t, "acl") {
+	case 0:
+		first := token()
+		first.Type, first.Policies, first.Roles = acl.Management, nil, nil
+		return &command.BootstrapACL{Token: first, ResetIndex: rapid.Uint64Range(0, 5).Draw(t, "reset")}
+	case 1:
+		return &command.PutACLPolicies{Policies: []acl.Policy{{Name: name(), Rules: "x"}}}
+	case 2:
+		return &command.DeleteACLPolicies{Names: []string{name()}}
+	case 3:
+		return &command.PutACLRoles{Roles: []acl.Role{{Name: name(), Policies: []string{name()}}}}
+	case 4:
+		return &command.DeleteACLRoles{Names: []string{name()}}
+	case 5:
+		return &command.DeleteACLTokens{Accessors: []string{token().Accessor}}
+	case 6:
+		return &command.ExpireACLTokens{}
+	default:
+		return &command.PutACLTokens{Tokens: []acl.Token{token(), token()}}
+	}
+}
+
+// checkDown: nothing is left on a node that is down, but what waits for the watcher.
+func checkDown(t *rapid.T, l *ledger) {
+	err := l.View(func(tx *ReadTx) error {
+		all, err := tx.Nodes()
+		if err != nil {
+			return err
+		}
+		for _, n := range all {
+			if n.Status != claim.NodeDown {
+				continue
+			}
+			live, err := tx.WorkloadsOn(n.Name)
+			if err != nil || len(live) > 0 {
+				t.Fatalf("node %s is down and has %+v, %v", n.Name, live, err)
+			}
+			held, err := tx.ClaimsOn(n.Name)
+			if err != nil {
+				return err
+			}
+			for _, c := range held {
+				if c.State.Before(claim.NodeDetached) {
+					t.Fatalf("node %s is down and holds %+v", n.Name, c)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkWaiting: from no workload that waits there is a way back to it.
+func checkWaiting(t *rapid.T, l *ledger) {
+	err := l.View(func(tx *ReadTx) error {
+		all, _, err := tx.Workloads("", Page{})
+		after := map[claim.WorkloadRef][]claim.WorkloadRef{}
+		for _, w := range all {
+			if w.Status == claim.Waiting {
+				after[w.Ref] = w.After
+			}
+		}
+		for begin := range after {
+			reached := map[claim.WorkloadRef]bool{}
+			for next := after[begin]; len(next) > 0; next = next[1:] {
+				if next[0] == begin {
+					t.Fatalf("workload %s waits for itself: %v", begin, after)
+				}
+				if !reached[next[0]] {
+					reached[next[0]] = true
+					next = append(slices.Clip(next), after[next[0]]...)
+				}
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

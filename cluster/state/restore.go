@@ -43,6 +43,7 @@ func (s *Store) Restore(r io.Reader) error {
 	s.mu.Lock()
 	s.gen, s.number, s.broken = next, number, nil
 	s.mu.Unlock()
+	s.pruned = ""
 	s.applied.Store(index)
 	s.changes.reset(index)
 	old.readers.Wait()
@@ -165,7 +166,11 @@ func keysOf(kind byte, value []byte) (key string, indexKeys map[string][]byte, e
 	case secretsKeys[0]:
 		_, err := decode[claim.SecretsKeys](value)
 		return secretsKeys, indexKeys, err
+	case keptResults[0]:
+		k, err := decode[kept](value)
+		add(keptIndexKeys(&k))
+		return keptKey(k.Key), indexKeys, err
 	default:
-		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q", ErrBadSnapshot, kind)
+		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q (written by a newer version)", ErrBadSnapshot, kind)
 	}
 }

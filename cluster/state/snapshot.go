@@ -30,7 +30,7 @@ const (
 // recordPrefixes are those of the records; each one's first byte is its frame's kind.
 var recordPrefixes = []string{
 	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
-	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, secretsKeys,
+	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, secretsKeys, keptResults,
 }
 
 // Snapshot is the ledger at one moment.

@@ -157,6 +157,7 @@ type writeTx struct {
 	ReadTx
 	index  uint64 // of the entry being applied
 	topics map[Topic]struct{}
+	pruned *string // the last index key of what is not kept any more; see prune
 	// bytes and writes are what the transaction holds, to end it before it is
 	// more than Badger takes.
 	bytes, writes int

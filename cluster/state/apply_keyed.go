@@ -1,0 +1,271 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// What became of a command with a key is kept for keptFor, by the leaders' stamps, and over at most
+// keptEntries entries of the log. Each command with a key takes at most pruneAtOnce older ones away.
+const (
+	keptFor     = time.Hour
+	keptEntries = 1 << 18
+	pruneAtOnce = 4
+)
+
+// kept is what is remembered of a command with a key. Result has no records of volumes, claims,
+// nodes and the ACL: a command that is repeated is answered with those as they stand.
+type kept struct {
+	Key     string          `json:"key"`
+	Command []byte          `json:"command"` // its fingerprint
+	At      time.Time       `json:"at"`
+	Index   uint64          `json:"index"`
+	Outcome json.RawMessage `json:"outcome"`
+}
+
+// apply applies a command, once for each key.
+func (tx *writeTx) apply(c command.Command) (any, error) {
+	if c == nil || command.Key(c) == "" {
+		return tx.decide(c)
+	}
+	key := command.Key(c)
+	if err := claim.CheckID(key); err != nil {
+		return nil, &claim.FieldError{Object: "command", Field: "key", Problem: err.Error()}
+	}
+	print, err := command.Fingerprint(c)
+	if err != nil {
+		return nil, fault("fingerprint of %T: %w", c, err)
+	}
+	before, found, err := read[kept](&tx.ReadTx, keptKey(key))
+	switch {
+	case err != nil:
+		return nil, err
+	case found && string(before.Command) != string(print):
+		return nil, fmt.Errorf("the key %q is of another command, at index %d: %w", key, before.Index, claim.ErrConflict)
+	case found:
+		return tx.repeat(c, before)
+	}
+	at := command.At(c)
+	result, err := tx.decide(c)
+	if err != nil {
+		return nil, err // a refusal is decided anew
+	}
+	if put, ok := result.(command.PutNodeResult); ok && !put.Changed {
+		return result, nil // a node that repeats itself writes nothing
+	}
+	outcome, err := command.EncodeOutcome(lasting(result), nil)
+	if err != nil {
+		return nil, fault("keep the result of %T: %w", c, err)
+	}
+	k := kept{Key: key, Command: print, At: at, Index: tx.index, Outcome: outcome}
+	if err := write(tx, keptKey(key), &k, nil, keptIndexKeys(&k)); err != nil {
+		return nil, err
+	}
+	return result, tx.prune(at)
+}
+
+// prune forgets the oldest of what is kept, if it is too old.
+func (tx *writeTx) prune(at time.Time) error {
+	parts, err := tx.keys(span{base: keptByIndex, after: *tx.pruned, limit: pruneAtOnce})
+	if err != nil {
+		return err
+	}
+	oldest, first := timePart(at.Add(-keptFor)), indexPart(tx.index-min(tx.index, keptEntries))
+	for _, part := range parts {
+		index, rest, _ := strings.Cut(part, "/")
+		stamp, key, _ := strings.Cut(rest, "/")
+		if stamp >= oldest && index >= first {
+			return nil
+		}
+		if err := errors.Join(tx.delete(keptKey(key)), tx.delete(keptByIndex+part)); err != nil {
+			return err
+		}
+		*tx.pruned = part
+	}
+	return nil
+}
+
+// lasting is what is kept of a result: what cannot be read again.
+func lasting(result any) any {
+	switch r := result.(type) {
+	case command.RegisterVolumeResult:
+		r.Volume = claim.Volume{}
+		return r
+	case command.DeregisterVolumeResult:
+		r.Volume = claim.Volume{}
+		left := make([]claim.Claim, len(r.LeftBehind))
+		for i, c := range r.LeftBehind {
+			left[i] = claim.Claim{Workload: c.Workload, Node: c.Node, Mode: c.Mode, State: c.State, Index: c.Index, TakenAt: c.TakenAt}
+		}
+		r.LeftBehind = left
+		return r
+	case command.StartWorkloadResult:
+		r.Claims, r.Volumes = nil, nil
+		return r
+	case command.EndWorkloadResult:
+		r.Claims = nil
+		return r
+	case command.AdvanceClaimsResult:
+		return command.AdvanceClaimsResult{}
+	case command.PutNodeResult:
+		r.Node = claim.Node{}
+		return r
+	case command.SetNodeStatusResult:
+		r.Node, r.Ended, r.Freed = claim.Node{}, nil, nil
+		return r
+	case command.SetNodeDutyResult:
+		return command.SetNodeDutyResult{}
+	case command.ResealVolumeResult:
+		return command.ResealVolumeResult{}
+	case command.PutACLPoliciesResult:
+		return command.PutACLPoliciesResult{}
+	case command.PutACLRolesResult:
+		return command.PutACLRolesResult{}
+	case command.PutACLTokensResult:
+		return command.PutACLTokensResult{}
+	case command.DeleteACLTokensResult:
+		r.Deleted = named(r.Deleted)
+		return r
+	case command.ExpireACLTokensResult:
+		r.Deleted = named(r.Deleted)
+		return r
+	default:
+		return result
+	}
+}
+
+func named(tokens []acl.Token) (out []acl.Token) {
+	for _, t := range tokens {
+		out = append(out, acl.Token{Accessor: t.Accessor, Name: t.Name, Type: t.Type})
+	}
+	return out
+}
+
+// repeat answers a command that was applied before. What is not kept is as it stands now; of what
+// is gone there is the name only.
+func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
+	result, err := command.DecodeOutcome(c, k.Outcome)
+	if err != nil {
+		return nil, fault("what is kept under %q: %w", k.Key, err)
+	}
+	switch c := c.(type) {
+	case *command.RegisterVolume:
+		r := result.(command.RegisterVolumeResult)
+		r.Volume, err = tx.volumeNow(c.Volume.VolumeRef)
+		return r, err
+	case *command.DeregisterVolume:
+		r := result.(command.DeregisterVolumeResult)
+		r.Volume.VolumeRef = c.Ref
+		for i := range r.LeftBehind {
+			r.LeftBehind[i].Volume = c.Ref
+		}
+		return r, nil
+	case *command.StartWorkload:
+		return tx.repeatStart(c, result.(command.StartWorkloadResult))
+	case *command.EndWorkload:
+		r := result.(command.EndWorkloadResult)
+		if r.Found {
+			r.Claims, err = tx.ClaimsOf(c.Ref)
+		}
+		return r, err
+	case *command.AdvanceClaims:
+		return tx.repeatAdvance(c)
+	case *command.PutNode:
+		r := result.(command.PutNodeResult)
+		r.Node, err = tx.nodeNow(c.Node.Name)
+		return r, err
+	case *command.SetNodeStatus:
+		r := result.(command.SetNodeStatusResult)
+		r.Node, err = tx.nodeNow(c.Name)
+		return r, err
+	case *command.SetNodeDuty:
+		n, err := tx.nodeNow(c.Name)
+		return command.SetNodeDutyResult{Node: n}, err
+	case *command.ResealVolume:
+		v, err := tx.volumeNow(c.Ref)
+		return command.ResealVolumeResult{Volume: v}, err
+	case *command.PutACLPolicies:
+		policies, err := standing(tx, c.Policies, func(p acl.Policy) string { return policyKey(p.Name) })
+		return command.PutACLPoliciesResult{Policies: policies}, err
+	case *command.PutACLRoles:
+		roles, err := standing(tx, c.Roles, func(r acl.Role) string { return roleKey(r.Name) })
+		return command.PutACLRolesResult{Roles: roles}, err
+	case *command.PutACLTokens:
+		tokens, err := standing(tx, c.Tokens, func(t acl.Token) string { return aclTokenKey(t.Accessor) })
+		return command.PutACLTokensResult{Tokens: tokens}, err
+	default:
+		return result, nil
+	}
+}
+
+// repeatStart makes the claims again that the start took, from its arguments and from when it was:
+// all claims of a run were taken with its start.
+func (tx *writeTx) repeatStart(c *command.StartWorkload, r command.StartWorkloadResult) (any, error) {
+	wanted, err := wantedClaims(c)
+	if err != nil {
+		return nil, err
+	}
+	for _, granted := range wanted {
+		granted.State, granted.Index = claim.Taken, r.Workload.CreateIndex
+		granted.TakenAt, granted.ModifiedAt = r.Workload.CreatedAt, r.Workload.CreatedAt
+		v, err := tx.volumeNow(granted.Volume)
+		if err != nil {
+			return nil, err
+		}
+		v.AccessMode, v.AttachmentMode = granted.AccessMode, granted.AttachmentMode
+		r.Claims, r.Volumes = append(r.Claims, granted), append(r.Volumes, v)
+	}
+	return r, nil
+}
+
+func (tx *writeTx) repeatAdvance(c *command.AdvanceClaims) (any, error) {
+	result := command.AdvanceClaimsResult{Items: make([]command.Advanced, len(c.Items))}
+	for i, item := range c.Items {
+		held, gone, err := tx.advancing(item)
+		if err != nil {
+			return nil, err
+		}
+		result.Items[i] = command.Advanced{Claim: held, Gone: gone}
+	}
+	return result, nil
+}
+
+func (tx *writeTx) volumeNow(ref claim.VolumeRef) (claim.Volume, error) {
+	v, err := tx.Volume(ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) {
+		return claim.Volume{VolumeRef: ref}, nil
+	}
+	return v, err
+}
+
+func (tx *writeTx) nodeNow(name string) (claim.Node, error) {
+	n, err := tx.Node(name)
+	if errors.Is(err, claim.ErrNodeNotFound) {
+		return claim.Node{Name: name}, nil
+	}
+	return n, err
+}
+
+// standing reads the records that a command has written, in its order; one that is gone is as the
+// command had it.
+func standing[T any](tx *writeTx, written []T, key func(T) string) ([]T, error) {
+	out := make([]T, len(written))
+	for i, w := range written {
+		now, found, err := read[T](&tx.ReadTx, key(w))
+		if err != nil {
+			return nil, err
+		}
+		out[i] = w
+		if found {
+			out[i] = now
+		}
+	}
+	return out, nil
+}
