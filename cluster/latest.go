@@ -28,7 +28,7 @@ func (n *Node) verifyLeader(ctx context.Context) error {
 	if term == 0 {
 		return ErrNotLeader
 	}
-	if err := n.verifying.join(ctx, func() error { return n.raft.VerifyLeader().Error() }); err != nil {
+	if err := n.verifying.join(ctx, n.verify); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -42,6 +42,20 @@ func (n *Node) verifyLeader(ctx context.Context) error {
 		return ErrNotLeader
 	}
 	return nil
+}
+
+// verify asks the other servers. Raft does not answer what it still holds when it is shut
+// down, so that Close waits for it.
+func (n *Node) verify() error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		return ErrClosed
+	}
+	n.inFlight.Add(1)
+	n.mu.Unlock()
+	defer n.inFlight.Done()
+	return n.raft.VerifyLeader().Error()
 }
 
 // verifier lets many readers share one round of messages to the other servers: all that

@@ -4,32 +4,47 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/workload"
 )
 
+// Cluster is the way to the ledger, here or on the server that leads: a *cluster.Node or
+// a *cluster.Client.
+type Cluster interface {
+	AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error)
+	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error)
+	EndRun(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) (command.EndWorkloadResult, error)
+	AdvanceClaims(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error)
+	Volume(ctx context.Context, ref claim.VolumeRef, b cluster.Blocking) (claim.Volume, uint64, error)
+	Workload(ctx context.Context, ref claim.WorkloadRef, b cluster.Blocking) (claim.Workload, uint64, error)
+	ClaimsOf(ctx context.Context, ref claim.WorkloadRef, b cluster.Blocking) ([]claim.Claim, uint64, error)
+	OnNode(ctx context.Context, node string, b cluster.Blocking) (command.OnNode, uint64, error)
+}
+
+const (
+	// longestWait is how long the leader keeps a query that waits for a change; then it is
+	// asked again.
+	longestWait = time.Minute
+	// leaderless is the pause where nobody leads, and nobody waits for a leader on the way.
+	leaderless = 500 * time.Millisecond
+)
+
 // Ledger is the cluster as a workload sees it. It implements workload.Ledger.
-type Ledger struct{ Cluster *cluster.Node }
+type Ledger struct{ Cluster Cluster }
 
 // Volume reads one volume.
-func (l Ledger) Volume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, err error) {
-	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		v, err = tx.Volume(ref)
-		return err
-	})
+func (l Ledger) Volume(ctx context.Context, ref claim.VolumeRef) (claim.Volume, error) {
+	v, _, err := l.Cluster.Volume(ctx, ref, cluster.Blocking{})
 	return v, err
 }
 
 // Workload reads one workload's record.
-func (l Ledger) Workload(ctx context.Context, ref claim.WorkloadRef) (w claim.Workload, err error) {
-	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		w, err = tx.Workload(ref)
-		return err
-	})
+func (l Ledger) Workload(ctx context.Context, ref claim.WorkloadRef) (claim.Workload, error) {
+	w, _, err := l.Cluster.Workload(ctx, ref, cluster.Blocking{})
 	return w, err
 }
 
@@ -41,16 +56,15 @@ func (l Ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node s
 
 // AwaitEnded waits until nothing is left of a workload.
 func (l Ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
-	return l.await(ctx, ref, func(tx *state.ReadTx) (bool, error) {
-		w, err := tx.Workload(ref)
-		switch {
-		case err == nil && w.Status != claim.Ended:
+	return l.await(ctx, ref, func(held []claim.Claim) (bool, error) {
+		if len(held) > 0 {
 			return false, nil
-		case err != nil && !errors.Is(err, claim.ErrWorkloadNotFound):
-			return false, err
 		}
-		held, err := tx.ClaimsOf(ref)
-		return len(held) == 0, err
+		w, err := l.Workload(ctx, ref)
+		if errors.Is(err, claim.ErrWorkloadNotFound) {
+			return true, nil
+		}
+		return w.Status == claim.Ended, err
 	})
 }
 
@@ -70,33 +84,34 @@ func (l Ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef, node str
 // NodeDetached checkpoints claims. Those that are gone, or further already, stay as they
 // are.
 func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
-	var standing []claim.Claim
-	err := l.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-		standing, err = stand(tx, claims)
-		return err
-	})
-	if err != nil {
-		return err
-	}
+	held := map[claim.WorkloadRef][]claim.Claim{}
 	var items []command.Advance
-	for _, c := range standing {
-		if c.State.Before(claim.NodeDetached) {
-			items = append(items, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.NodeDetached})
+	for _, c := range claims {
+		if _, read := held[c.Workload]; !read {
+			found, _, err := l.Cluster.ClaimsOf(ctx, c.Workload, cluster.Blocking{})
+			if err != nil {
+				return err
+			}
+			held[c.Workload] = found
+		}
+		for _, is := range held[c.Workload] {
+			if same(c, is) && is.State.Before(claim.NodeDetached) {
+				items = append(items, command.Advance{Volume: is.Volume, Workload: is.Workload, Index: is.Index, To: claim.NodeDetached})
+			}
 		}
 	}
 	if len(items) == 0 {
 		return nil
 	}
-	_, err = l.Cluster.AdvanceClaims(ctx, "", items...)
+	_, err := l.Cluster.AdvanceClaims(ctx, "", items...)
 	return err
 }
 
 // AwaitFreed waits until none of these claims is there.
 func (l Ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
 	for _, c := range claims {
-		err := l.await(ctx, c.Workload, func(tx *state.ReadTx) (bool, error) {
-			held, err := stand(tx, []claim.Claim{c})
-			return len(held) == 0, err
+		err := l.await(ctx, c.Workload, func(held []claim.Claim) (bool, error) {
+			return !slices.ContainsFunc(held, func(is claim.Claim) bool { return same(c, is) }), nil
 		})
 		if err != nil {
 			return err
@@ -105,62 +120,49 @@ func (l Ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
 	return nil
 }
 
-// stand are those of the claims that the ledger has, as it has them.
-func stand(tx *state.ReadTx, claims []claim.Claim) (standing []claim.Claim, err error) {
-	for _, c := range claims {
-		is, err := tx.Claim(c.Volume, c.Workload)
-		if errors.Is(err, claim.ErrClaimNotFound) || err == nil && (is.Node != c.Node || c.Index != 0 && is.Index != c.Index) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		standing = append(standing, is)
-	}
-	return standing, nil
+// same says whether the ledger's claim is the one that is meant.
+func same(meant, is claim.Claim) bool {
+	return is.Volume == meant.Volume && is.Workload == meant.Workload && is.Node == meant.Node && (meant.Index == 0 || is.Index == meant.Index)
 }
 
-// await waits until something is so that the records of a workload decide.
-func (l Ledger) await(ctx context.Context, ref claim.WorkloadRef, is func(tx *state.ReadTx) (bool, error)) error {
+// await waits until something is so that a workload's record and its claims decide: it
+// looks again when one of them has changed.
+func (l Ledger) await(ctx context.Context, ref claim.WorkloadRef, is func(held []claim.Claim) (bool, error)) error {
+	var index uint64
 	for {
-		watching, cancel := context.WithCancel(ctx)
-		changed := l.Cluster.Watch(watching, state.TopicWorkload(ref))
+		held, now, err := l.Cluster.ClaimsOf(ctx, ref, cluster.Blocking{MinIndex: index, Wait: longestWait})
 		over := false
-		err := l.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-			over, err = is(tx)
-			return err
-		})
-		if err != nil || over {
-			cancel()
-			return err
+		if err == nil {
+			over, err = is(held)
 		}
-		<-changed // also when ctx ends, or the cluster is closed
-		cancel()
-		if ctx.Err() != nil {
+		switch {
+		case over:
+			return nil
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case errors.Is(err, cluster.ErrNotLeader):
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(leaderless):
+			}
+		case err != nil:
+			return err
+		default:
+			index = max(now, 1)
 		}
 	}
 }
 
 // ClaimsOf lists a workload's claims.
-func (l Ledger) ClaimsOf(ctx context.Context, ref claim.WorkloadRef) (held []claim.Claim, err error) {
-	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		held, err = tx.ClaimsOf(ref)
-		return err
-	})
+func (l Ledger) ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Claim, error) {
+	held, _, err := l.Cluster.ClaimsOf(ctx, ref, cluster.Blocking{})
 	return held, err
 }
 
 // OnNode lists the workloads that run or wait on a node, as far as the ledger knows, and
 // the claims on that node.
-func (l Ledger) OnNode(ctx context.Context, node string) (on []claim.Workload, claims []claim.Claim, err error) {
-	err = l.Cluster.Read(ctx, func(tx *state.ReadTx) error {
-		if claims, err = tx.ClaimsOn(node); err != nil {
-			return err
-		}
-		on, _, err = tx.Workloads("", state.Page{})
-		on = slices.DeleteFunc(on, func(w claim.Workload) bool { return w.Node != node || w.Status == claim.Ended })
-		return err
-	})
-	return on, claims, err
+func (l Ledger) OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error) {
+	on, _, err := l.Cluster.OnNode(ctx, node, cluster.Blocking{})
+	return on.Workloads, on.Claims, err
 }
