@@ -280,6 +280,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
 		Plugins: a.plugins, Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads, Releaser: a.watcher,
 		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
+		Raft: a.cluster, Collector: a.watcher,
 		Events: a.events, Sealer: a.sealer,
 	})
 	a.closers.add(a.server.Close)

@@ -22,6 +22,14 @@ import (
 // Ledger is the cluster's replicated state (cluster.Node).
 type Ledger interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	// ReadLatest, ReadChanged and ReadHere say how true what is read is, and wait for changes.
+	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	ReadChanged(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
+	ReadHere(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
+	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
+	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
+	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error)
+	DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error)
 	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
 	Stats() cluster.Stats

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	ledgeracl "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/devices"
@@ -34,7 +35,7 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
+		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping, errNoLeader,
 	}},
 	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
@@ -42,10 +43,15 @@ var mapping = []struct {
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
 		ledgeracl.ErrPolicyNotFound, ledgeracl.ErrRoleNotFound, ledgeracl.ErrTokenNotFound,
 	}},
+	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, errUnknownKey}},
 	{connect.CodeInvalidArgument, []error{
 		acl.ErrInvalid, claim.ErrInvalid, cluster.ErrTooLarge, drivers.ErrInvalid, workload.ErrInvalid,
 	}},
 	{connect.CodeUnauthenticated, []error{acl.ErrUnknownToken, acl.ErrExpired}},
+	{connect.CodeFailedPrecondition, []error{
+		claim.ErrNodeInUse, claim.ErrNodeSecret, cluster.ErrLevel, cluster.ErrPeerAlive,
+		errNodeUp, errAlone, errUsed, errAlive, errLastServer, discovery.ErrNotEncrypted,
+	}},
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
 		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,

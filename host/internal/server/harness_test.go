@@ -328,6 +328,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Plugins: onePlugin{},
 		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
 		Services: h.consul, Tokens: h.consul,
+		Raft: h.ledger, Collector: releases,
 	}
 	for _, c := range change {
 		c(&cfg)

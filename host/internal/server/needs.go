@@ -21,6 +21,7 @@ var needs = map[string]need{
 	v1.VolumeServiceCreateVolumeProcedure:     change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceGetVolumeProcedure:        query(in(acl.CSIReadVolume)),
 	v1.VolumeServiceListVolumesProcedure:      query(within(acl.CSIListVolume)),
+	v1.VolumeServiceExplainVolumeProcedure:    query(in(acl.CSIReadVolume)),
 	v1.VolumeServiceListExternalProcedure:     query(to(acl.Plugin, acl.Read)),
 	v1.VolumeServiceDeregisterVolumeProcedure: change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
 	v1.VolumeServiceDeleteVolumeProcedure:     change(in(acl.CSIWriteVolume)),

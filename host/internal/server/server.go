@@ -62,6 +62,16 @@ type Config struct {
 	// Sealer seals volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
 
+	// Leader answers for the ledger where this agent does not lead; nil: it is alone.
+	Leader Leader
+	// Raft, Discovery and Heartbeats are nil where there is none: on a node that is no server,
+	// and on a host that is alone.
+	Raft       Raft
+	Discovery  Discovery
+	Heartbeats Heartbeats
+	// Collector clears away what nothing needs any more.
+	Collector Collector
+
 	// Port takes calls over TLS beside the socket; nil: there is none.
 	Port Port
 	// ACL says what a token's secret allows (acl.Resolver); nil: ACLs are off, and whoever
@@ -220,8 +230,12 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
 	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
 	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options))
+	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
+	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options))
+	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{Server: s}, options))
+	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
 	s.handlePublic(mux)
-	return mux
+	return s.forward(mux)
 }
 
 // publicHandler is what anybody may read.

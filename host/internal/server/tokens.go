@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/tokens"
 )
@@ -26,6 +27,15 @@ func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv
 			return nil, invalid("list tokens", field, err.Error())
 		}
 	}
+	topics, err := s.tokenTopics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What is listed then is at least as new.
+	meta, err := s.read(ctx, req.Msg, topics, func(*state.ReadTx) error { return nil })
+	if err != nil {
+		return nil, err
+	}
 	all, err := s.cfg.Tokens.List(ctx, namespace, workload)
 	if err != nil {
 		return nil, err
@@ -34,11 +44,25 @@ func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv
 		return cmp.Or(cmp.Compare(a.Workload.Namespace, b.Workload.Namespace), cmp.Compare(a.Workload.ID, b.Workload.ID),
 			cmp.Compare(a.Service, b.Service), a.CreatedAt.Compare(b.CreatedAt))
 	})
-	resp := &hostv1.ListTokensResponse{}
+	resp := &hostv1.ListTokensResponse{Meta: meta}
 	for _, t := range all {
 		resp.Tokens = append(resp.Tokens, shownToken(t.Token, t.Orphan))
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// tokenTopics change with any token: it is noted when its workload starts, and changes on
+// its node.
+func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
+	topics := []state.Topic{state.TopicWorkloads}
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		all, err := tx.Nodes()
+		for _, n := range all {
+			topics = append(topics, state.TopicTokensOn(n.Name))
+		}
+		return err
+	})
+	return topics, err
 }
 
 // SweepTokens revokes the tokens whose workload is gone.

@@ -31,11 +31,16 @@ func (s volumeService) GetVolume(ctx context.Context, req *connect.Request[hostv
 	if err != nil {
 		return nil, err
 	}
-	v, claims, err := s.readVolume(ctx, ref)
+	var v claim.Volume
+	var claims []claim.Claim
+	meta, err := s.read(ctx, req.Msg, []state.Topic{state.TopicVolume(ref), state.TopicClaims(ref)}, func(tx *state.ReadTx) (err error) {
+		v, claims, err = volumeAndClaims(tx, ref)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v)}), nil
+	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v), Meta: meta}), nil
 }
 
 // ListVolumes lists volumes by namespace, driver or node, with their claims.
@@ -50,7 +55,8 @@ func (s volumeService) ListVolumes(ctx context.Context, req *connect.Request[hos
 		}
 	}
 	resp := &hostv1.ListVolumesResponse{}
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+	var err error
+	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes}, allClaims...), func(tx *state.ReadTx) error {
 		volumes, _, err := tx.Volumes(query)
 		if err != nil {
 			return err
@@ -94,13 +100,18 @@ func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[ho
 
 // readVolume reads a volume and its claims as they stand.
 func (s *Server) readVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
-	err = s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		if v, err = tx.Volume(ref); err != nil {
-			return err
-		}
-		claims, err = tx.Claims(ref)
+	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		v, claims, err = volumeAndClaims(tx, ref)
 		return err
 	})
+	return v, claims, err
+}
+
+func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
+	if v, err = tx.Volume(ref); err != nil {
+		return v, nil, err
+	}
+	claims, err = tx.Claims(ref)
 	return v, claims, err
 }
 

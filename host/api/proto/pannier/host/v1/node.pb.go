@@ -38,21 +38,18 @@ type Node struct {
 	Devices    []*NodeDevices    `protobuf:"bytes,7,rep,name=devices,proto3" json:"devices,omitempty"`
 	Attributes map[string]string `protobuf:"bytes,8,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	BootId     string            `protobuf:"bytes,9,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	// workloads that run or wait there, and claims on it.
-	Workloads int64 `protobuf:"varint,10,opt,name=workloads,proto3" json:"workloads,omitempty"`
-	Claims    int64 `protobuf:"varint,11,opt,name=claims,proto3" json:"claims,omitempty"`
 	// address and version of its agent, and whether that is a server, as gossip tells;
 	// empty on a single host.
-	Address string `protobuf:"bytes,12,opt,name=address,proto3" json:"address,omitempty"`
-	Version string `protobuf:"bytes,13,opt,name=version,proto3" json:"version,omitempty"`
-	Server  bool   `protobuf:"varint,14,opt,name=server,proto3" json:"server,omitempty"`
+	Address string `protobuf:"bytes,10,opt,name=address,proto3" json:"address,omitempty"`
+	Version string `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`
+	Server  bool   `protobuf:"varint,12,opt,name=server,proto3" json:"server,omitempty"`
 	// last_heard is when the leader last answered its heartbeat; let_go_at is when its claims
 	// are let go of unless it is heard from again. Absent where the node needs no lease.
-	LastHeard     *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
-	LetGoAt       *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
-	CreateIndex   uint64                 `protobuf:"varint,17,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
-	ModifyIndex   uint64                 `protobuf:"varint,18,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
-	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	LastHeard     *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	LetGoAt       *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
+	CreateIndex   uint64                 `protobuf:"varint,15,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex   uint64                 `protobuf:"varint,16,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,20 +145,6 @@ func (x *Node) GetBootId() string {
 		return x.BootId
 	}
 	return ""
-}
-
-func (x *Node) GetWorkloads() int64 {
-	if x != nil {
-		return x.Workloads
-	}
-	return 0
-}
-
-func (x *Node) GetClaims() int64 {
-	if x != nil {
-		return x.Claims
-	}
-	return 0
 }
 
 func (x *Node) GetAddress() string {
@@ -1083,7 +1066,7 @@ var File_pannier_host_v1_node_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x1apannier/host/v1/node.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\x1a\x1cpannier/host/v1/volume.proto\"\xbf\x06\n" +
+	"\x1apannier/host/v1/node.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\x1a\x1cpannier/host/v1/volume.proto\"\x89\x06\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x127\n" +
@@ -1095,19 +1078,17 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"attributes\x18\b \x03(\v2%.pannier.host.v1.Node.AttributesEntryR\n" +
 	"attributes\x12\x17\n" +
-	"\aboot_id\x18\t \x01(\tR\x06bootId\x12\x1c\n" +
-	"\tworkloads\x18\n" +
-	" \x01(\x03R\tworkloads\x12\x16\n" +
-	"\x06claims\x18\v \x01(\x03R\x06claims\x12\x18\n" +
-	"\aaddress\x18\f \x01(\tR\aaddress\x12\x18\n" +
-	"\aversion\x18\r \x01(\tR\aversion\x12\x16\n" +
-	"\x06server\x18\x0e \x01(\bR\x06server\x129\n" +
+	"\aboot_id\x18\t \x01(\tR\x06bootId\x12\x18\n" +
+	"\aaddress\x18\n" +
+	" \x01(\tR\aaddress\x12\x18\n" +
+	"\aversion\x18\v \x01(\tR\aversion\x12\x16\n" +
+	"\x06server\x18\f \x01(\bR\x06server\x129\n" +
 	"\n" +
-	"last_heard\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x126\n" +
-	"\tlet_go_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\aletGoAt\x12!\n" +
-	"\fcreate_index\x18\x11 \x01(\x04R\vcreateIndex\x12!\n" +
-	"\fmodify_index\x18\x12 \x01(\x04R\vmodifyIndex\x12;\n" +
-	"\vmodified_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"last_heard\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x126\n" +
+	"\tlet_go_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\aletGoAt\x12!\n" +
+	"\fcreate_index\x18\x0f \x01(\x04R\vcreateIndex\x12!\n" +
+	"\fmodify_index\x18\x10 \x01(\x04R\vmodifyIndex\x12;\n" +
+	"\vmodified_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

@@ -1446,9 +1446,10 @@ func (*ListKeysRequest) Descriptor() ([]byte, []int) {
 type ListKeysResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Keys  []*GossipKey           `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
-	// agents that were asked, and messages of those that failed.
-	Agents        int32             `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
-	Messages      map[string]string `protobuf:"bytes,3,rep,name=messages,proto3" json:"messages,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// agents that were asked.
+	Agents int32 `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
+	// problem is why not all answered; empty: all did.
+	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1497,11 +1498,11 @@ func (x *ListKeysResponse) GetAgents() int32 {
 	return 0
 }
 
-func (x *ListKeysResponse) GetMessages() map[string]string {
+func (x *ListKeysResponse) GetProblem() string {
 	if x != nil {
-		return x.Messages
+		return x.Problem
 	}
-	return nil
+	return ""
 }
 
 // GossipKey is one key; the key itself is never told.
@@ -1902,14 +1903,11 @@ const file_pannier_host_v1_operator_proto_rawDesc = "" +
 	"\fLeaveRequest\"!\n" +
 	"\rLeaveResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\"\x11\n" +
-	"\x0fListKeysRequest\"\xe4\x01\n" +
+	"\x0fListKeysRequest\"t\n" +
 	"\x10ListKeysResponse\x12.\n" +
 	"\x04keys\x18\x01 \x03(\v2\x1a.pannier.host.v1.GossipKeyR\x04keys\x12\x16\n" +
-	"\x06agents\x18\x02 \x01(\x05R\x06agents\x12K\n" +
-	"\bmessages\x18\x03 \x03(\v2/.pannier.host.v1.ListKeysResponse.MessagesEntryR\bmessages\x1a;\n" +
-	"\rMessagesEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
+	"\x06agents\x18\x02 \x01(\x05R\x06agents\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"M\n" +
 	"\tGossipKey\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06agents\x18\x02 \x01(\x05R\x06agents\x12\x18\n" +
@@ -1957,7 +1955,7 @@ func file_pannier_host_v1_operator_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_operator_proto_rawDescData
 }
 
-var file_pannier_host_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_pannier_host_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_pannier_host_v1_operator_proto_goTypes = []any{
 	(*ListPeersRequest)(nil),           // 0: pannier.host.v1.ListPeersRequest
 	(*ListPeersResponse)(nil),          // 1: pannier.host.v1.ListPeersResponse
@@ -1996,62 +1994,60 @@ var file_pannier_host_v1_operator_proto_goTypes = []any{
 	(*UseKeyResponse)(nil),             // 34: pannier.host.v1.UseKeyResponse
 	(*RemoveKeyRequest)(nil),           // 35: pannier.host.v1.RemoveKeyRequest
 	(*RemoveKeyResponse)(nil),          // 36: pannier.host.v1.RemoveKeyResponse
-	nil,                                // 37: pannier.host.v1.ListKeysResponse.MessagesEntry
-	(*durationpb.Duration)(nil),        // 38: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 37: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 38: google.protobuf.Timestamp
 }
 var file_pannier_host_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: pannier.host.v1.ListPeersResponse.peers:type_name -> pannier.host.v1.RaftPeer
-	38, // 1: pannier.host.v1.RaftPeer.last_contact:type_name -> google.protobuf.Duration
-	38, // 2: pannier.host.v1.Autopilot.last_contact_threshold:type_name -> google.protobuf.Duration
-	38, // 3: pannier.host.v1.Autopilot.server_stabilization_time:type_name -> google.protobuf.Duration
+	37, // 1: pannier.host.v1.RaftPeer.last_contact:type_name -> google.protobuf.Duration
+	37, // 2: pannier.host.v1.Autopilot.last_contact_threshold:type_name -> google.protobuf.Duration
+	37, // 3: pannier.host.v1.Autopilot.server_stabilization_time:type_name -> google.protobuf.Duration
 	7,  // 4: pannier.host.v1.GetAutopilotResponse.autopilot:type_name -> pannier.host.v1.Autopilot
 	7,  // 5: pannier.host.v1.SetAutopilotRequest.autopilot:type_name -> pannier.host.v1.Autopilot
 	7,  // 6: pannier.host.v1.SetAutopilotResponse.autopilot:type_name -> pannier.host.v1.Autopilot
 	2,  // 7: pannier.host.v1.AutopilotHealthResponse.peers:type_name -> pannier.host.v1.RaftPeer
 	18, // 8: pannier.host.v1.SaveSnapshotResponse.snapshot:type_name -> pannier.host.v1.SnapshotInfo
 	18, // 9: pannier.host.v1.RestoreSnapshotResponse.snapshot:type_name -> pannier.host.v1.SnapshotInfo
-	39, // 10: pannier.host.v1.SnapshotInfo.created_at:type_name -> google.protobuf.Timestamp
+	38, // 10: pannier.host.v1.SnapshotInfo.created_at:type_name -> google.protobuf.Timestamp
 	21, // 11: pannier.host.v1.ListMembersResponse.members:type_name -> pannier.host.v1.Member
 	30, // 12: pannier.host.v1.ListKeysResponse.keys:type_name -> pannier.host.v1.GossipKey
-	37, // 13: pannier.host.v1.ListKeysResponse.messages:type_name -> pannier.host.v1.ListKeysResponse.MessagesEntry
-	0,  // 14: pannier.host.v1.OperatorService.ListPeers:input_type -> pannier.host.v1.ListPeersRequest
-	3,  // 15: pannier.host.v1.OperatorService.TransferLeadership:input_type -> pannier.host.v1.TransferLeadershipRequest
-	5,  // 16: pannier.host.v1.OperatorService.RemovePeer:input_type -> pannier.host.v1.RemovePeerRequest
-	8,  // 17: pannier.host.v1.OperatorService.GetAutopilot:input_type -> pannier.host.v1.GetAutopilotRequest
-	10, // 18: pannier.host.v1.OperatorService.SetAutopilot:input_type -> pannier.host.v1.SetAutopilotRequest
-	12, // 19: pannier.host.v1.OperatorService.AutopilotHealth:input_type -> pannier.host.v1.AutopilotHealthRequest
-	14, // 20: pannier.host.v1.OperatorService.SaveSnapshot:input_type -> pannier.host.v1.SaveSnapshotRequest
-	16, // 21: pannier.host.v1.OperatorService.RestoreSnapshot:input_type -> pannier.host.v1.RestoreSnapshotRequest
-	19, // 22: pannier.host.v1.MemberService.ListMembers:input_type -> pannier.host.v1.ListMembersRequest
-	22, // 23: pannier.host.v1.MemberService.JoinMembers:input_type -> pannier.host.v1.JoinMembersRequest
-	24, // 24: pannier.host.v1.MemberService.ForceLeave:input_type -> pannier.host.v1.ForceLeaveRequest
-	26, // 25: pannier.host.v1.MemberService.Leave:input_type -> pannier.host.v1.LeaveRequest
-	28, // 26: pannier.host.v1.MemberService.ListKeys:input_type -> pannier.host.v1.ListKeysRequest
-	31, // 27: pannier.host.v1.MemberService.AddKey:input_type -> pannier.host.v1.AddKeyRequest
-	33, // 28: pannier.host.v1.MemberService.UseKey:input_type -> pannier.host.v1.UseKeyRequest
-	35, // 29: pannier.host.v1.MemberService.RemoveKey:input_type -> pannier.host.v1.RemoveKeyRequest
-	1,  // 30: pannier.host.v1.OperatorService.ListPeers:output_type -> pannier.host.v1.ListPeersResponse
-	4,  // 31: pannier.host.v1.OperatorService.TransferLeadership:output_type -> pannier.host.v1.TransferLeadershipResponse
-	6,  // 32: pannier.host.v1.OperatorService.RemovePeer:output_type -> pannier.host.v1.RemovePeerResponse
-	9,  // 33: pannier.host.v1.OperatorService.GetAutopilot:output_type -> pannier.host.v1.GetAutopilotResponse
-	11, // 34: pannier.host.v1.OperatorService.SetAutopilot:output_type -> pannier.host.v1.SetAutopilotResponse
-	13, // 35: pannier.host.v1.OperatorService.AutopilotHealth:output_type -> pannier.host.v1.AutopilotHealthResponse
-	15, // 36: pannier.host.v1.OperatorService.SaveSnapshot:output_type -> pannier.host.v1.SaveSnapshotResponse
-	17, // 37: pannier.host.v1.OperatorService.RestoreSnapshot:output_type -> pannier.host.v1.RestoreSnapshotResponse
-	20, // 38: pannier.host.v1.MemberService.ListMembers:output_type -> pannier.host.v1.ListMembersResponse
-	23, // 39: pannier.host.v1.MemberService.JoinMembers:output_type -> pannier.host.v1.JoinMembersResponse
-	25, // 40: pannier.host.v1.MemberService.ForceLeave:output_type -> pannier.host.v1.ForceLeaveResponse
-	27, // 41: pannier.host.v1.MemberService.Leave:output_type -> pannier.host.v1.LeaveResponse
-	29, // 42: pannier.host.v1.MemberService.ListKeys:output_type -> pannier.host.v1.ListKeysResponse
-	32, // 43: pannier.host.v1.MemberService.AddKey:output_type -> pannier.host.v1.AddKeyResponse
-	34, // 44: pannier.host.v1.MemberService.UseKey:output_type -> pannier.host.v1.UseKeyResponse
-	36, // 45: pannier.host.v1.MemberService.RemoveKey:output_type -> pannier.host.v1.RemoveKeyResponse
-	30, // [30:46] is the sub-list for method output_type
-	14, // [14:30] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	0,  // 13: pannier.host.v1.OperatorService.ListPeers:input_type -> pannier.host.v1.ListPeersRequest
+	3,  // 14: pannier.host.v1.OperatorService.TransferLeadership:input_type -> pannier.host.v1.TransferLeadershipRequest
+	5,  // 15: pannier.host.v1.OperatorService.RemovePeer:input_type -> pannier.host.v1.RemovePeerRequest
+	8,  // 16: pannier.host.v1.OperatorService.GetAutopilot:input_type -> pannier.host.v1.GetAutopilotRequest
+	10, // 17: pannier.host.v1.OperatorService.SetAutopilot:input_type -> pannier.host.v1.SetAutopilotRequest
+	12, // 18: pannier.host.v1.OperatorService.AutopilotHealth:input_type -> pannier.host.v1.AutopilotHealthRequest
+	14, // 19: pannier.host.v1.OperatorService.SaveSnapshot:input_type -> pannier.host.v1.SaveSnapshotRequest
+	16, // 20: pannier.host.v1.OperatorService.RestoreSnapshot:input_type -> pannier.host.v1.RestoreSnapshotRequest
+	19, // 21: pannier.host.v1.MemberService.ListMembers:input_type -> pannier.host.v1.ListMembersRequest
+	22, // 22: pannier.host.v1.MemberService.JoinMembers:input_type -> pannier.host.v1.JoinMembersRequest
+	24, // 23: pannier.host.v1.MemberService.ForceLeave:input_type -> pannier.host.v1.ForceLeaveRequest
+	26, // 24: pannier.host.v1.MemberService.Leave:input_type -> pannier.host.v1.LeaveRequest
+	28, // 25: pannier.host.v1.MemberService.ListKeys:input_type -> pannier.host.v1.ListKeysRequest
+	31, // 26: pannier.host.v1.MemberService.AddKey:input_type -> pannier.host.v1.AddKeyRequest
+	33, // 27: pannier.host.v1.MemberService.UseKey:input_type -> pannier.host.v1.UseKeyRequest
+	35, // 28: pannier.host.v1.MemberService.RemoveKey:input_type -> pannier.host.v1.RemoveKeyRequest
+	1,  // 29: pannier.host.v1.OperatorService.ListPeers:output_type -> pannier.host.v1.ListPeersResponse
+	4,  // 30: pannier.host.v1.OperatorService.TransferLeadership:output_type -> pannier.host.v1.TransferLeadershipResponse
+	6,  // 31: pannier.host.v1.OperatorService.RemovePeer:output_type -> pannier.host.v1.RemovePeerResponse
+	9,  // 32: pannier.host.v1.OperatorService.GetAutopilot:output_type -> pannier.host.v1.GetAutopilotResponse
+	11, // 33: pannier.host.v1.OperatorService.SetAutopilot:output_type -> pannier.host.v1.SetAutopilotResponse
+	13, // 34: pannier.host.v1.OperatorService.AutopilotHealth:output_type -> pannier.host.v1.AutopilotHealthResponse
+	15, // 35: pannier.host.v1.OperatorService.SaveSnapshot:output_type -> pannier.host.v1.SaveSnapshotResponse
+	17, // 36: pannier.host.v1.OperatorService.RestoreSnapshot:output_type -> pannier.host.v1.RestoreSnapshotResponse
+	20, // 37: pannier.host.v1.MemberService.ListMembers:output_type -> pannier.host.v1.ListMembersResponse
+	23, // 38: pannier.host.v1.MemberService.JoinMembers:output_type -> pannier.host.v1.JoinMembersResponse
+	25, // 39: pannier.host.v1.MemberService.ForceLeave:output_type -> pannier.host.v1.ForceLeaveResponse
+	27, // 40: pannier.host.v1.MemberService.Leave:output_type -> pannier.host.v1.LeaveResponse
+	29, // 41: pannier.host.v1.MemberService.ListKeys:output_type -> pannier.host.v1.ListKeysResponse
+	32, // 42: pannier.host.v1.MemberService.AddKey:output_type -> pannier.host.v1.AddKeyResponse
+	34, // 43: pannier.host.v1.MemberService.UseKey:output_type -> pannier.host.v1.UseKeyResponse
+	36, // 44: pannier.host.v1.MemberService.RemoveKey:output_type -> pannier.host.v1.RemoveKeyResponse
+	29, // [29:45] is the sub-list for method output_type
+	13, // [13:29] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_operator_proto_init() }
@@ -2066,7 +2062,7 @@ func file_pannier_host_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_operator_proto_rawDesc), len(file_pannier_host_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -114,7 +114,7 @@ func (x *CollectGarbageResponse) GetGarbage() []*Garbage {
 // Garbage is one thing that nothing needs any more.
 type Garbage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// kind is claim, workload, driver, node or acl-token.
+	// kind is claim (it is released), workload, driver, node or acl-token.
 	Kind      string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id        string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`

@@ -2863,12 +2863,13 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x15ListSnapshotsResponse\x127\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x19.pannier.host.v1.SnapshotR\tsnapshots\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken2\x80\t\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken2\xe0\t\n" +
 	"\rVolumeService\x12a\n" +
 	"\x0eRegisterVolume\x12&.pannier.host.v1.RegisterVolumeRequest\x1a'.pannier.host.v1.RegisterVolumeResponse\x12[\n" +
 	"\fCreateVolume\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12R\n" +
 	"\tGetVolume\x12!.pannier.host.v1.GetVolumeRequest\x1a\".pannier.host.v1.GetVolumeResponse\x12X\n" +
-	"\vListVolumes\x12#.pannier.host.v1.ListVolumesRequest\x1a$.pannier.host.v1.ListVolumesResponse\x12[\n" +
+	"\vListVolumes\x12#.pannier.host.v1.ListVolumesRequest\x1a$.pannier.host.v1.ListVolumesResponse\x12^\n" +
+	"\rExplainVolume\x12%.pannier.host.v1.ExplainVolumeRequest\x1a&.pannier.host.v1.ExplainVolumeResponse\x12[\n" +
 	"\fListExternal\x12$.pannier.host.v1.ListExternalRequest\x1a%.pannier.host.v1.ListExternalResponse\x12g\n" +
 	"\x10DeregisterVolume\x12(.pannier.host.v1.DeregisterVolumeRequest\x1a).pannier.host.v1.DeregisterVolumeResponse\x12[\n" +
 	"\fDeleteVolume\x12$.pannier.host.v1.DeleteVolumeRequest\x1a%.pannier.host.v1.DeleteVolumeResponse\x12[\n" +
@@ -2996,28 +2997,30 @@ var file_pannier_host_v1_volume_proto_depIdxs = []int32{
 	10, // 49: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
 	12, // 50: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
 	14, // 51: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
-	19, // 52: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
-	22, // 53: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
-	24, // 54: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
-	26, // 55: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
-	28, // 56: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
-	31, // 57: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
-	34, // 58: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
-	36, // 59: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
-	9,  // 60: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
-	11, // 61: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
-	13, // 62: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
-	15, // 63: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
-	20, // 64: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
-	23, // 65: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
-	25, // 66: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
-	27, // 67: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
-	29, // 68: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
-	32, // 69: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
-	35, // 70: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
-	37, // 71: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
-	60, // [60:72] is the sub-list for method output_type
-	48, // [48:60] is the sub-list for method input_type
+	16, // 52: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
+	19, // 53: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
+	22, // 54: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
+	24, // 55: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
+	26, // 56: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
+	28, // 57: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
+	31, // 58: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
+	34, // 59: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
+	36, // 60: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
+	9,  // 61: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
+	11, // 62: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
+	13, // 63: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
+	15, // 64: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
+	17, // 65: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
+	20, // 66: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
+	23, // 67: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
+	25, // 68: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
+	27, // 69: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
+	29, // 70: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
+	32, // 71: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
+	35, // 72: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
+	37, // 73: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
+	61, // [61:74] is the sub-list for method output_type
+	48, // [48:61] is the sub-list for method input_type
 	48, // [48:48] is the sub-list for extension type_name
 	48, // [48:48] is the sub-list for extension extendee
 	0,  // [0:48] is the sub-list for field type_name

@@ -44,6 +44,9 @@ const (
 	// VolumeServiceListVolumesProcedure is the fully-qualified name of the VolumeService's ListVolumes
 	// RPC.
 	VolumeServiceListVolumesProcedure = "/pannier.host.v1.VolumeService/ListVolumes"
+	// VolumeServiceExplainVolumeProcedure is the fully-qualified name of the VolumeService's
+	// ExplainVolume RPC.
+	VolumeServiceExplainVolumeProcedure = "/pannier.host.v1.VolumeService/ExplainVolume"
 	// VolumeServiceListExternalProcedure is the fully-qualified name of the VolumeService's
 	// ListExternal RPC.
 	VolumeServiceListExternalProcedure = "/pannier.host.v1.VolumeService/ListExternal"
@@ -82,6 +85,9 @@ type VolumeServiceClient interface {
 	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
 	// ListVolumes lists volumes by namespace, driver or node.
 	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	// ExplainVolume says who holds a volume, what its claims on their way out wait for, and
+	// what to do about it.
+	ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error)
 	// ListExternal lists what a driver itself holds, registered or not, a page at a time.
 	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
 	// DeregisterVolume forgets a volume and leaves it at its driver. Refused while claims
@@ -135,6 +141,12 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+VolumeServiceListVolumesProcedure,
 			connect.WithSchema(volumeServiceMethods.ByName("ListVolumes")),
+			connect.WithClientOptions(opts...),
+		),
+		explainVolume: connect.NewClient[v1.ExplainVolumeRequest, v1.ExplainVolumeResponse](
+			httpClient,
+			baseURL+VolumeServiceExplainVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("ExplainVolume")),
 			connect.WithClientOptions(opts...),
 		),
 		listExternal: connect.NewClient[v1.ListExternalRequest, v1.ListExternalResponse](
@@ -194,6 +206,7 @@ type volumeServiceClient struct {
 	createVolume     *connect.Client[v1.CreateVolumeRequest, v1.CreateVolumeResponse]
 	getVolume        *connect.Client[v1.GetVolumeRequest, v1.GetVolumeResponse]
 	listVolumes      *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
+	explainVolume    *connect.Client[v1.ExplainVolumeRequest, v1.ExplainVolumeResponse]
 	listExternal     *connect.Client[v1.ListExternalRequest, v1.ListExternalResponse]
 	deregisterVolume *connect.Client[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse]
 	deleteVolume     *connect.Client[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse]
@@ -222,6 +235,11 @@ func (c *volumeServiceClient) GetVolume(ctx context.Context, req *connect.Reques
 // ListVolumes calls pannier.host.v1.VolumeService.ListVolumes.
 func (c *volumeServiceClient) ListVolumes(ctx context.Context, req *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
 	return c.listVolumes.CallUnary(ctx, req)
+}
+
+// ExplainVolume calls pannier.host.v1.VolumeService.ExplainVolume.
+func (c *volumeServiceClient) ExplainVolume(ctx context.Context, req *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error) {
+	return c.explainVolume.CallUnary(ctx, req)
 }
 
 // ListExternal calls pannier.host.v1.VolumeService.ListExternal.
@@ -276,6 +294,9 @@ type VolumeServiceHandler interface {
 	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
 	// ListVolumes lists volumes by namespace, driver or node.
 	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	// ExplainVolume says who holds a volume, what its claims on their way out wait for, and
+	// what to do about it.
+	ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error)
 	// ListExternal lists what a driver itself holds, registered or not, a page at a time.
 	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
 	// DeregisterVolume forgets a volume and leaves it at its driver. Refused while claims
@@ -325,6 +346,12 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 		VolumeServiceListVolumesProcedure,
 		svc.ListVolumes,
 		connect.WithSchema(volumeServiceMethods.ByName("ListVolumes")),
+		connect.WithHandlerOptions(opts...),
+	)
+	volumeServiceExplainVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceExplainVolumeProcedure,
+		svc.ExplainVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("ExplainVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
 	volumeServiceListExternalHandler := connect.NewUnaryHandler(
@@ -385,6 +412,8 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 			volumeServiceGetVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceListVolumesProcedure:
 			volumeServiceListVolumesHandler.ServeHTTP(w, r)
+		case VolumeServiceExplainVolumeProcedure:
+			volumeServiceExplainVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceListExternalProcedure:
 			volumeServiceListExternalHandler.ServeHTTP(w, r)
 		case VolumeServiceDeregisterVolumeProcedure:
@@ -424,6 +453,10 @@ func (UnimplementedVolumeServiceHandler) GetVolume(context.Context, *connect.Req
 
 func (UnimplementedVolumeServiceHandler) ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListVolumes is not implemented"))
+}
+
+func (UnimplementedVolumeServiceHandler) ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ExplainVolume is not implemented"))
 }
 
 func (UnimplementedVolumeServiceHandler) ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error) {

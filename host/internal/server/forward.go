@@ -1,0 +1,252 @@
+package server
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/rpc"
+)
+
+// Leader is the server that answers for the ledger.
+type Leader interface {
+	// IsLeader says whether it is this one.
+	IsLeader() bool
+	// LeaderURL finds it elsewhere: where its API is, and what brings requests there. The
+	// error says why it is not known, as during an election.
+	LeaderURL(ctx context.Context) (*url.URL, http.RoundTripper, error)
+}
+
+// ofLedger are the services that the leader answers; all others are of the agent that is asked.
+var ofLedger = map[string]bool{
+	hostv1connect.VolumeServiceName:   true,
+	hostv1connect.TokenServiceName:    true,
+	hostv1connect.NodeServiceName:     true,
+	hostv1connect.OperatorServiceName: true,
+	hostv1connect.SystemServiceName:   true,
+	hostv1connect.ACLServiceName:      true,
+}
+
+const (
+	// forwardedHeader marks a request that an agent has passed on, and says for whom. It is
+	// never passed on again.
+	forwardedHeader = "X-Pannier-Forwarded-For"
+	// electionTimeout bounds how long a request is passed on again while no leader is found.
+	electionTimeout = 30 * time.Second
+	// The pause between two attempts grows from the first to the longest.
+	firstForwardPause, longestForwardPause = 50 * time.Millisecond, time.Second
+)
+
+var (
+	// errMisdirected: the server that was thought to lead does not.
+	errMisdirected = errors.New("the server that was asked does not lead any more")
+	// errLeadsNow: this server leads, since the request came in.
+	errLeadsNow = errors.New("this server leads now")
+)
+
+// refusals writes errors as the caller's protocol has them.
+var refusals = connect.NewErrorWriter()
+
+// forward passes requests for the ledger on to the leader where this agent is not it. A
+// request is repeated over an election; each call of the API may be.
+func (s *Server) forward(next http.Handler) http.Handler {
+	if s.cfg.Leader == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		method := methodOf(r.URL.Path)
+		switch {
+		case method == nil || !ofLedger[string(method.Parent().FullName())] || s.cfg.Leader.IsLeader():
+			next.ServeHTTP(w, r)
+		case r.Header.Get(forwardedHeader) != "":
+			w.WriteHeader(http.StatusMisdirectedRequest)
+		default:
+			s.passOn(w, r, method, next)
+		}
+	})
+}
+
+// passOn brings one request to the leader, and its answer back.
+func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protoreflect.MethodDescriptor, here http.Handler) {
+	refuse := func(err error) {
+		// An answer that cannot be written has nobody who reads it.
+		_ = refusals.Write(w, r, withCode(r.Context(), err))
+	}
+	asker, err := s.asker(r)
+	if err != nil {
+		refuse(err)
+		return
+	}
+	out := &forwarded{Server: s, method: method}
+	if !method.IsStreamingClient() {
+		if out.body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest+frameHeader)); err != nil {
+			refuse(connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("read the request: %w: at most %d bytes are taken", err, maxRequest)))
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(out.body))
+		if s.cfg.Ledger != nil && wantsStale(method, r.Header, out.body) {
+			here.ServeHTTP(w, r)
+			return
+		}
+	}
+	proxy := httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.Header.Set(forwardedHeader, asker)
+			p.Out.Host = ""
+		},
+		Transport:     out,
+		FlushInterval: -1, // streams
+		ErrorLog:      s.log.StandardLogger(nil),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if errors.Is(err, errLeadsNow) {
+				if out.body != nil {
+					r.Body = io.NopCloser(bytes.NewReader(out.body))
+				}
+				here.ServeHTTP(w, r)
+				return
+			}
+			refuse(fmt.Errorf("pass the call on to the server that leads: %w", err))
+		},
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// asker names who makes a request, for those who see it come from this agent.
+func (s *Server) asker(r *http.Request) (string, error) {
+	if cert, ok := rpc.PeerFrom(r.Context()); ok {
+		return cert.String(), nil
+	}
+	p := peerOf(r.Context())
+	if err := s.access.check(p); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s (uid %d) on %s", p.name(), p.uid, s.cfg.Name), nil
+}
+
+// forwarded is one request on its way to whoever leads.
+type forwarded struct {
+	*Server
+	method protoreflect.MethodDescriptor
+	body   []byte // of a request that can be sent again; a stream cannot
+}
+
+// RoundTrip sends the request to the leader, again while an election is under way.
+func (f *forwarded) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx := r.Context()
+	pause := firstForwardPause
+	for deadline := time.Now().Add(electionTimeout); ; {
+		resp, err := f.once(r)
+		if err == nil || errors.Is(err, errLeadsNow) {
+			return resp, err
+		}
+		if ctx.Err() != nil || f.method.IsStreamingClient() || time.Now().Add(pause).After(deadline) {
+			return nil, fmt.Errorf("%w: %w", errNoLeader, err)
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+		}
+		pause = min(2*pause, longestForwardPause)
+	}
+}
+
+// errNoLeader says that nobody was found who leads.
+var errNoLeader = errors.New("no server that leads answered: call again (pannier server members shows who is there)")
+
+func (f *forwarded) once(r *http.Request) (*http.Response, error) {
+	if f.cfg.Leader.IsLeader() {
+		return nil, errLeadsNow
+	}
+	where, transport, err := f.cfg.Leader.LeaderURL(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	out := r.Clone(r.Context())
+	out.URL.Scheme, out.URL.Host = where.Scheme, where.Host
+	if !f.method.IsStreamingClient() {
+		out.Body = io.NopCloser(bytes.NewReader(f.body))
+		out.ContentLength = int64(len(f.body))
+	}
+	resp, err := transport.RoundTrip(out)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusMisdirectedRequest {
+		return nil, errors.Join(errMisdirected, resp.Body.Close())
+	}
+	return resp, nil
+}
+
+// methodOf is the call of the API that a path names; nil: none.
+func methodOf(path string) protoreflect.MethodDescriptor {
+	service, name, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	if !ok {
+		return nil
+	}
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))
+	if err != nil {
+		return nil
+	}
+	if s, ok := found.(protoreflect.ServiceDescriptor); ok {
+		return s.Methods().ByName(protoreflect.Name(name))
+	}
+	return nil
+}
+
+// frameHeader is what gRPC and connect's streams put before a message: a byte of flags and
+// its length.
+const frameHeader = 5
+
+// wantsStale says whether a request is a query that takes a stale answer. One that
+// cannot be read does not: whoever answers it says what is wrong.
+func wantsStale(method protoreflect.MethodDescriptor, header http.Header, body []byte) bool {
+	input, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
+	if err != nil {
+		return false
+	}
+	query, ok := input.New().Interface().(reader)
+	if !ok {
+		return false
+	}
+	kind := header.Get("Content-Type")
+	packed := header.Get("Content-Encoding") == "gzip"
+	if strings.HasPrefix(kind, "application/grpc") || strings.HasPrefix(kind, "application/connect") {
+		if len(body) < frameHeader || int(binary.BigEndian.Uint32(body[1:])) != len(body)-frameHeader {
+			return false
+		}
+		packed = body[0]&1 != 0
+		body = body[frameHeader:]
+	}
+	if packed {
+		z, err := gzip.NewReader(bytes.NewReader(body))
+		if err != nil {
+			return false
+		}
+		if body, err = io.ReadAll(io.LimitReader(z, maxRequest)); err != nil {
+			return false
+		}
+	}
+	if strings.HasSuffix(kind, "json") {
+		err = protojson.Unmarshal(body, query)
+	} else {
+		err = proto.Unmarshal(body, query)
+	}
+	return err == nil && query.GetRead().GetStale()
+}
