@@ -50,6 +50,8 @@ type instance struct {
 	// it has never begun. retired: gone from the configuration. unused: nothing was
 	// mounted through it then, so it need not even be started.
 	known, retired, unused bool
+
+	suspended bool // its process was stopped until Resume; Registry.changes guards it
 }
 
 func newInstance(r *Registry, rec record) *instance {

@@ -222,9 +222,7 @@ func (r *Registry) Close(stop bool) error {
 
 // stopAll ends the instances side by side.
 func (r *Registry) stopAll(stopProcess bool) error {
-	r.mu.Lock()
-	all := slices.Collect(maps.Values(r.instances))
-	r.mu.Unlock()
+	all := r.all()
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for n, i := range all {

@@ -304,6 +304,12 @@ type MountPoint struct {
 	Block       bool
 }
 
+func (i *instance) startedAt() time.Time {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.rec.StartedAt
+}
+
 func (i *instance) snapshot() Workload {
 	i.mu.Lock()
 	defer i.mu.Unlock()

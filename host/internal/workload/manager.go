@@ -57,6 +57,7 @@ type Manager struct {
 
 	mu        sync.Mutex
 	closed    bool
+	draining  string // why no workload may be started; empty: they may
 	workloads map[claim.WorkloadRef]*instance
 }
 
@@ -200,6 +201,9 @@ func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err er
 	}
 	if !isClosed(m.met) {
 		return nil, 0, fmt.Errorf("workload %q: %w", spec.WorkloadRef, ErrUnmet)
+	}
+	if m.draining != "" {
+		return nil, 0, fmt.Errorf("workload %q: node %q: %w: %s", spec.WorkloadRef, m.Node, claim.ErrIneligible, m.draining)
 	}
 	if i, err = m.make(spec, owner); err != nil {
 		m.Ports.Release(holder(spec.WorkloadRef))

@@ -1,0 +1,158 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/events"
+)
+
+// Drainer does what an operator wants of this node: while its record in the ledger has a drain,
+// its workloads are stopped, the last one first, and then the drivers that the host runs and
+// that mount, and nothing new is started. When the
+// drain is taken back, drivers are started again and workloads may be.
+type Drainer struct {
+	Name   string
+	Ledger interface {
+		NodeRecord(ctx context.Context, name string, b cluster.Blocking) (claim.Node, uint64, error)
+		SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
+	}
+	Workloads interface {
+		// Drain stops all, lets none begin, and returns when nothing is left of them.
+		Drain(ctx context.Context, reason string) error
+		Undrain()
+	}
+	Drivers interface {
+		// Suspend stops what can mount; Resume starts it again.
+		Suspend(ctx context.Context, why string) error
+		Resume(ctx context.Context) error
+	}
+	Events *events.Bus
+	Log    hclog.Logger
+}
+
+// lookAgain is how long a query for the node's record may wait for a change.
+const lookAgain = 5 * time.Minute
+
+// Run follows the node's record until ctx ends. A drain that is under way is then left as it
+// is: the next process of the host goes on with it.
+func (d *Drainer) Run(ctx context.Context) {
+	var drain draining
+	defer drain.end()
+	pause := newPause()
+	b := cluster.Blocking{Wait: lookAgain}
+	for ctx.Err() == nil {
+		n, index, err := d.Ledger.NodeRecord(ctx, d.Name, b)
+		if err != nil && !errors.Is(err, claim.ErrNodeNotFound) || index == 0 {
+			// The ledger cannot be reached now: what was wanted last goes on.
+			d.rest(ctx, pause)
+			continue
+		}
+		pause.Reset()
+		b.MinIndex = index
+		if err := d.want(ctx, &drain, n.Drain); err != nil && ctx.Err() == nil {
+			d.Log.Warn("the drain of this node cannot be ended yet, it is tried again", "error", err)
+			b.MinIndex = 0
+			d.rest(ctx, pause)
+		}
+	}
+}
+
+// draining is a drain under way, or done.
+type draining struct {
+	on     bool
+	since  time.Time // claim.Drain.StartedAt
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+}
+
+// end stops the work of a drain, and waits for that.
+func (g *draining) end() {
+	if g.on {
+		g.cancel()
+		g.work.Wait()
+		g.on = false
+	}
+}
+
+// want begins or ends a drain where the record wants that.
+func (d *Drainer) want(ctx context.Context, g *draining, wanted *claim.Drain) error {
+	switch {
+	case wanted != nil && (!g.on || !wanted.StartedAt.Equal(g.since)):
+		g.end() // of one that was ended and ordered again between two looks
+		working, cancel := context.WithCancel(ctx)
+		g.on, g.since, g.cancel = true, wanted.StartedAt, cancel
+		g.work.Go(func() { d.drain(working, *wanted) })
+	case wanted == nil && g.on:
+		g.end()
+		if err := d.Drivers.Resume(ctx); err != nil {
+			g.on, g.cancel = true, func() {} // the next look tries again
+			return err
+		}
+		d.Workloads.Undrain()
+		d.tell("drain-ended", "workloads may be started on it again")
+	}
+	return nil
+}
+
+// drain goes on until nothing is left and the ledger knows, or ctx ends.
+func (d *Drainer) drain(ctx context.Context, wanted claim.Drain) {
+	reason := fmt.Sprintf("the node is drained: \"pannier node drain -disable %s\" ends that", d.Name)
+	d.tell("drain-started", reason)
+	pause := newPause()
+	for {
+		err := d.drainOnce(ctx, wanted, reason)
+		if err == nil {
+			d.tell("drained", "nothing is left on it")
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		d.Log.Warn("the drain of this node is not done yet, it goes on", "error", err)
+		d.rest(ctx, pause)
+	}
+}
+
+func (d *Drainer) drainOnce(ctx context.Context, wanted claim.Drain, reason string) error {
+	if err := d.Workloads.Drain(ctx, reason); err != nil {
+		return err
+	}
+	if err := d.Drivers.Suspend(ctx, reason); err != nil {
+		return err
+	}
+	if !wanted.DoneAt.IsZero() {
+		return nil
+	}
+	wanted.DoneAt = time.Now().UTC()
+	_, err := d.Ledger.SetNodeDuty(ctx, command.SetNodeDuty{Name: d.Name, Drain: &wanted})
+	return err
+}
+
+func (d *Drainer) tell(kind, message string) {
+	d.Log.Info(kind, "message", message)
+	d.Events.Publish(events.Event{Topic: events.TopicAgent, Type: kind, Subject: d.Name, Message: message})
+}
+
+func (d *Drainer) rest(ctx context.Context, pause backoff.BackOff) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(pause.NextBackOff()):
+	}
+}
+
+// newPause grows between two attempts.
+func newPause() *backoff.ExponentialBackOff {
+	pause := backoff.NewExponentialBackOff()
+	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 10*time.Second
+	return pause
+}
