@@ -48,13 +48,16 @@ const TokenHeader = "X-Pannier-Token"
 // Option changes how a Client calls.
 type Option func(*settings)
 
-type settings struct{ token string }
+type settings struct {
+	token string
+	tls   TLS
+}
 
 // WithToken makes all calls with the secret of an ACL token. It is not sent over http://,
 // where anyone could read it.
 func WithToken(secret string) Option { return func(s *settings) { s.token = secret } }
 
-// New makes a client for an agent's address: unix:///path or http://host:port.
+// New makes a client for an agent's address: unix:///path, https://host:port or http://host:port.
 // It does not connect yet: an agent that is not there is told by the first call.
 func New(address string, options ...Option) (*Client, error) {
 	var set settings
@@ -65,19 +68,37 @@ func New(address string, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	secure := strings.HasPrefix(baseURL, "https://")
 	dialer := &net.Dialer{Timeout: dialTimeout}
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			conn, err := dialer.DialContext(ctx, network, target)
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, network, target)
+		if err != nil {
+			return nil, &UnreachableError{Address: address, Err: err}
+		}
+		return conn, nil
+	}
+	transport := &http.Transport{DialContext: dial, IdleConnTimeout: time.Minute}
+	if secure {
+		host, _, _ := net.SplitHostPort(target) // parseAddress has joined it
+		cfg, err := set.tls.config(host)
+		if err != nil {
+			return nil, err
+		}
+		transport.ForceAttemptHTTP2 = true
+		transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			raw, err := dial(ctx, network, target)
+			if err != nil {
+				return nil, err
+			}
+			conn, err := handshake(ctx, raw, cfg)
 			if err != nil {
 				return nil, &UnreachableError{Address: address, Err: err}
 			}
 			return conn, nil
-		},
-		IdleConnTimeout: time.Minute,
+		}
 	}
 	httpClient := doer{client: &http.Client{Transport: transport}}
-	if network == "unix" {
+	if network == "unix" || secure {
 		httpClient.token = set.token
 	}
 	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
@@ -113,14 +134,18 @@ func parseAddress(address string) (network, target, baseURL string, err error) {
 		return "unix", path, "http://pannier", nil
 	}
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
-		return "", "", "", fmt.Errorf("address %q: unix:///path or http://host:port is needed, such as %s", address, DefaultAddress)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
+		return "", "", "", fmt.Errorf("address %q: unix:///path, https://host:port or http://host:port is needed, such as %s", address, DefaultAddress)
 	}
 	port := u.Port()
-	if port == "" {
+	switch {
+	case port != "":
+	case u.Scheme == "https":
+		port = "443"
+	default:
 		port = "80"
 	}
-	return "tcp", net.JoinHostPort(u.Hostname(), port), "http://" + u.Host, nil
+	return "tcp", net.JoinHostPort(u.Hostname(), port), u.Scheme + "://" + u.Host, nil
 }
 
 // doer adds the token to each call, and takes net/http's wrapping off an

@@ -175,7 +175,7 @@ func checkUnreachable(t *testing.T, err error, address, want string) {
 }
 
 func TestBadAddresses(t *testing.T) {
-	for _, address := range []string{"", "unix://", "unix://rel/path", "/run/pannier.sock", "https://host:1", "http://", "tcp://host:1", "http://host:1/path"} {
+	for _, address := range []string{"", "unix://", "unix://rel/path", "/run/pannier.sock", "https://", "http://", "tcp://host:1", "http://host:1/path"} {
 		if _, err := api.New(address); err == nil || !strings.Contains(err.Error(), api.DefaultAddress) {
 			t.Errorf("%q: %v", address, err)
 		}

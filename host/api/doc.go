@@ -3,7 +3,8 @@
 // with JSON and programs through this package all use the same ones.
 //
 // An agent's way in is its unix socket, which root and the socket's group may
-// use; the agent takes the caller from the socket's peer credentials. Errors are
+// use; the agent takes the caller from the socket's peer credentials. One that has
+// certificates is called over https too (WithTLS). Errors are
 // *connect.Error with a code; an agent that cannot be reached is an
 // *UnreachableError inside one with CodeUnavailable.
 //

@@ -135,7 +135,7 @@ func (a *app) api() (*api.Client, error) {
 	if err != nil {
 		return nil, &usageError{err: err}
 	}
-	client, err := api.New(a.agentAddress(), api.WithToken(secret))
+	client, err := api.New(a.agentAddress(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()))
 	if err != nil {
 		return nil, &usageError{err: err}
 	}

@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/pki"
 )
 
@@ -28,6 +30,14 @@ func (a *app) tlsCommand() *cobra.Command {
 	return a.noun("tls", "Certificates of hosts",
 		a.noun("ca", "The authority that signs them", a.tlsCACreate()),
 		a.noun("cert", "Certificates of servers, nodes and callers", a.tlsCertCreate(), a.tlsCertInspect()))
+}
+
+// tlsFromEnvironment is how an agent is called over https.
+func tlsFromEnvironment() api.TLS {
+	return api.TLS{
+		CAFile: os.Getenv("PANNIER_CACERT"), CertFile: os.Getenv("PANNIER_CLIENT_CERT"), KeyFile: os.Getenv("PANNIER_CLIENT_KEY"),
+		ServerName: os.Getenv("PANNIER_TLS_SERVER_NAME"),
+	}
 }
 
 func (a *app) tlsCACreate() *cobra.Command {

@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long a test waits for what happens at once on a quiet machine.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // served is a port with all that an agent serves on it.
 type served struct {

@@ -1,0 +1,62 @@
+package api
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+)
+
+// TLS is how an agent is called at https://host:port. Each field may be empty.
+type TLS struct {
+	// CAFile has the certificates of those who may have signed the agent's; empty: the system's.
+	CAFile string
+	// CertFile and KeyFile are the caller's own.
+	CertFile, KeyFile string
+	// ServerName is the name that the agent's certificate has to have; empty: the address's.
+	ServerName string
+}
+
+// WithTLS says how an agent is called whose address is https://host:port. Other
+// addresses do not use it.
+func WithTLS(t TLS) Option { return func(s *settings) { s.tls = t } }
+
+// config reads the files, for an address at host.
+func (t TLS) config(host string) (*tls.Config, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2", "http/1.1"}}
+	if t.ServerName != "" {
+		cfg.ServerName = t.ServerName
+	}
+	if t.CAFile != "" {
+		text, err := os.ReadFile(t.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("read who signs agents' certificates (PANNIER_CACERT): %w", err)
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("read who signs agents' certificates (PANNIER_CACERT): %s has no certificate in PEM", t.CAFile)
+		}
+	}
+	if t.CertFile != "" || t.KeyFile != "" {
+		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the certificate to call with (PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY, both or none): %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	return cfg, nil
+}
+
+// handshake gives raw's connection in TLS, or closes it.
+func handshake(ctx context.Context, raw net.Conn, cfg *tls.Config) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn := tls.Client(raw, cfg)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
