@@ -31,6 +31,9 @@ func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[
 	if err := v.Validate(); err != nil {
 		return nil, err
 	}
+	if err := s.mayUse(ctx, v); err != nil {
+		return nil, err
+	}
 	unlock, err := s.cfg.Controllers.Exclusive(ctx, v.VolumeRef)
 	if err != nil {
 		return nil, err
@@ -65,6 +68,9 @@ func (s volumeService) CreateVolume(ctx context.Context, req *connect.Request[ho
 	complete := v
 	complete.ExternalID = cmp.Or(v.ExternalID, "told by the driver")
 	if err := complete.Validate(); err != nil {
+		return nil, err
+	}
+	if err := s.mayUse(ctx, v); err != nil {
 		return nil, err
 	}
 	unlock, err := s.cfg.Controllers.Exclusive(ctx, v.VolumeRef)

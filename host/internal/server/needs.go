@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -31,7 +32,7 @@ var needs = map[string]need{
 	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // it has no namespace
 	v1.VolumeServiceListSnapshotsProcedure:    query(to(acl.Plugin, acl.Read)),
 
-	v1.WorkloadServiceStartWorkloadProcedure:   change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume))),
+	v1.WorkloadServiceStartWorkloadProcedure:   change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others),
 	v1.WorkloadServiceRunningWorkloadProcedure: change(in(acl.SubmitWorkload)),
 	v1.WorkloadServiceStopWorkloadProcedure:    change(in(acl.SubmitWorkload)),
 	v1.WorkloadServiceGetWorkloadProcedure:     query(in(acl.ReadWorkload)),
@@ -177,6 +178,29 @@ func mounting(more check) check {
 		}
 		return nil
 	}
+}
+
+// others needs to be allowed to read the workloads that one waits for, and to stop those
+// whose place it takes, in their own namespaces.
+func others(c *caller, msg any) error {
+	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
+	if !ok {
+		return nil
+	}
+	for capability, names := range map[acl.Capability][]string{
+		acl.ReadWorkload: m.GetSpec().GetAfter(), acl.SubmitWorkload: m.GetSpec().GetReplaces(),
+	} {
+		for _, name := range names {
+			namespace, _, qualified := strings.Cut(name, "/")
+			if !qualified {
+				namespace = namespaceOf(msg)
+			}
+			if err := c.mayIn(namespace, capability); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // management needs a management token.
