@@ -154,7 +154,7 @@ func hintWorkload(err error) error {
 
 func hintStart(err error) error {
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes; nothing of the workload is left")
-	return hint(err, ExitRefused, "pannier volume status ID shows who holds a volume; nothing of the workload is left")
+	return hint(err, ExitRefused, "pannier volume status ID shows who holds a volume, pannier workload status who waits for whom; nothing of the workload is left")
 }
 
 // news is a message of a start or a stop.

@@ -47,7 +47,7 @@ func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.Stat
 // Stop begins the agent's end. The server's own waits until this has been answered.
 func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
 	count := s.workloadCounts()
-	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Stopping)]
+	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] + count[string(workload.Stopping)]
 	ending := s.cfg.Stop(req.Msg.GetPlugins())
 	return connect.NewResponse(&hostv1.StopResponse{
 		Pid: int64(os.Getpid()), PluginsStop: ending.Plugins, Workloads: int64(there), WorkloadsStop: ending.Workloads,

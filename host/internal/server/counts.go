@@ -73,7 +73,7 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 // workloadCounts are the workloads of this node by state; every state has a number.
 func (s *Server) workloadCounts() map[string]int {
 	n := map[string]int{}
-	for _, state := range []workload.State{workload.Starting, workload.Running, workload.Stopping, workload.Stopped, workload.Failed} {
+	for _, state := range []workload.State{workload.Starting, workload.Running, workload.Unknown, workload.Stopping, workload.Stopped, workload.Failed} {
 		n[string(state)] = 0
 	}
 	for _, w := range s.cfg.Workloads.List() {
