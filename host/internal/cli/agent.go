@@ -46,7 +46,7 @@ that over the files of -config.`,
 	flags.IntVar(&f.bootstrapExpect, "bootstrap-expect", 1, "how many servers (`N`) meet before the ledger is begun")
 	flags.StringArrayVar(&f.join, "join", nil, "the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
-	cmd.AddCommand(a.agentStop())
+	cmd.AddCommand(a.agentStop(), a.agentLeave())
 	return cmd
 }
 

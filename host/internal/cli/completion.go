@@ -115,6 +115,18 @@ func driverIDs(ctx context.Context, client *api.Client, _ string) ([]string, err
 	return ids, nil
 }
 
+func nodeIDs(ctx context.Context, client *api.Client, _ string) ([]string, error) {
+	resp, err := client.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, n := range resp.Msg.GetNodes() {
+		ids = append(ids, n.GetName())
+	}
+	return ids, nil
+}
+
 func volumeIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
 	resp, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{Namespace: namespace}))
 	if err != nil {

@@ -30,7 +30,11 @@ type fake struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedDeviceServiceHandler
 	hostv1connect.UnimplementedDriverServiceHandler
+	hostv1connect.UnimplementedMemberServiceHandler
+	hostv1connect.UnimplementedNodeServiceHandler
+	hostv1connect.UnimplementedOperatorServiceHandler
 	hostv1connect.UnimplementedPluginServiceHandler
+	hostv1connect.UnimplementedSystemServiceHandler
 	hostv1connect.UnimplementedTokenServiceHandler
 	hostv1connect.UnimplementedVolumeServiceHandler
 	hostv1connect.UnimplementedWorkloadServiceHandler
@@ -78,7 +82,11 @@ func (f *fake) start() error {
 	mux.Handle(hostv1connect.NewAgentServiceHandler(f))
 	mux.Handle(hostv1connect.NewDeviceServiceHandler(f))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(f))
+	mux.Handle(hostv1connect.NewMemberServiceHandler(f))
+	mux.Handle(hostv1connect.NewNodeServiceHandler(f))
+	mux.Handle(hostv1connect.NewOperatorServiceHandler(f))
 	mux.Handle(hostv1connect.NewPluginServiceHandler(f))
+	mux.Handle(hostv1connect.NewSystemServiceHandler(f))
 	mux.Handle(hostv1connect.NewTokenServiceHandler(f))
 	mux.Handle(hostv1connect.NewVolumeServiceHandler(f))
 	mux.Handle(hostv1connect.NewWorkloadServiceHandler(f))

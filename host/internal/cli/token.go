@@ -20,6 +20,7 @@ func (a *app) tokenCommand() *cobra.Command {
 
 func (a *app) tokenList() *cobra.Command {
 	var workload string
+	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the tokens that services were given, or may have been given",
 		Args: exactly(),
@@ -29,16 +30,18 @@ func (a *app) tokenList() *cobra.Command {
 				return err
 			}
 			resp, err := client.Tokens.ListTokens(ctx, connect.NewRequest(&hostv1.ListTokensRequest{
-				Namespace: a.namespaceOr("*"), Workload: workload,
+				Namespace: a.namespaceOr("*"), Workload: workload, Read: &read,
 			}))
 			if err != nil {
 				return err
 			}
+			a.noteAge(resp.Msg.GetMeta(), &read)
 			return a.print(resp.Msg, func() error { return a.showTokens(resp.Msg.GetTokens()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
 	complete(cmd, "workload", a.completeIDs(workloadIDs))
+	staleFlag(cmd, &read)
 	return cmd
 }
 

@@ -18,7 +18,7 @@ import (
 
 func (a *app) volumeCommand() *cobra.Command {
 	return a.noun("volume", "CSI volumes",
-		a.volumeInit(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(),
+		a.volumeInit(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(), a.volumeExplain(),
 		a.volumeExpand(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(), a.volumeDelete())
 }
 

@@ -18,7 +18,8 @@ import (
 const externalPage = 100
 
 func (a *app) volumeStatus() *cobra.Command {
-	return &cobra.Command{
+	var read hostv1.ReadOptions
+	cmd := &cobra.Command{
 		Use: "status [ID]", Short: "List the volumes, or show one with its claims",
 		Args: between(0, "ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.do(func(ctx context.Context, args []string) error {
@@ -27,22 +28,26 @@ func (a *app) volumeStatus() *cobra.Command {
 				return err
 			}
 			if len(args) == 0 {
-				return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{Namespace: a.namespaceOr("*")})
+				return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{Namespace: a.namespaceOr("*"), Read: &read})
 			}
 			resp, err := client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0],
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Read: &read,
 			}))
 			if err != nil {
 				return hintVolume(err)
 			}
+			a.noteAge(resp.Msg.GetMeta(), &read)
 			return a.print(resp.Msg, func() error { return a.showVolume(resp.Msg.GetVolume(), resp.Msg.GetUsage()) })
 		}),
 	}
+	staleFlag(cmd, &read)
+	return cmd
 }
 
 func (a *app) volumeList() *cobra.Command {
 	var driver, node string
 	var external bool
+	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "list", Short: "List volumes by driver or node, or what a driver itself holds",
 		Args: exactly(),
@@ -58,13 +63,14 @@ func (a *app) volumeList() *cobra.Command {
 				return a.listExternal(ctx, client, driver)
 			}
 			return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{
-				Namespace: a.namespaceOr("*"), PluginId: driver, Node: node,
+				Namespace: a.namespaceOr("*"), PluginId: driver, Node: node, Read: &read,
 			})
 		}),
 	}
 	cmd.Flags().StringVar(&driver, "driver", "", "only the volumes of this driver's `ID`")
 	cmd.Flags().StringVar(&node, "node", "", "only the volumes with a claim on this `NODE`")
 	cmd.Flags().BoolVar(&external, "external", false, "ask the driver, registered or not")
+	staleFlag(cmd, &read)
 	return cmd
 }
 
@@ -73,6 +79,7 @@ func (a *app) listVolumes(ctx context.Context, client *api.Client, req *hostv1.L
 	if err != nil {
 		return err
 	}
+	a.noteAge(resp.Msg.GetMeta(), req.GetRead())
 	return a.print(resp.Msg, func() error {
 		if len(resp.Msg.GetVolumes()) == 0 {
 			a.note("no volumes; make one with pannier volume init and pannier volume create")
@@ -166,11 +173,7 @@ func (a *app) showVolume(v *hostv1.Volume, usage *hostv1.VolumeUsage) error {
 	}
 	claims := newTable("WORKLOAD", "NODE", "MODE", "STATE", "TOKEN", "AGE", "LAST ERROR")
 	for _, c := range v.GetClaims() {
-		state := cell{c.GetState(), yellow}
-		if c.GetState() == string(claim.Taken) {
-			state.color = green
-		}
-		claims.row(c.GetWorkload(), c.GetNode(), c.GetMode(), state, c.GetIndex(), age(c.GetTakenAt()), c.GetLastError())
+		claims.row(c.GetWorkload(), c.GetNode(), c.GetMode(), claimState(c.GetState()), c.GetIndex(), age(c.GetTakenAt()), c.GetLastError())
 	}
 	return a.show(claims)
 }

@@ -1,0 +1,322 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func (a *app) nodeCommand() *cobra.Command {
+	return a.noun("node", "Nodes of the cluster",
+		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodePurge())
+}
+
+// knownNodes is where the names of nodes are to be had.
+const knownNodes = "pannier node status lists the nodes"
+
+func (a *app) nodeStatus() *cobra.Command {
+	var read hostv1.ReadOptions
+	cmd := &cobra.Command{
+		Use: "status [NODE]", Short: "List the nodes, or show one with its workloads and claims",
+		Args: between(0, "NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				resp, err := client.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{Read: &read}))
+				if err != nil {
+					return err
+				}
+				a.noteAge(resp.Msg.GetMeta(), &read)
+				return a.print(resp.Msg, func() error { return a.showNodes(resp.Msg.GetNodes()) })
+			}
+			resp, err := client.Nodes.GetNode(ctx, connect.NewRequest(&hostv1.GetNodeRequest{Name: args[0], Read: &read}))
+			if err != nil {
+				return hint(err, ExitNotFound, knownNodes)
+			}
+			a.noteAge(resp.Msg.GetMeta(), &read)
+			return a.print(resp.Msg, func() error { return a.showNode(resp.Msg) })
+		}),
+	}
+	staleFlag(cmd, &read)
+	return cmd
+}
+
+// staleFlag lets a query be answered by the server that is asked, from what it has.
+func staleFlag(cmd *cobra.Command, read *hostv1.ReadOptions) {
+	cmd.Flags().BoolVar(&read.Stale, "stale", false, "let a server answer that does not lead, from what it has; its age is told")
+}
+
+// noteAge tells how old a stale answer may be.
+func (a *app) noteAge(m *hostv1.ReadMeta, asked *hostv1.ReadOptions) {
+	switch age := m.GetAge().AsDuration(); {
+	case !asked.GetStale() || m == nil:
+	case !m.GetKnownLeader():
+		a.note("warning: this server knows of no leader: what it shows may be old")
+	case age > 0:
+		a.note("as it was %s ago or later", span(age))
+	}
+}
+
+func (a *app) showNodes(nodes []*hostv1.Node) error {
+	if len(nodes) == 0 {
+		a.note("no nodes; an agent is one as soon as it has told the ledger of its drivers")
+		return nil
+	}
+	t := newTable("NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM")
+	for _, n := range nodes {
+		well := 0
+		for _, d := range n.GetDrivers() {
+			if d.GetHealthy() {
+				well++
+			}
+		}
+		t.row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n), n.GetVersion(), n.GetAddress(),
+			fmt.Sprintf("%d of %d healthy", well, len(n.GetDrivers())), since(n.GetLastHeard()))
+	}
+	return a.show(t)
+}
+
+// nodeStatus is a cell for whether a node is there.
+func nodeStatus(status string) cell {
+	switch claim.NodeStatus(status) {
+	case claim.NodeReady:
+		return cell{status, green}
+	case claim.NodeDisconnected:
+		return cell{status, yellow}
+	default:
+		return cell{status, red}
+	}
+}
+
+func yesNo(yes bool) cell {
+	if yes {
+		return cell{"yes", ""}
+	}
+	return cell{"no", yellow}
+}
+
+// drained says how a drain is.
+func drained(d *hostv1.NodeDrain) cell {
+	switch {
+	case d == nil:
+		return cell{"", ""}
+	case d.GetDoneAt() == nil:
+		return cell{"under way", yellow}
+	default:
+		return cell{"done", green}
+	}
+}
+
+func nodeRole(n *hostv1.Node) string {
+	switch {
+	case n.GetAddress() == "":
+		return ""
+	case n.GetServer():
+		return "server"
+	default:
+		return "node"
+	}
+}
+
+func (a *app) showNode(m *hostv1.GetNodeResponse) error {
+	n := m.GetNode()
+	t := newTable()
+	t.row("Name", n.GetName())
+	t.row("Status", nodeStatus(n.GetStatus()))
+	t.row("Since", since(n.GetStatusAt()))
+	t.row("Eligible", yesNo(n.GetEligible()))
+	t.row("Drain", drained(n.GetDrain()))
+	if d := n.GetDrain(); d != nil {
+		t.row("Drained since", fmt.Sprintf("%s, by %s", since(d.GetStartedAt()), d.GetBy()))
+	}
+	t.row("Role", nodeRole(n))
+	t.row("Version", n.GetVersion())
+	t.row("Address", n.GetAddress())
+	t.row("Heard from", since(n.GetLastHeard()))
+	if n.GetStatus() == string(claim.NodeDisconnected) {
+		t.row("Claims let go of", ahead(n.GetLetGoAt()))
+	}
+	t.row("Attributes", joinMap(n.GetAttributes()))
+	if err := a.show(t); err != nil {
+		return err
+	}
+	if len(n.GetDrivers()) > 0 {
+		t := newTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
+		for _, d := range n.GetDrivers() {
+			t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(), joinMap(d.GetTopology()), d.GetMessage())
+		}
+		if err := a.section(t); err != nil {
+			return err
+		}
+	}
+	if len(n.GetDevices()) > 0 {
+		t := newTable("DEVICES", "PLUGIN", "NUMBER")
+		for _, d := range n.GetDevices() {
+			t.row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(), fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
+		}
+		if err := a.section(t); err != nil {
+			return err
+		}
+	}
+	if len(m.GetWorkloads()) > 0 {
+		t := newTable("WORKLOAD", "NAMESPACE", "STATUS", "AFTER", "AGE")
+		for _, w := range m.GetWorkloads() {
+			t.row(w.GetId(), w.GetNamespace(), w.GetStatus(), strings.Join(w.GetAfter(), " "), age(w.GetCreatedAt()))
+		}
+		if err := a.section(t); err != nil {
+			return err
+		}
+	}
+	if len(m.GetClaims()) == 0 {
+		return nil
+	}
+	t = newTable("VOLUME", "NAMESPACE", "WORKLOAD", "MODE", "STATE", "AGE")
+	for _, c := range m.GetClaims() {
+		t.row(c.GetVolume(), c.GetNamespace(), c.GetWorkload(), c.GetMode(), claimState(c.GetState()), age(c.GetTakenAt()))
+	}
+	return a.section(t)
+}
+
+// section shows a further table.
+func (a *app) section(t *table) error {
+	if _, err := fmt.Fprintln(a.out); err != nil {
+		return err
+	}
+	return a.show(t)
+}
+
+func (a *app) nodeDrain() *cobra.Command {
+	var enable, disable, wait bool
+	cmd := &cobra.Command{
+		Use: "drain NODE", Short: "Stop all workloads of a node, the last started first, and start none there; or end that",
+		Long: `Stop all workloads of a node, the last started first, and start none there, until
+the drain is disabled. The node does so by itself; -wait waits until it has nothing left.`,
+		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			if enable && disable || !enable && !disable && !wait || disable && wait {
+				return &usageError{err: errors.New("give -enable or -disable; -wait goes with -enable, or alone")}
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			if enable || disable {
+				resp, err := client.Nodes.DrainNode(ctx, connect.NewRequest(&hostv1.DrainNodeRequest{Name: args[0], Enable: enable}))
+				if err != nil {
+					return hint(err, ExitNotFound, knownNodes)
+				}
+				if !wait {
+					return a.print(resp.Msg, func() error { return a.say(drainText(args[0], enable)) })
+				}
+			}
+			return a.awaitDrain(ctx, client, args[0])
+		}),
+	}
+	cmd.Flags().BoolVar(&enable, "enable", false, "begin the drain")
+	cmd.Flags().BoolVar(&disable, "disable", false, "end it: the node may start workloads again")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the node has nothing left")
+	return cmd
+}
+
+func drainText(node string, enable bool) string {
+	if enable {
+		return fmt.Sprintf("node %q is being drained; follow it with: pannier node drain -wait %s", node, node)
+	}
+	return fmt.Sprintf("node %q is not drained any more", node)
+}
+
+// say writes a line to standard output.
+func (a *app) say(text string) error {
+	_, err := fmt.Fprintln(a.out, printable(text))
+	return err
+}
+
+// awaitDrain waits until a node's drain is done, and tells what is left meanwhile.
+func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) error {
+	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
+	for left := -1; ; {
+		resp, err := client.Nodes.GetNode(ctx, connect.NewRequest(req))
+		if err != nil {
+			return hint(err, ExitNotFound, knownNodes)
+		}
+		drain := resp.Msg.GetNode().GetDrain()
+		switch {
+		case drain == nil:
+			return &hintError{&codeError{fmt.Errorf("node %q is not drained", name), ExitRefused}, "begin it with: pannier node drain -enable -wait " + name}
+		case drain.GetDoneAt() != nil:
+			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("node %q has nothing left", name)) })
+		}
+		if now := len(resp.Msg.GetWorkloads()); now != left {
+			left = now
+			a.note("%s and %s are left on node %q", count(int64(left), "workload"), count(int64(len(resp.Msg.GetClaims())), "claim"), name)
+		}
+		req.Read.Index = resp.Msg.GetMeta().GetIndex()
+	}
+}
+
+func (a *app) nodeEligibility() *cobra.Command {
+	var enable, disable bool
+	cmd := &cobra.Command{
+		Use: "eligibility NODE", Short: "Say whether a node starts workloads; what runs there goes on",
+		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			if enable == disable {
+				return &usageError{err: errors.New("give -enable or -disable")}
+			}
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Nodes.SetNodeEligibility(ctx, connect.NewRequest(&hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable}))
+			if err != nil {
+				return hint(err, ExitNotFound, knownNodes)
+			}
+			return a.print(resp.Msg, func() error {
+				if enable {
+					return a.say(fmt.Sprintf("node %q starts workloads", args[0]))
+				}
+				return a.say(fmt.Sprintf("node %q starts no workloads; what runs there goes on", args[0]))
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&enable, "enable", false, "it starts workloads")
+	cmd.Flags().BoolVar(&disable, "disable", false, "it starts none")
+	return cmd
+}
+
+func (a *app) nodePurge() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "purge NODE", Short: "Forget a node that is gone for good",
+		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Nodes.PurgeNode(ctx, connect.NewRequest(&hostv1.PurgeNodeRequest{Name: args[0], Force: force}))
+			if err != nil {
+				return hint(err, ExitNotFound, knownNodes)
+			}
+			return a.print(resp.Msg, func() error {
+				for _, c := range resp.Msg.GetLetGo() {
+					a.note("warning: the claim of workload %q on volume %q was let go of; a mount on the node may be left", c.GetWorkload(), c.GetVolume())
+				}
+				return a.say(fmt.Sprintf("node %q is forgotten", args[0]))
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "you vouch that the node is down: its workloads count as ended, and its claims are let go of")
+	return cmd
+}

@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/discovery"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func (a *app) serverCommand() *cobra.Command {
+	return a.noun("server", "Agents that gossip with this one",
+		a.serverMembers(), a.serverJoin(), a.serverForceLeave())
+}
+
+func (a *app) serverMembers() *cobra.Command {
+	return &cobra.Command{
+		Use: "members", Short: "List the agents, servers and nodes, that this one knows",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				t := newTable("NAME", "ROLE", "STATUS", "LEADER", "ADDRESS", "RPC ADDRESS", "DATACENTER", "VERSION")
+				for _, m := range resp.Msg.GetMembers() {
+					leader := ""
+					if m.GetLeader() {
+						leader = "yes"
+					}
+					t.row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(), m.GetDatacenter(), m.GetVersion())
+				}
+				return a.show(t)
+			})
+		}),
+	}
+}
+
+// memberStatus is a cell for what gossip says of an agent.
+func memberStatus(status string) cell {
+	switch discovery.Status(status) {
+	case discovery.Alive:
+		return cell{status, green}
+	case discovery.Failed:
+		return cell{status, red}
+	default:
+		return cell{status, yellow}
+	}
+}
+
+func (a *app) serverJoin() *cobra.Command {
+	return &cobra.Command{
+		Use: "join ADDRESS...", Short: "Meet other agents, at the address of their gossip (host or host:port)",
+		Args: cobra.MinimumNArgs(1),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Members.JoinMembers(ctx, connect.NewRequest(&hostv1.JoinMembersRequest{Addresses: args}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				return a.say(fmt.Sprintf("%d of %d answered; pannier server members lists who is there", resp.Msg.GetJoined(), len(args)))
+			})
+		}),
+	}
+}
+
+func (a *app) serverForceLeave() *cobra.Command {
+	var prune bool
+	cmd := &cobra.Command{
+		Use: "force-leave NAME", Short: "Take an agent that failed for one that has left",
+		Args: exactly("NAME"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Members.ForceLeave(ctx, connect.NewRequest(&hostv1.ForceLeaveRequest{Name: args[0], Prune: prune}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier server members lists who is there")
+			}
+			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("agent %q has left", args[0])) })
+		}),
+	}
+	cmd.Flags().BoolVar(&prune, "prune", false, "forget it at once")
+	return cmd
+}
+
+// agentLeave is a command of the agent's.
+func (a *app) agentLeave() *cobra.Command {
+	return &cobra.Command{
+		Use: "leave", Short: "Make the agent leave its cluster for good, and stop it",
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			resp, err := client.Members.Leave(ctx, connect.NewRequest(&hostv1.LeaveRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				return a.say("the agent has left the cluster and stops; on a server: pannier node purge forgets its node")
+			})
+		}),
+	}
+}
