@@ -16,7 +16,7 @@ import (
 )
 
 // Deadline bounds what a cluster may need for anything: slow machines need long.
-const Deadline = 60 * time.Second
+const Deadline = 3 * time.Minute
 
 // Options of a cluster.
 type Options struct {

@@ -225,18 +225,20 @@ func (d *Discovery) Addr() string {
 // Encrypted says whether gossip is.
 func (d *Discovery) Encrypted() bool { return d.serf.EncryptionEnabled() }
 
-// SetFormed tells the others that this server's cluster has been formed.
-func (d *Discovery) SetFormed() error {
+// SetFormed tells the others that this server's cluster has been formed. Who does not hear it
+// now hears it later.
+func (d *Discovery) SetFormed() {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.self.Formed {
-		return nil
-	}
+	before := d.self.Formed
 	d.self.Formed = true
-	if err := d.serf.SetTags(d.self.tags()); err != nil {
-		return fmt.Errorf("tell other agents that the cluster is formed: %w", err)
+	tags := d.self.tags()
+	d.mu.Unlock()
+	if before {
+		return
 	}
-	return nil
+	if err := d.serf.SetTags(tags); err != nil {
+		d.log.Debug("nobody has confirmed yet that this server's cluster is formed", "error", err)
+	}
 }
 
 // Join asks agents at addresses for the others, now, and returns how many answered. An

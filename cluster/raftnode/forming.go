@@ -70,12 +70,13 @@ func (f *forming) run(ctx context.Context) {
 	for {
 		changed := f.n.cfg.Members.Changed()
 		if f.n.formed() {
-			err := errors.Join(f.forget(), f.n.cfg.Members.SetFormed())
-			if err == nil {
-				return
+			f.n.cfg.Members.SetFormed()
+			if err := f.forget(); err != nil {
+				f.log.Warn("the promise to form a cluster is kept, and not needed any more", "file", f.path, "error", err)
 			}
-			f.log.Error("the cluster is formed, and the others do not know it", "error", err)
-		} else if err := f.try(ctx); err != nil {
+			return
+		}
+		if err := f.try(ctx); err != nil {
 			f.say("the cluster cannot be formed yet", "error", err)
 		}
 		select {

@@ -130,7 +130,7 @@ func (m *manager) admit(ctx context.Context, name string) error {
 		return err
 	}
 	identity := m.n.cfg.Report().Cluster
-	known := s.Report.Cluster == identity || s.Report.Cluster == "" && slices.Contains(s.Servers, m.n.cfg.ID)
+	known := identity != "" && s.Report.Cluster == identity || s.Report.Cluster == "" && slices.Contains(s.Servers, m.n.cfg.ID)
 	if s.Formed && !known {
 		return fmt.Errorf("server %q belongs to another cluster (%q, not %q): stop it, and remove its ledger if it is to join this one", name, s.Report.Cluster, identity)
 	}

@@ -50,7 +50,7 @@ type Members interface {
 	// Changed is closed by the next change.
 	Changed() <-chan struct{}
 	// SetFormed tells the others that this server's cluster is formed.
-	SetFormed() error
+	SetFormed()
 	// ForceLeave makes the others take a failed one for one that has left.
 	ForceLeave(name string, prune bool) error
 }

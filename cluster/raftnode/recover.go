@@ -43,7 +43,7 @@ func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.
 	if err != nil {
 		return fmt.Errorf("%s: %w (it is to be a list of the servers that are left: [{\"id\": %q}])", path, err, cfg.ID)
 	}
-	if err := raft.RecoverCluster(conf, cfg.FSM, store, store, snapshots, transport, servers); err != nil {
+	if err := raft.RecoverCluster(conf, releasing{cfg.FSM}, store, store, snapshots, transport, servers); err != nil {
 		return fmt.Errorf("recover the cluster with %s: %w", path, err)
 	}
 	if err := os.Rename(path, filepath.Join(cfg.Dir, peersApplied)); err != nil {
@@ -76,3 +76,24 @@ func parsePeers(data []byte) (c raft.Configuration, err error) {
 	}
 	return c, nil
 }
+
+// releasing is an FSM whose snapshots are released when they are written: RecoverCluster takes
+// one and never does.
+type releasing struct{ raft.FSM }
+
+func (r releasing) Snapshot() (raft.FSMSnapshot, error) {
+	s, err := r.FSM.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return released{s}, nil
+}
+
+type released struct{ raft.FSMSnapshot }
+
+func (r released) Persist(sink raft.SnapshotSink) error {
+	defer r.FSMSnapshot.Release()
+	return r.FSMSnapshot.Persist(sink)
+}
+
+func (released) Release() {}

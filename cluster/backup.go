@@ -1,0 +1,201 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/cluster/state"
+)
+
+// A backup is one line of JSON (Backup), and a snapshot of the ledger after it.
+
+// backupFormat is the only one so far.
+const backupFormat = "pannier-ledger-1"
+
+// maxBackupHeader bounds the line of JSON, in bytes.
+const maxBackupHeader = 4 << 10
+
+// indexGap is by how much a restored ledger is ahead of the one that it replaces: of entries
+// that are in the log at that moment, none may count as newer.
+const indexGap = 1 << 20
+
+// ErrBadBackup: the bytes are no backup, or a damaged one.
+var ErrBadBackup = errors.New("bad backup of the ledger")
+
+// Backup says what is in a backup. Secrets in it are sealed, as they are in the ledger.
+type Backup struct {
+	Format    string    `json:"format"`
+	Cluster   string    `json:"cluster"` // the identity of the cluster
+	Server    string    `json:"server"`  // that wrote it
+	Index     uint64    `json:"index"`   // of the last entry in it
+	Term      uint64    `json:"term"`
+	CreatedAt time.Time `json:"created_at"`
+	Size      int64     `json:"size"`   // of the snapshot, in bytes
+	SHA256    string    `json:"sha256"` // of the snapshot, in hexadecimal
+}
+
+// Save writes a backup of this server's ledger. On the leader it has all that was acknowledged
+// to anyone before; on another server it may be stale (Age).
+func (n *Node) Save(ctx context.Context, w io.Writer) (Backup, error) {
+	b, err := n.save(ctx, w)
+	if err != nil {
+		return b, fmt.Errorf("save the ledger: %w", err)
+	}
+	return b, nil
+}
+
+func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
+	if err := n.WaitReady(ctx); err != nil {
+		return b, err
+	}
+	if n.Leader() {
+		if err := n.verifyLeader(ctx); err != nil {
+			return b, err
+		}
+	}
+	if err := needSpace(n.dir, spaceToGrow); err != nil {
+		return b, err
+	}
+	// The size and the checksum come first, so it is written down here before.
+	f, remove, err := n.temporary()
+	if err != nil {
+		return b, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	snapshot, err := n.store.Snapshot()
+	if err != nil {
+		return b, err
+	}
+	sum := &counted{sum: sha256.New()}
+	err = snapshot.Write(io.MultiWriter(f, sum))
+	snapshot.Release()
+	if err != nil {
+		return b, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return b, err
+	}
+	b = Backup{
+		Format: backupFormat, Cluster: n.report().Cluster, Server: n.name, Term: n.raft.CurrentTerm(),
+		CreatedAt: n.now().UTC(), Size: sum.size, SHA256: hex.EncodeToString(sum.sum.Sum(nil)),
+	}
+	if b.Index, err = state.SnapshotIndex(f); err != nil {
+		return b, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return b, err
+	}
+	if err := json.NewEncoder(w).Encode(b); err != nil { // a line
+		return b, err
+	}
+	_, err = io.Copy(w, f)
+	return b, err
+}
+
+// Inspect reads a whole backup, checks it and says what is in it.
+func Inspect(r io.Reader) (Backup, error) {
+	return readBackup(r, io.Discard, func(b Backup) (uint64, error) { return b.Index, nil })
+}
+
+// Restore replaces the ledger of the whole cluster by a backup, of this cluster or another. It is
+// checked before anything is changed. Commands that are under way are ErrUncertain. It is
+// for the leader: ErrNotLeader, ErrBadBackup, ErrDiskFull.
+func (n *Node) Restore(ctx context.Context, r io.Reader) (Backup, error) {
+	b, err := n.restore(ctx, r)
+	if err != nil {
+		return b, fmt.Errorf("restore the ledger: %w", err)
+	}
+	return b, nil
+}
+
+func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
+	if err := n.verifyLeader(ctx); err != nil {
+		return b, err
+	}
+	f, remove, err := n.temporary()
+	if err != nil {
+		return b, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	var index uint64
+	b, err = readBackup(r, f, func(b Backup) (uint64, error) {
+		index = max(b.Index, n.raft.LastIndex()) + indexGap
+		// Here, in raft's snapshots, and in the ledger itself.
+		return index, needSpace(n.dir, spaceToGrow+3*uint64(b.Size))
+	})
+	if err != nil {
+		return b, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return b, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return b, err
+	}
+	meta := &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Index: index, Size: b.Size}
+	if err := n.raft.Restore(meta, f, 0); err != nil {
+		return b, raftError(err)
+	}
+	n.log.Warn("the ledger was restored from a backup", "cluster", b.Cluster, "index", b.Index, "created", b.CreatedAt)
+	return b, nil
+}
+
+// readBackup checks a backup, and copies its snapshot with the index that as chooses.
+func readBackup(r io.Reader, to io.Writer, as func(Backup) (uint64, error)) (b Backup, err error) {
+	in := bufio.NewReaderSize(r, maxBackupHeader)
+	line, err := in.ReadSlice('\n')
+	if err != nil {
+		return b, fmt.Errorf("%w: it does not begin as one: %w", ErrBadBackup, err)
+	}
+	if err := json.Unmarshal(line, &b); err != nil {
+		return b, fmt.Errorf("%w: it does not begin as one: %w", ErrBadBackup, err)
+	}
+	if b.Format != backupFormat || b.Size <= 0 {
+		return b, fmt.Errorf("%w: it has the format %q and %d bytes, this program knows %q", ErrBadBackup, b.Format, b.Size, backupFormat)
+	}
+	index, err := as(b)
+	if err != nil {
+		return b, err
+	}
+	sum := sha256.New()
+	body := io.TeeReader(io.LimitReader(in, b.Size), sum)
+	had, err := state.Reindex(to, body, index)
+	if err != nil {
+		return b, fmt.Errorf("%w: %w", ErrBadBackup, err)
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != b.SHA256 || had != b.Index {
+		return b, fmt.Errorf("%w: its checksum or its index is wrong", ErrBadBackup)
+	}
+	return b, nil
+}
+
+// temporary is a file beside the ledger, for its owner only, and how it is removed.
+func (n *Node) temporary() (f *os.File, remove func() error, err error) {
+	f, err = os.CreateTemp(n.dir, "backup-*")
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }, nil
+}
+
+// counted is the size and the checksum of what is written to it.
+type counted struct {
+	sum  hash.Hash
+	size int64
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.size += int64(len(p))
+	return c.sum.Write(p)
+}

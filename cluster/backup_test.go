@@ -1,0 +1,94 @@
+package cluster_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/clustertest"
+)
+
+// TestBackup takes the ledger of a host alone into a cluster of three, whose own it replaces, and
+// starts all of that again.
+func TestBackup(t *testing.T) {
+	alone := clustertest.Start(t)
+	register(t, alone, "theirs")
+	var backup bytes.Buffer
+	saved, err := alone.Save(within(t), &backup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if saved.Cluster != "" || saved.Index == 0 || saved.Size == 0 || saved.Server != "server-1" {
+		t.Errorf("saved %+v", saved)
+	}
+	if seen, err := cluster.Inspect(bytes.NewReader(backup.Bytes())); err != nil || seen != saved {
+		t.Errorf("inspected %+v, %v; saved %+v", seen, err, saved)
+	}
+
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	register(t, c.Client(), "ours")
+	everywhere(t, c, "ours")
+	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(backup.Bytes())); !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("restored on a follower: %v", err)
+	}
+	restored, err := c.WaitLeader(t).Restore(within(t), &backup)
+	if err != nil || restored != saved {
+		t.Fatalf("restored %+v, %v", restored, err)
+	}
+	check := func() {
+		t.Helper()
+		everywhere(t, c, "theirs")
+		for _, h := range c.Up() {
+			if has(t, h.Node, "ours") {
+				t.Errorf("%s still has what was replaced", h.Name)
+			}
+		}
+	}
+	check()
+	register(t, c.Client(), "new")
+	everywhere(t, c, "new")
+	for _, h := range c.Hosts() {
+		h.Stop(t)
+	}
+	for _, h := range c.Hosts() {
+		h.Start(t)
+	}
+	c.WaitReady(t)
+	check()
+	everywhere(t, c, "new")
+}
+
+// TestBadBackup changes every part of a backup, and cuts it off.
+func TestBadBackup(t *testing.T) {
+	s := clustertest.Start(t)
+	register(t, s, "a")
+	var backup bytes.Buffer
+	if _, err := s.Save(within(t), &backup); err != nil {
+		t.Fatal(err)
+	}
+	good := backup.Bytes()
+	header := bytes.IndexByte(good, '\n')
+	tried := 0
+	refused := func(what string, at int, r io.Reader) {
+		t.Helper()
+		tried++
+		if _, err := s.Restore(within(t), r); !errors.Is(err, cluster.ErrBadBackup) {
+			t.Errorf("%s at byte %d: %v", what, at, err)
+		}
+	}
+	for at := header + 1; at < len(good); at += 3 {
+		bad := bytes.Clone(good)
+		bad[at] ^= 0x20
+		refused("flipped", at, bytes.NewReader(bad))
+	}
+	for at := 0; at < len(good); at += 7 {
+		refused("cut off", at, bytes.NewReader(good[:at]))
+	}
+	if !has(t, s.Node, "a") || tried < 50 {
+		t.Errorf("the ledger is damaged, or only %d were tried", tried)
+	}
+	register(t, s, "b")
+}
