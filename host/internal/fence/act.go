@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -40,7 +41,7 @@ type actor struct {
 	unmounts  unmounts
 	stuck     map[string]time.Time // since when a mount has been busy with nobody seen to use it, by its key
 	report    *Report              // nil: there was nothing to do yet at this deadline
-	written   string               // the report, as it was given to write last
+	written   Report               // the report, as it was given to write last
 	refused   map[string]int       // how often the kernel said that a mount is none, or locked, by its key
 	forbidden map[uint64]bool      // namespaces in which a mount cannot be taken away
 
@@ -67,7 +68,7 @@ func (a *actor) close() {
 // over forgets about a deadline that has been put off.
 func (a *actor) over() {
 	a.copies, a.stuck, a.refused, a.forbidden = nil, map[string]time.Time{}, map[string]int{}, map[uint64]bool{}
-	a.report, a.written = nil, ""
+	a.report, a.written = nil, Report{}
 }
 
 // round kills those that hold what is guarded, and unmounts what nobody holds. It says
@@ -153,7 +154,7 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 	for _, staging := range []bool{false, true} {
 		var tries []try
 		for _, p := range places {
-			if p.guard.Staging == staging && !held(p.guard) {
+			if p.guard.Staging == staging && !held(p.guard) && !(staging && sc.published(p)) {
 				tries = append(tries, a.try(fmt.Sprintf("%d %s", p.ID, p.Mountpoint), p.guard, func(flags int) error {
 					return unix.Unmount(p.Mountpoint, flags)
 				}))
@@ -178,6 +179,13 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 			delete(a.stuck, key)
 		}
 	}
+}
+
+// published says that what is staged at a place was also published, as of this look.
+func (sc *scene) published(at place) bool {
+	return slices.ContainsFunc(sc.places, func(p place) bool {
+		return !p.guard.Staging && p.Major == at.Major && p.Minor == at.Minor
+	})
 }
 
 // try is one mount that is to go.
@@ -275,8 +283,8 @@ func (a *actor) write() {
 	r := *a.report
 	r.Workloads, r.Killed, r.Unmounted = slices.Clone(r.Workloads), slices.Clone(r.Killed), slices.Clone(r.Unmounted)
 	r.Detached, r.Left = slices.Clone(r.Detached), slices.Clone(r.Left)
-	if text := fmt.Sprintf("%+v", r); text != a.written {
-		a.written = text
+	if !reflect.DeepEqual(r, a.written) {
+		a.written = r
 		select {
 		case <-a.writes: // nobody has begun to write that
 		default:

@@ -62,3 +62,10 @@ func (b *book) state() State {
 	}
 	return s
 }
+
+// With is the state after a change.
+func (s State) With(change func(Change)) State {
+	b := newBook(s)
+	change(Change{b})
+	return b.state()
+}

@@ -20,7 +20,10 @@ func harden() error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		missing = append(missing, fmt.Errorf("never be killed for memory: %w", err))
 	}
-	if err := eachThread(realTime); err != nil {
+	// A thread that runs for longer without a pause is at fault, and would keep others waiting
+	// (getrlimit(2)): the agent starts another fence.
+	runaway := unix.Rlimit{Cur: 5_000_000, Max: 5_000_000} // µs
+	if err := errors.Join(unix.Setrlimit(unix.RLIMIT_RTTIME, &runaway), eachThread(realTime)); err != nil {
 		missing = append(missing, fmt.Errorf("run with a real-time priority: %w", err))
 		if err := eachThread(func(tid int) error { return unix.Setpriority(unix.PRIO_PROCESS, tid, -20) }); err != nil {
 			missing = append(missing, fmt.Errorf("run before others: %w", err))

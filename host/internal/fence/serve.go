@@ -103,9 +103,12 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 	started := time.Now()
 	pause := time.NewTimer(grace)
 	defer pause.Stop()
-	for {
-		if err := alarm.set(s.deadline()); err != nil {
-			return fmt.Errorf("set the timer to the deadline: %w", err)
+	for set := boottime.Instant(0); ; {
+		if d := s.deadline(); d != set { // one that has passed rings once
+			if err := alarm.set(d); err != nil {
+				return fmt.Errorf("set the timer to the deadline: %w", err)
+			}
+			set = d
 		}
 		select {
 		case <-ctx.Done():

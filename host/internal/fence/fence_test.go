@@ -1,0 +1,201 @@
+package fence
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/boottime"
+)
+
+var redis = claim.WorkloadRef{Namespace: "default", ID: "redis"}
+
+// notBefore fails the test where something happened before the deadline.
+func notBefore(t *testing.T, what string, at, deadline boottime.Instant) {
+	t.Helper()
+	if at < deadline {
+		t.Errorf("%s %v before the deadline", what, deadline.Sub(at))
+	}
+}
+
+// Whoever has a volume, and however: at the deadline it is killed, and the volume is gone.
+func TestHoldersAreKilledAtTheDeadline(t *testing.T) {
+	for kind, make := range map[string]func(*testing.T) volume{"bound folder": bound, "ext4": ext4} {
+		for name, hold := range map[string]func(t *testing.T, v volume) *child{
+			"writes a file": func(t *testing.T, v volume) *child { return writer(t, filepath.Join(v.target, "times")) },
+			"has its working directory there": func(t *testing.T, v volume) *child {
+				return shell(t, "cd $1; echo ready; exec sleep 1000", v.target)
+			},
+			"came by the staging path": func(t *testing.T, v volume) *child {
+				return shell(t, "exec 3>$1/file; echo ready; exec sleep 1000", v.staging)
+			},
+			"runs a program from it": func(t *testing.T, v volume) *child {
+				return shell(t, "cp $(command -v sleep) $1/sleep; echo ready; exec $1/sleep 1000", v.target)
+			},
+			"has a mount of its own below it": func(t *testing.T, v volume) *child {
+				return shell(t, "mkdir $1/below; mount -t tmpfs below $1/below; exec 3>$1/below/file; echo ready; exec sleep 1000", v.target)
+			},
+			"has it in a namespace at another path": func(t *testing.T, v volume) *child {
+				return start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
+					"mkdir $2; mount --bind $1 $2; umount $1; exec 3>$2/file; echo ready; exec sleep 1000", "sh", v.target, filepath.Join(t.TempDir(), "data")))
+			},
+			"has a file open in a copy of everything": func(t *testing.T, v volume) *child {
+				return start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
+					"exec 3>$1/file; echo ready; exec sleep 1000", "sh", v.target))
+			},
+			"is in a root of its own": func(t *testing.T, v volume) *child {
+				return shell(t, `mkdir -p $1/bin $1/lib $1/lib64; cp $(command -v busybox || command -v sleep) $1/bin/sleep
+					for lib in $(ldd $1/bin/sleep 2>/dev/null | grep -o '/[^ ]*'); do mkdir -p $1$(dirname $lib); cp $lib $1$lib; done
+					echo ready; exec chroot $1 /bin/sleep 1000`, v.target)
+			},
+		} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				v, dir := make(t), folder(t)
+				c := open(t, dir)
+				update(t, c, func(c Change) { c.Protect(v.mounts...) })
+				deadline := boottime.Now().Add(500 * time.Millisecond)
+				setDeadline(t, c, deadline)
+				bystander := shell(t, "cd $1; exec 3>$1/bystander; echo ready; exec sleep 1000", filepath.Dir(v.staging))
+				h := hold(t, v)
+				notBefore(t, "it ended", h.ends(t), deadline)
+				r := finished(t, dir, 1)
+				notBefore(t, "the fence was done", r.Done, deadline)
+				if mounted(t, v.staging) || mounted(t, v.target) {
+					t.Error("the volume is still mounted")
+				}
+				if len(r.Killed) == 0 || r.Killed[0].Why == "" || len(r.Detached) != 0 || len(r.Left) != 0 {
+					t.Errorf("the report is %+v", r)
+				}
+				if !slices.Equal(r.Unmounted, []string{v.target, v.staging}) {
+					t.Errorf("unmounted %v, want the published path, then the staging path", r.Unmounted)
+				}
+				if !bystander.lives() {
+					t.Error("who had nothing of the volume was killed too")
+				}
+				if name == "writes a file" {
+					if last := lastWritten(t, v.read(t, "times")); last > r.Done {
+						t.Errorf("something was written %v after the fence said that it was done", last.Sub(r.Done))
+					}
+				}
+			})
+		}
+	}
+}
+
+// Who only has a copy of everything, and nothing of the volume open, lives on without it.
+func TestACopyIsTakenAwayInItsNamespace(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts...) })
+	copied := start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", "echo ready; exec sleep 1000"))
+	has := func() bool {
+		table, err := readTable(strconv.Itoa(copied.Process.Pid))
+		must(t, err)
+		for _, m := range table {
+			if m.Mountpoint == v.target || m.Mountpoint == v.staging {
+				return true
+			}
+		}
+		return false
+	}
+	if !has() {
+		t.Fatal("the other namespace does not have the volume")
+	}
+	setDeadline(t, c, boottime.Now())
+	r := finished(t, dir, 1)
+	if has() || mounted(t, v.target) || mounted(t, v.staging) {
+		t.Error("the volume is still mounted")
+	}
+	if !copied.lives() || len(r.Killed) > 0 {
+		t.Errorf("who had nothing open was killed: %+v", r.Killed)
+	}
+}
+
+// A file system that was detached while a file of it was open is in no table.
+func TestWhatWasDetachedIsFoundByItsFileSystem(t *testing.T) {
+	v, dir := ext4(t), folder(t)
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts...) })
+	must(t, os.Mkdir(filepath.Join(filepath.Dir(v.target), "aside"), 0o700))
+	h := shell(t, "mount --bind $1 $2; exec 3>$2/file; umount --lazy $2; echo ready; exec sleep 1000", v.target, filepath.Join(filepath.Dir(v.target), "aside"))
+	deadline := boottime.Now().Add(300 * time.Millisecond)
+	setDeadline(t, c, deadline)
+	notBefore(t, "it ended", h.ends(t), deadline)
+	finished(t, dir, 1)
+}
+
+// A workload's own process ends whatever it has open.
+func TestNamedProcessesAreKilled(t *testing.T) {
+	dir := folder(t)
+	c := open(t, dir)
+	named, other := shell(t, "echo ready; exec sleep 1000"), shell(t, "echo ready; exec sleep 1000")
+	update(t, c, func(c Change) {
+		c.ProtectProcess(Process{PID: named.Process.Pid, StartTime: startTime(t, named), Workload: redis})
+		c.ProtectProcess(Process{PID: other.Process.Pid, StartTime: startTime(t, other) + 1, Workload: redis}) // the pid is another's
+	})
+	deadline := boottime.Now().Add(300 * time.Millisecond)
+	setDeadline(t, c, deadline)
+	notBefore(t, "it ended", named.ends(t), deadline)
+	r := finished(t, dir, 1)
+	if !other.lives() || len(r.Killed) != 1 || !slices.Equal(r.Workloads, []claim.WorkloadRef{redis}) {
+		t.Errorf("the report is %+v", r)
+	}
+}
+
+func startTime(t *testing.T, c *child) uint64 {
+	t.Helper()
+	st, err := readStat(fmt.Sprintf("/proc/%d", c.Process.Pid))
+	must(t, err)
+	return st.start
+}
+
+// The fence does nothing while its deadline is put off, or where it has none.
+func TestADeadlineThatIsPutOff(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	c := open(t, dir)
+	w := writer(t, filepath.Join(v.target, "times"))
+	update(t, c, func(c Change) { c.Protect(v.mounts...) }) // no deadline was ever set
+	first := boottime.Now().Add(400 * time.Millisecond)
+	setDeadline(t, c, first)
+	setDeadline(t, c, first.Add(time.Hour))
+	eventually(t, "the first deadline", func() bool { return boottime.Now() > first.Add(2*watch) })
+	setDeadline(t, c, first.Add(2*time.Hour)) // it has looked since then
+	if !w.lives() || !mounted(t, v.target) {
+		t.Error("the fence acted before its deadline")
+	}
+	if r, err := c.Reports(); err != nil || len(r) > 0 {
+		t.Errorf("reports %v, %v", r, err)
+	}
+	update(t, c, func(c Change) { c.Release(v.mounts...) })
+	setDeadline(t, c, 1)
+	update(t, c, func(Change) {})
+	if !w.lives() {
+		t.Error("the fence killed who uses what was released")
+	}
+}
+
+// A driver that was just making a mount finishes after the deadline.
+func TestAMountThatComesLate(t *testing.T) {
+	v, dir := newVolume(t), folder(t)
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts...) })
+	setDeadline(t, c, boottime.Now())
+	update(t, c, func(Change) {})
+	for n := 1; n <= 2; n++ {
+		v.mount(t, t.TempDir(), "", unix.MS_BIND)
+		eventually(t, "the end of the mount", func() bool { return !mounted(t, v.target) && !mounted(t, v.staging) })
+		finished(t, dir, n)
+	}
+	must(t, c.ForgetReports())
+	if r, err := c.Reports(); err != nil || len(r) > 0 {
+		t.Errorf("reports %v, %v", r, err)
+	}
+}

@@ -1,0 +1,352 @@
+package fence
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// What the test binary is when it is started with one of these in its environment: the
+// folder of a fence, or of an agent's client, or the orders of a writer.
+const (
+	envFence  = "PANNIER_TEST_FENCE"
+	envAgent  = "PANNIER_TEST_FENCE_AGENT"
+	envWriter = "PANNIER_TEST_FENCE_WRITER"
+)
+
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(envFence) != "":
+		log := hclog.New(&hclog.LoggerOptions{Name: "fence", Level: hclog.Debug})
+		if err := Run(context.Background(), os.Getenv(envFence), log); err != nil {
+			log.Error(err.Error())
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case os.Getenv(envAgent) != "":
+		fail(beAgent(os.Getenv(envAgent)))
+	case os.Getenv(envWriter) != "":
+		fail(beWriter(os.Getenv(envWriter)))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// beAgent opens a client and sets what it reads from its input, line by line, each
+// answered by a line.
+func beAgent(dir string) error {
+	c, err := Open(context.Background(), config(dir))
+	if err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var s State
+		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+			return err
+		}
+		err := c.Update(context.Background(), func(c Change) {
+			c.SetTimes(s.Times)
+			c.Protect(s.Mounts...)
+			for _, p := range s.Processes {
+				c.ProtectProcess(p)
+			}
+		})
+		fmt.Println("told", err)
+	}
+	return errors.New("the test is over")
+}
+
+// beWriter appends the time to the file orders, a line each millisecond or so.
+func beWriter(file string) error {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for record := make([]byte, 8); ; time.Sleep(time.Millisecond) {
+		binary.LittleEndian.PutUint64(record, uint64(boottime.Now()))
+		if _, err := f.Write(record); err != nil {
+			return err
+		}
+	}
+}
+
+// lastWritten is the last time that a writer has written.
+func lastWritten(t *testing.T, file string) boottime.Instant {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	must(t, err)
+	if len(data) < 8 {
+		t.Fatalf("%s has %d bytes: nothing was written", file, len(data))
+	}
+	whole := len(data) / 8 * 8
+	return boottime.Instant(binary.LittleEndian.Uint64(data[whole-8:]))
+}
+
+const testPatience = time.Minute
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func config(dir string) Config {
+	return Config{
+		Dir: dir, Command: []string{os.Args[0]}, Env: []string{envFence + "=" + dir},
+		Log: hclog.New(&hclog.LoggerOptions{Name: "client", Level: hclog.Debug}),
+	}
+}
+
+// folder is a fence's. What runs there ends with the test.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			log, _ := os.ReadFile(filepath.Join(dir, logFile))
+			t.Logf("the fence's log:\n%s", log)
+		}
+		if c, err := dial(dir); err == nil {
+			if err := c.kill(); err != nil {
+				t.Error(err)
+			}
+			c.close()
+		}
+	})
+	return dir
+}
+
+// open opens a client that is closed with the test.
+func open(t *testing.T, dir string) *Client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	defer cancel()
+	c, err := Open(ctx, config(dir))
+	must(t, err)
+	t.Cleanup(func() { must(t, c.Close()) })
+	return c
+}
+
+func update(t *testing.T, c *Client, change func(Change)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	defer cancel()
+	must(t, c.Update(ctx, change))
+}
+
+// setDeadline sets it, and the stop with it.
+func setDeadline(t *testing.T, c *Client, at boottime.Instant) {
+	t.Helper()
+	update(t, c, func(c Change) { c.SetTimes(Times{Stop: at, Deadline: at}) })
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(testPatience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not seen: %s", what)
+		}
+	}
+}
+
+// finished waits for the n-th report to be done, and gives it.
+func finished(t *testing.T, dir string, n int) Report {
+	t.Helper()
+	var r Report
+	eventually(t, "a finished report", func() bool {
+		all, err := Reports(dir)
+		must(t, err)
+		if len(all) < n {
+			return false
+		}
+		r = all[n-1]
+		return r.Done != 0
+	})
+	return r
+}
+
+// child is a process of the test, killed at its end.
+type child struct {
+	*exec.Cmd
+	ended chan struct{}
+	at    boottime.Instant // when its end was seen
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *child {
+	t.Helper()
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	c := &child{Cmd: cmd, ended: make(chan struct{})}
+	ready := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		ready <- line
+		_ = cmd.Wait()
+		c.at = boottime.Now()
+		close(c.ended)
+	}()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-c.ended })
+	select {
+	case line := <-ready:
+		if !strings.HasSuffix(line, "ready\n") {
+			t.Fatalf("%v said %q", cmd.Args, line)
+		}
+	case <-time.After(testPatience):
+		t.Fatalf("%v says nothing", cmd.Args)
+	}
+	return c
+}
+
+// ends waits for its end.
+func (c *child) ends(t *testing.T) boottime.Instant {
+	t.Helper()
+	select {
+	case <-c.ended:
+	case <-time.After(testPatience):
+		t.Fatalf("process %d still runs: %v", c.Process.Pid, c.Args)
+	}
+	return c.at
+}
+
+func (c *child) lives() bool {
+	select {
+	case <-c.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+func writer(t *testing.T, file string) *child {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), envWriter+"="+file)
+	return start(t, cmd)
+}
+
+// shell runs a script, which says ready and goes on.
+func shell(t *testing.T, script string, args ...string) *child {
+	t.Helper()
+	return start(t, exec.Command("sh", append([]string{"-ec", script, "sh"}, args...)...))
+}
+
+// volume is something mounted at a staging path, and bound at a published one.
+type volume struct {
+	staging, target string
+	mounts          []Mount
+	backing         string // its folder on the host, or its image
+	image           bool
+}
+
+// bound is a volume that is a folder of the host's file system.
+func bound(t *testing.T) volume {
+	t.Helper()
+	v := newVolume(t)
+	v.backing = filepath.Join(filepath.Dir(v.staging), "backing")
+	must(t, os.Mkdir(v.backing, 0o700))
+	v.mount(t, v.backing, "", unix.MS_BIND)
+	return v
+}
+
+// ext4 is a volume with a file system of its own, on a loop device.
+func ext4(t *testing.T) volume {
+	t.Helper()
+	v := newVolume(t)
+	v.backing, v.image = filepath.Join(filepath.Dir(v.staging), "image"), true
+	must(t, os.WriteFile(v.backing, nil, 0o600))
+	must(t, os.Truncate(v.backing, 32<<20))
+	run(t, "mkfs.ext4", "-q", "-F", v.backing)
+	v.mount(t, loop(t, v.backing), "ext4", 0)
+	return v
+}
+
+func newVolume(t *testing.T) volume {
+	t.Helper()
+	testbin.RequireRoot(t, "fencing of real mounts")
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	v := volume{staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
+	must(t, os.Mkdir(v.staging, 0o700))
+	must(t, os.Mkdir(v.target, 0o700))
+	v.mounts = []Mount{{Path: v.target, Workload: redis}, {Path: v.staging, Staging: true}}
+	return v
+}
+
+func (v volume) mount(t *testing.T, source, fstype string, flags uintptr) {
+	t.Helper()
+	must(t, unix.Mount(source, v.staging, fstype, flags, ""))
+	t.Cleanup(func() { unmountQuietly(v.staging) })
+	must(t, unix.Mount(v.staging, v.target, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unmountQuietly(v.target) })
+}
+
+func unmountQuietly(path string) {
+	for unix.Unmount(path, unix.MNT_DETACH) == nil {
+	}
+}
+
+// read gives a file of the volume after that was unmounted.
+func (v volume) read(t *testing.T, name string) string {
+	t.Helper()
+	if !v.image {
+		return filepath.Join(v.backing, name)
+	}
+	dir := t.TempDir()
+	must(t, unix.Mount(loop(t, v.backing), dir, "ext4", unix.MS_RDONLY, ""))
+	t.Cleanup(func() { unmountQuietly(dir) })
+	return filepath.Join(dir, name)
+}
+
+func loop(t *testing.T, image string) string {
+	t.Helper()
+	device := strings.TrimSpace(run(t, "losetup", "--find", "--show", image))
+	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", device).Run() })
+	return device
+}
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).Output()
+	if err != nil {
+		t.Fatalf("%s %v: %v", name, args, err)
+	}
+	return string(out)
+}
+
+// mounted says whether something is mounted at a path, or below it.
+func mounted(t *testing.T, path string) bool {
+	t.Helper()
+	table, err := readTable("self")
+	must(t, err)
+	for _, m := range table {
+		if within(m.Mountpoint, path) {
+			return true
+		}
+	}
+	return false
+}

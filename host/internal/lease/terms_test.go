@@ -1,0 +1,83 @@
+package lease
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/boottime"
+)
+
+func TestTermsThatAreNotSafe(t *testing.T) {
+	s := time.Second
+	for name, row := range map[string]struct {
+		terms claim.Liveness
+		safe  bool
+	}{
+		"default":                     {Default, true},
+		"short":                       {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 2 * s}, true},
+		"the least margin":            {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: MinMargin(time.Minute)}, true},
+		"no margin":                   {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s}, false},
+		"too little margin":           {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: MinMargin(time.Minute) - 200*time.Millisecond}, false},
+		"a margin that drift eats up": {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Hour, Margin: 30 * s}, false},
+		"stop before it is missed":    {claim.Liveness{HeartbeatTTL: 61 * s, StopAfter: time.Minute, Margin: 30 * s}, false},
+		"heartbeats all the time":     {claim.Liveness{HeartbeatTTL: time.Millisecond, StopAfter: time.Minute, Margin: 30 * s}, false},
+		"nothing":                     {claim.Liveness{}, false},
+		"negative":                    {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: -time.Hour}, false},
+		"longer than anyone can wait": {claim.Liveness{HeartbeatTTL: s, StopAfter: 1 << 62, Margin: 1 << 62}, false},
+	} {
+		err := Check(row.terms)
+		if (err == nil) != row.safe || err != nil && !errors.Is(err, ErrUnsafe) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Whatever the clocks do within MaxDrift, and however long heartbeats and answers take: when the
+// leader lets go, the fence has had MinStopTime of true time since it acted.
+func TestTheFenceActsBeforeTheLeaderLetsGo(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		stopAfter := time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(t, "stop_after"))
+		terms := claim.Liveness{
+			HeartbeatTTL: MinHeartbeatTTL, StopAfter: stopAfter,
+			Margin: MinMargin(stopAfter) + time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "more margin")),
+		}
+		if err := Check(terms); err != nil {
+			t.Fatal(err)
+		}
+		node := 1 + rapid.Float64Range(-MaxDrift, MaxDrift).Draw(t, "node's clock")
+		leader := 1 + rapid.Float64Range(-MaxDrift, MaxDrift).Draw(t, "leader's clock")
+		sent := time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "sent"))
+		received := sent + time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "on its way"))
+
+		times := NodeTimes(1+boottime.Instant(float64(sent)*node), terms)
+		if times.Stop > times.Deadline {
+			t.Fatal("the fence acts before the agent stops")
+		}
+		fenced := time.Duration(float64(times.Deadline) / node)
+		letGo := received + time.Duration(float64(LetGoAfter(terms))/leader)
+		if left := letGo - fenced; left < MinStopTime-time.Microsecond {
+			t.Fatalf("there is %v to stop", left)
+		}
+	})
+}
+
+// Who keeps the longer of two terms keeps both.
+func TestLongerKeepsBoth(t *testing.T) {
+	draw := func(t *rapid.T, name string) claim.Liveness {
+		d := func(what string) time.Duration {
+			return time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, name+what))
+		}
+		return claim.Liveness{HeartbeatTTL: d("ttl"), StopAfter: d("stop"), Margin: d("margin")}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := draw(t, "a"), draw(t, "b")
+		l := Longer(a, b)
+		if LetGoAfter(l) < LetGoAfter(a) || LetGoAfter(l) < LetGoAfter(b) || Longer(a, a) != a || Longer(b, a) != l {
+			t.Fatalf("%v and %v give %v", a, b, l)
+		}
+	})
+}
