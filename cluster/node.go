@@ -40,6 +40,9 @@ type Config struct {
 	Logger hclog.Logger
 	// Now stamps commands; nil: time.Now.
 	Now func() time.Time
+	// Key encrypts this server's copy of the ledger on its disk: 16, 24 or 32 bytes; empty: it is
+	// plain. The raft log is not encrypted by it.
+	Key []byte
 }
 
 // Node is this server's part in the ledger.
@@ -93,7 +96,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err := needSpace(cfg.Dir, spaceToRelease); err != nil {
 		return nil, fmt.Errorf("open the ledger: %w", err)
 	}
-	store, err := state.Open(filepath.Join(cfg.Dir, "state"), log.Named("state"))
+	store, err := state.Open(filepath.Join(cfg.Dir, "state"), log.Named("state"), state.WithKey(cfg.Key))
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ import (
 //	current   the N in use; without it 0
 //	open      the boot id of the kernel under which the ledger was opened;
 //	          not there after a clean close
+//	key-check what the key is recognised by with which the ledger is encrypted;
+//	          without it the ledger is plain
 //	lock      locked (flock) by the process that has it open
 //	ballast   space that is given back for closing
 //
@@ -93,14 +95,22 @@ func markOpen(dir string) (lost bool, err error) {
 		return false, nil
 	default:
 		lost = true
-		if err := removeGenerations(dir, -1); err != nil {
-			return lost, err
-		}
-		if err := os.Remove(filepath.Join(dir, currentFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := forget(dir); err != nil {
 			return lost, err
 		}
 	}
 	return lost, writeFile(dir, openFile, boot)
+}
+
+// forget throws all generations away.
+func forget(dir string) error {
+	if err := removeGenerations(dir, -1); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(dir, currentFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func markClosed(dir string) error { return os.Remove(filepath.Join(dir, openFile)) }

@@ -28,6 +28,7 @@ var (
 // Store is the ledger on this server's disk.
 type Store struct {
 	dir  string
+	key  []byte // empty: the ledger is not encrypted
 	log  hclog.Logger
 	lock *os.File // of the directory; nil: closed
 
@@ -54,7 +55,10 @@ type generation struct {
 // Open opens the ledger in a directory, or begins an empty one. What the machine
 // may have lost when it went down uncleanly is thrown away: then AppliedIndex is 0,
 // and raft fills the ledger again.
-func Open(dir string, log hclog.Logger) (*Store, error) {
+//
+// So is a ledger with a damaged file, and a plain one when a key is given. Another key is
+// ErrWrongKey.
+func Open(dir string, log hclog.Logger, options ...Option) (*Store, error) {
 	if log == nil {
 		log = hclog.NewNullLogger()
 	}
@@ -66,6 +70,9 @@ func Open(dir string, log hclog.Logger) (*Store, error) {
 		return nil, fmt.Errorf("open the ledger: %w", err)
 	}
 	s := &Store{dir: dir, log: log, lock: lock}
+	for _, option := range options {
+		option(s)
+	}
 	if err := s.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the ledger in %s: %w", dir, err), s.Close())
 	}
@@ -80,10 +87,13 @@ func (s *Store) open() error {
 	if lost {
 		s.log.Warn("the machine went down without closing the ledger: it is built again from the raft log", "dir", s.dir)
 	}
-	if s.number, err = currentGeneration(s.dir); err != nil {
+	if lost, err = settleKey(s.dir, s.key); err != nil {
 		return err
 	}
-	if s.gen, err = s.openGeneration(s.number); err != nil {
+	if lost {
+		s.log.Warn("the ledger was not encrypted: it is built again from the raft log", "dir", s.dir)
+	}
+	if s.gen, err = s.openCurrent(); err != nil {
 		return err
 	}
 	if err := upgradeKeys(s.gen.db); err != nil {
@@ -100,20 +110,52 @@ func (s *Store) open() error {
 	})
 }
 
-func (s *Store) openGeneration(number int) (*generation, error) {
-	dir := filepath.Join(s.dir, generationName(number))
-	db, err := badger.Open(badgerOptions(dir, s.log))
+// openCurrent opens the generation in use, or an empty one where a file of it is damaged.
+func (s *Store) openCurrent() (*generation, error) {
+	number, err := currentGeneration(s.dir)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w (it holds nothing that the raft log beside it does not: it may be removed while the host is down)", dir, err)
+		return nil, err
 	}
-	return &generation{db: db, dir: dir}, nil
+	g, err := s.openGeneration(number)
+	s.number = number
+	var damage *damageError
+	if !errors.As(err, &damage) {
+		return g, err
+	}
+	s.log.Error("a file of the ledger is damaged: the ledger is built again from the raft log", "file", damage.file, "error", damage.err)
+	if err := forget(s.dir); err != nil {
+		return nil, err
+	}
+	s.number = 0
+	return s.openGeneration(0)
+}
+
+func (s *Store) openGeneration(number int) (g *generation, err error) {
+	dir := filepath.Join(s.dir, generationName(number))
+	options := badgerOptions(dir, s.key, s.log)
+	defer func() {
+		if r := recover(); r != nil {
+			err = damaged(dir, "%v", r)
+		}
+	}()
+	if err := checkFiles(dir, options); err != nil {
+		return nil, err
+	}
+	db, err := badger.Open(options)
+	if err == nil {
+		return &generation{db: db, dir: dir}, nil
+	}
+	if !isSystems(err) {
+		return nil, damaged(dir, "%w", err)
+	}
+	return nil, fmt.Errorf("open %s: %w (it holds nothing that the raft log beside it does not: it may be removed while the host is down)", dir, err)
 }
 
 // badgerOptions keep Badger small: the ledger is read through the page cache. Values are
 // in the LSM tree, so the value log stays empty and needs no collection. There
 // is one writer, so conflicts are not looked for.
-func badgerOptions(dir string, log hclog.Logger) badger.Options {
-	return badger.DefaultOptions(dir).
+func badgerOptions(dir string, key []byte, log hclog.Logger) badger.Options {
+	options := badger.DefaultOptions(dir).
 		WithLogger(badgerLogger{log}).
 		WithMemTableSize(4 << 20).
 		WithNumMemtables(2).
@@ -128,7 +170,15 @@ func badgerOptions(dir string, log hclog.Logger) badger.Options {
 		WithDetectConflicts(false).
 		WithMetricsEnabled(false).
 		WithSyncWrites(false)
+	if len(key) > 0 {
+		// What is decrypted cannot be read through the page cache.
+		options = options.WithEncryptionKey(key).WithIndexCacheSize(encryptedCache).WithBlockCacheSize(encryptedCache)
+	}
+	return options
 }
+
+// encryptedCache bounds each of the two caches of an encrypted ledger, in bytes.
+const encryptedCache = 8 << 20
 
 // AppliedIndex is the raft index of the last entry in the ledger.
 func (s *Store) AppliedIndex() uint64 { return s.applied.Load() }

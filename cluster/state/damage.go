@@ -1,0 +1,233 @@
+package state
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/fb"
+	"github.com/dgraph-io/badger/v4/pb"
+	"github.com/dgraph-io/badger/v4/table"
+	"github.com/dgraph-io/badger/v4/y"
+	"google.golang.org/protobuf/proto"
+)
+
+// damageError says which of Badger's files is not as it was written.
+type damageError struct {
+	file string
+	err  error
+}
+
+func (e *damageError) Error() string { return fmt.Sprintf("%s is damaged: %v", e.file, e.err) }
+func (e *damageError) Unwrap() error { return e.err }
+
+func damaged(file, format string, args ...any) error {
+	return &damageError{file, fmt.Errorf(format, args...)}
+}
+
+// checkFiles reads all of a generation's files before Badger does. Badger leaves out a table whose
+// index is damaged, takes what is left of a cut manifest for all, and ends the process on other
+// faults, from goroutines of its own. The error is a *damageError, or of the system.
+func checkFiles(dir string, options badger.Options) (err error) {
+	path := filepath.Join(dir, badger.ManifestFilename)
+	defer func() {
+		if r := recover(); r != nil {
+			err = damaged(path, "%v", r)
+		}
+	}()
+	manifest, err := readManifest(path, options)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a new one
+	}
+	if err != nil {
+		return err
+	}
+	registry, err := badger.OpenKeyRegistry(badger.KeyRegistryOptions{Dir: dir, ReadOnly: true, EncryptionKey: options.EncryptionKey})
+	if err != nil {
+		return damaged(filepath.Join(dir, badger.KeyRegistryFileName), "%w", err)
+	}
+	for id, t := range manifest.Tables {
+		path = table.NewFilename(id, dir)
+		key, err := registry.DataKey(t.KeyID)
+		if err != nil {
+			return damaged(path, "%w", err)
+		}
+		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return damaged(path, "it is missing")
+		}
+		if err != nil {
+			return err
+		}
+		if err := checkTable(data, key); err != nil {
+			return damaged(path, "%w", err)
+		}
+	}
+	return errors.Join(checkLogs(dir, registry), registry.Close())
+}
+
+func readManifest(path string, options badger.Options) (badger.Manifest, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return badger.Manifest{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return badger.Manifest{}, err
+	}
+	manifest, end, err := badger.ReplayManifestFile(f, 0, options)
+	if err != nil {
+		return manifest, damaged(path, "%w", err)
+	}
+	if end != info.Size() {
+		return manifest, damaged(path, "it is whole up to byte %d of %d", end, info.Size())
+	}
+	return manifest, nil
+}
+
+// checkTable checks the sums of a table's index and blocks. From its end, a table has the length of a
+// sum, the sum, the index's length and the index, which says where the blocks are; a block ends in its
+// sum and the sum's length.
+func checkTable(data []byte, key *pb.DataKey) error {
+	index, err := checked(data, func(rest *ending) ([]byte, error) { return rest.sized() })
+	if err != nil {
+		return fmt.Errorf("index: %w", err)
+	}
+	if index, err = decrypted(index, key); err != nil {
+		return err
+	}
+	blocks := fb.GetRootAsTableIndex(index, 0)
+	var at fb.BlockOffset
+	for i := range blocks.OffsetsLength() {
+		blocks.Offsets(&at, i)
+		end := int(at.Offset()) + int(at.Len())
+		if end > len(data) {
+			return fmt.Errorf("block %d ends at byte %d of %d", i, end, len(data))
+		}
+		block, err := decrypted(data[at.Offset():end], key)
+		if err != nil {
+			return err
+		}
+		if _, err := checked(block, func(rest *ending) ([]byte, error) { return rest.data, nil }); err != nil {
+			return fmt.Errorf("block %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checked takes a sum off the end of the data and compares it with that of the part which it is of.
+func checked(data []byte, part func(rest *ending) ([]byte, error)) ([]byte, error) {
+	rest := &ending{data}
+	sum, err := rest.sized()
+	if err != nil {
+		return nil, err
+	}
+	of, err := part(rest)
+	if err != nil {
+		return nil, err
+	}
+	var want pb.Checksum
+	if err := proto.Unmarshal(sum, &want); err != nil {
+		return nil, err
+	}
+	return of, y.VerifyChecksum(of, &want)
+}
+
+// ending is data that is read from its end.
+type ending struct{ data []byte }
+
+func (e *ending) take(n int) ([]byte, error) {
+	if n < 0 || n > len(e.data) {
+		return nil, fmt.Errorf("a part of %d bytes, where %d are left", n, len(e.data))
+	}
+	cut := len(e.data) - n
+	taken := e.data[cut:]
+	e.data = e.data[:cut]
+	return taken, nil
+}
+
+// sized takes a part that is followed by its length.
+func (e *ending) sized() ([]byte, error) {
+	size, err := e.take(4)
+	if err != nil {
+		return nil, err
+	}
+	return e.take(int(binary.BigEndian.Uint32(size)))
+}
+
+// decrypted takes the initialisation vector off the end of the data; without a key it is plain.
+func decrypted(data []byte, key *pb.DataKey) ([]byte, error) {
+	if key == nil {
+		return data, nil
+	}
+	rest := ending{data}
+	iv, err := rest.take(16)
+	if err != nil {
+		return nil, err
+	}
+	return y.XORBlockAllocate(rest.data, key.Data, iv)
+}
+
+// logHeader is what Badger's logs begin with, in bytes: the id of the key, and an initialisation
+// vector. What follows is the log, up to zeros.
+const logHeader = 8 + 12
+
+// checkLogs looks at the heads of the logs: those of memtables, and the one of values, which is
+// empty. It refuses two memtables: of a damaged one Badger takes what comes before the damage and
+// says nothing. That is an older ledger, which raft brings up to date; but not where a newer
+// memtable stands on it.
+func checkLogs(dir string, registry *badger.KeyRegistry) error {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	memtables := 0
+	for _, file := range files {
+		path, kind := filepath.Join(dir, file.Name()), filepath.Ext(file.Name())
+		if kind != ".mem" && kind != ".vlog" {
+			continue
+		}
+		head, err := readHead(path, logHeader+16)
+		if err != nil {
+			return err
+		}
+		if len(head) < logHeader {
+			continue // begun, and not yet in use
+		}
+		if _, err := registry.DataKey(binary.BigEndian.Uint64(head)); err != nil {
+			return damaged(path, "%w", err)
+		}
+		if kind == ".mem" && len(bytes.Trim(head[logHeader:], "\x00")) > 0 {
+			memtables++
+		}
+		if memtables > 1 {
+			return damaged(path, "there is another one of its kind, so nobody can tell whether both are whole")
+		}
+	}
+	return nil
+}
+
+// readHead reads the first bytes of a file, at most n.
+func readHead(path string, n int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	head, err := io.ReadAll(io.LimitReader(f, int64(n)))
+	return head, errors.Join(err, f.Close())
+}
+
+// isSystems says whether an error is the system's, not of what is in a file: a full disk, or a file
+// that may not be read.
+func isSystems(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno)
+}

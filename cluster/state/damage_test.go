@@ -1,0 +1,227 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+// written is a ledger's log and what it comes to, and its directory, closed or as a killed process
+// leaves it.
+type written struct {
+	dir     string
+	log     []Entry
+	content map[string]string
+}
+
+func write50(t *testing.T, closed bool, options ...Option) written {
+	t.Helper()
+	w := written{dir: t.TempDir()}
+	s, err := Open(w.dir, nil, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &ledger{Store: s, t: t}
+	do := func(c command.Command) {
+		l.must(c)
+		w.log = append(w.log, Entry{l.index, c})
+	}
+	for i := range 50 {
+		v := volume(fmt.Sprint("v", i), claim.SingleNodeWriter)
+		v.Parameters = map[string]string{"fill": strings.Repeat("x", 500)}
+		do(&command.RegisterVolume{Volume: v})
+		do(&command.StartWorkload{Ref: workload(fmt.Sprint("w", i)), Node: "n", Claims: []claim.Claim{wanted(fmt.Sprint("v", i), claim.SingleNodeWriter, claim.Write)}})
+	}
+	w.content = l.dump()
+	if !closed {
+		w.dir = copyDir(t, w.dir)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// TestDamagedFiles changes each file in many places, one at a time. The ledger is what it was, or
+// an older one, or empty, and then its log says why; never another one. With the log it is whole
+// again.
+func TestDamagedFiles(t *testing.T) {
+	key := bytes.Repeat([]byte{7}, 32)
+	for name, row := range map[string]struct {
+		closed  bool
+		options []Option
+	}{
+		"closed":            {true, nil},
+		"killed":            {false, nil},
+		"encrypted":         {true, []Option{WithKey(key)}},
+		"encrypted, killed": {false, []Option{WithKey(key)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := write50(t, row.closed, row.options...)
+			files, err := filepath.Glob(filepath.Join(w.dir, "db-0", "*"))
+			if err != nil || len(files) < 4 {
+				t.Fatal(files, err)
+			}
+			for _, path := range files {
+				good, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				kept := len(bytes.TrimRight(good, "\x00"))
+				for _, at := range places(kept) {
+					bad := bytes.Clone(good)
+					bad[at] ^= 0x55
+					w.open(t, filepath.Base(path), bad, fmt.Sprintf("%s with another byte %d of %d", filepath.Base(path), at, kept), row.options)
+				}
+				if strings.HasSuffix(path, ".sst") || filepath.Base(path) == "MANIFEST" {
+					w.open(t, filepath.Base(path), good[:kept-1], "a cut "+filepath.Base(path), row.options)
+					w.open(t, filepath.Base(path), nil, "an empty "+filepath.Base(path), row.options)
+				}
+			}
+		})
+	}
+}
+
+// places are the first bytes of a file, the last ones, and some between.
+func places(size int) (at []int) {
+	for i := range size {
+		if i < 9 || i >= size-12 || i%(size/8+1) == 0 {
+			at = append(at, i)
+		}
+	}
+	return at
+}
+
+// open opens a copy of the ledger with one file replaced.
+func (w written) open(t *testing.T, file string, content []byte, what string, options []Option) {
+	t.Helper()
+	dir := copyDir(t, w.dir)
+	if err := os.WriteFile(filepath.Join(dir, "db-0", file), content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	s, err := Open(dir, hclog.New(&hclog.LoggerOptions{Output: &out, Level: hclog.Error}), options...)
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		os.RemoveAll(dir)
+	}()
+	rest := w.log[s.AppliedIndex():]
+	if len(rest) == len(w.log) && !strings.Contains(out.String(), "is damaged") && filepath.Ext(file) != ".mem" {
+		t.Errorf("%s: it is empty, and nobody says why: %s", what, out.String())
+	}
+	if _, err := s.Apply(rest); err != nil {
+		t.Errorf("%s: %v", what, err)
+		return
+	}
+	l := &ledger{Store: s, t: t}
+	if !maps.Equal(l.dump(), w.content) {
+		t.Errorf("%s: it is another ledger, from index %d on", what, int(w.log[0].Index)+len(w.log)-len(rest))
+	}
+}
+
+func TestMissingFiles(t *testing.T) {
+	w := write50(t, true)
+	tables, err := filepath.Glob(filepath.Join(w.dir, "db-0", "*.sst"))
+	if err != nil || len(tables) == 0 {
+		t.Fatal(tables, err)
+	}
+	if err := os.Remove(tables[0]); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	s, err := Open(w.dir, hclog.New(&hclog.LoggerOptions{Output: &out}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), filepath.Base(tables[0])) {
+		t.Errorf("opened at %d, and said: %s", s.AppliedIndex(), out.String())
+	}
+}
+
+// TestTwoMemtables does not trust the older of two, which Badger may have cut.
+func TestTwoMemtables(t *testing.T) {
+	w := write50(t, false)
+	memtables, err := filepath.Glob(filepath.Join(w.dir, "db-0", "*.mem"))
+	if err != nil || len(memtables) != 1 {
+		t.Fatal(memtables, err)
+	}
+	data, err := os.ReadFile(memtables[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(w.dir, "db-0", "00009.mem"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := openIn(t, w.dir); got.AppliedIndex() != 0 {
+		t.Errorf("opened at %d", got.AppliedIndex())
+	}
+}
+
+func TestKeys(t *testing.T) {
+	key, other := bytes.Repeat([]byte{7}, 32), bytes.Repeat([]byte{8}, 32)
+	w := write50(t, true, WithKey(key))
+	files, err := filepath.Glob(filepath.Join(w.dir, "*", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		if err != nil || bytes.Contains(data, []byte("hostpath")) || bytes.Contains(data, key) {
+			t.Errorf("%s has a record, or the key, in clear: %v", path, err)
+		}
+	}
+	for name, options := range map[string][]Option{"another": {WithKey(other)}, "none": nil, "an empty one": {WithKey(nil)}} {
+		if _, err := Open(w.dir, nil, options...); !errors.Is(err, ErrWrongKey) {
+			t.Errorf("with %s: %v", name, err)
+		}
+	}
+	if _, err := Open(t.TempDir(), nil, WithKey([]byte("short"))); err == nil {
+		t.Error("a key of 5 bytes is taken")
+	}
+	s, err := Open(w.dir, nil, WithKey(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := (&ledger{Store: s, t: t}); !maps.Equal(l.dump(), w.content) {
+		t.Error("with its key it is another ledger")
+	}
+	l := &ledger{Store: s, t: t}
+	restore(t, l, snapshot(t, l)) // a generation beside it
+	if !maps.Equal(l.dump(), w.content) {
+		t.Error("restored, it is another ledger")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	// What was plain is not trusted to be the same, and is built again.
+	plain := write50(t, true)
+	s, err = Open(plain.dir, nil, WithKey(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if s.AppliedIndex() != 0 {
+		t.Errorf("a plain ledger is opened at %d", s.AppliedIndex())
+	}
+	if _, err := s.Apply(plain.log); err != nil {
+		t.Fatal(err)
+	}
+}
