@@ -14,8 +14,8 @@ import (
 // errCutOff: the ledger is not asked as long as a volume is mounted.
 var errCutOff = errors.New("the node was cut off, and unmounts before it asks the ledger")
 
-// LoseLease takes every workload with volumes down, since this node may not use them any
-// more: reason says why, and they end as failed. Their processes get little time to end by
+// LoseLease takes every workload down that has claims on volumes, or may have, since this node
+// may not use them any more: reason says why, and they end as failed. Their processes get little time to end by
 // themselves, and the ledger is not waited for. It returns when nothing of their volumes is
 // mounted, or with what is left when ctx ends; the rest of their release goes on.
 func (m *Manager) LoseLease(ctx context.Context, reason string) error {
@@ -23,7 +23,7 @@ func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 	all := m.all()
 	errs := make([]error, len(all))
 	for n, i := range all {
-		if len(i.volumes) == 0 || i.snapshot().State.Ended() {
+		if !i.holds() {
 			continue
 		}
 		i.lose(reason)
@@ -33,6 +33,14 @@ func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 	}
 	stops.Wait()
 	return errors.Join(errs...)
+}
+
+// holds says whether the workload has claims, or may have. One that still waits for others has
+// none, and gets none without a lease.
+func (i *instance) holds() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.volumes) > 0 && i.rec.Steps[claimStep] != ""
 }
 
 // Reconcile compares what this node has with the ledger, after the node was away. What has

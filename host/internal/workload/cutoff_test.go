@@ -45,6 +45,10 @@ func TestANodeThatIsCutOff(t *testing.T) {
 	w := h.start(t, spec("w", "a", "b"))
 	must(t, h.Running(ref("w"), private.pid()))
 	h.start(t, spec("nothing"))
+	s := spec("patient", "a")
+	s.After = refs("nothing")
+	h.begins(t, s)
+	h.waitsFor(t, "patient", "nothing")
 	starting := newGate()
 	h.on("publish:before", 1, starting.hold)
 	started := h.begins(t, spec("starting", "b"))
@@ -85,7 +89,11 @@ func TestANodeThatIsCutOff(t *testing.T) {
 	if failed != 2 {
 		t.Errorf("%d failures were told of, want 2", failed)
 	}
+	h.waitsFor(t, "patient", "nothing") // it has nothing to lose
+	h.fence.renew()
 	h.stop(t, "nothing")
+	h.running(t, "patient")
+	h.stop(t, "patient")
 	h.clean(t)
 }
 
