@@ -1,0 +1,116 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+)
+
+// servers answer heartbeats as they are told to.
+type servers struct {
+	mu     sync.Mutex
+	answer Answer
+	err    error
+	seq    uint64
+}
+
+func (s *servers) Heartbeat(_ context.Context, node string, seq uint64) (Answer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if node != "a" || seq <= s.seq {
+		return Answer{}, errors.New("another node, or an old heartbeat")
+	}
+	s.seq = seq
+	return s.answer, s.err
+}
+
+func (s *servers) say(a Answer, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer, s.err = a, err
+}
+
+// keep runs a keeper and gives what it calls.
+func keep(t *testing.T, s *servers, back func(Answer) error) (l *Lease, lost chan string, backs chan Answer) {
+	t.Helper()
+	l, lost, backs = newLease(t, &noted{}), make(chan string, 100), make(chan Answer, 100)
+	k := &Keeper{
+		Node: "a", Lease: l, Servers: s, Log: hclog.NewNullLogger(),
+		Lost: func(_ context.Context, why string) { lost <- why },
+		Back: func(_ context.Context, a Answer) error {
+			backs <- a
+			return back(a)
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() { k.Run(ctx) })
+	t.Cleanup(func() { cancel(); run.Wait() })
+	return l, lost, backs
+}
+
+func next[T any](t *testing.T, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(patience):
+		t.Fatalf("not seen: %s", what)
+	}
+	return v
+}
+
+var well = func(Answer) error { return nil }
+
+func TestServersThatGoAndComeBack(t *testing.T) {
+	terms := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Second, Margin: 3 * time.Second}
+	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: terms}}
+	l, lost, backs := keep(t, s, well)
+	next(t, "the comparison after the start", backs)
+	s.say(Answer{}, errors.New("no server"))
+	if why := next(t, "the loss", lost); why == "" || l.Valid() == nil {
+		t.Errorf("lost since %q, valid: %v", why, l.Valid())
+	}
+	s.say(Answer{Status: claim.NodeDisconnected, Liveness: terms}, nil)
+	next(t, "the comparison after that", backs)
+}
+
+func TestAComparisonThatFails(t *testing.T) {
+	var mu sync.Mutex
+	failures := 2
+	_, _, backs := keep(t, &servers{answer: Answer{Status: claim.NodeReady, Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}}}, func(Answer) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if failures--; failures >= 0 {
+			return errors.New("the ledger is away")
+		}
+		return nil
+	})
+	for range 3 {
+		next(t, "a comparison", backs)
+	}
+}
+
+// A node that the servers have let go of stops at once, and gets no lease until it is ready.
+func TestANodeThatIsDown(t *testing.T) {
+	terms := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: terms}}
+	l, lost, backs := keep(t, s, well)
+	next(t, "the comparison after the start", backs)
+	s.say(Answer{Status: claim.NodeDown, Liveness: terms}, nil)
+	next(t, "the loss", lost)
+	for next(t, "the comparison of a node that is down", backs).Status != claim.NodeDown {
+	}
+	if l.Valid() == nil {
+		t.Error("a node that is down has a lease")
+	}
+	s.say(Answer{Status: claim.NodeReady, Liveness: terms}, nil)
+	for next(t, "the comparison after that", backs).Status != claim.NodeReady {
+	}
+	must(t, l.Valid())
+}
