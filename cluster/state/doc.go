@@ -1,5 +1,5 @@
 // Package state keeps the ledger in Badger: volumes, claims, workloads, nodes and
-// what they say of drivers.
+// what they say of drivers, tokens, and the ACL.
 //
 // What must stay true:
 //
@@ -18,5 +18,9 @@
 // the whole machine (another boot id) what is on disk is thrown away, and raft
 // rebuilds it from its snapshot and its log.
 //
-// The package imports Badger, cluster/claim and cluster/command.
+// Badger does not say of every damaged file that it is damaged, so all of them are read before it
+// opens them; a ledger with a damaged file is thrown away too, and so is a plain one when a key
+// is given.
+//
+// The package imports Badger, cluster/claim, cluster/acl and cluster/command.
 package state

@@ -7,9 +7,11 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -382,6 +384,7 @@ func TestBiggestCommands(t *testing.T) {
 	filler.Context = map[string]string{"big": string(bytes.Repeat([]byte("x"), batchBytes-2000))}
 	onTop := func(c command.Command) {
 		t.Helper()
+		command.SetKey(c, long("key", int(l.index)))
 		if entry, err := command.Encode(c); err != nil {
 			t.Fatal(err)
 		} else {
@@ -410,7 +413,7 @@ func TestBiggestCommands(t *testing.T) {
 		v.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("v", i)}
 		l.must(&command.RegisterVolume{Volume: v})
 		c := wanted("", claim.SingleNodeSingleWriter, claim.Write)
-		c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)
+		c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)+long("-", i)
 		start.Claims = append(start.Claims, c)
 		advance.Items = append(advance.Items, command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.ReadyToFree})
 	}
@@ -438,4 +441,47 @@ func TestBiggestCommands(t *testing.T) {
 	}
 	onTop(&command.PutNode{Node: node})
 	onTop(&command.DeleteNode{Name: node.Name})
+
+	shared := volume("", claim.MultiNodeMultiWriter)
+	shared.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("shared", 0)}
+	l.must(&command.RegisterVolume{Volume: shared})
+	hold := func() {
+		l.must(&command.PutNode{Node: claim.Node{Name: start.Node}})
+		for i := range command.MaxItems {
+			c := wanted("", claim.MultiNodeMultiWriter, claim.Write)
+			c.Volume, c.DriverNodeID = shared.VolumeRef, long("driver", i)+long("-", i)
+			one := &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: ns, ID: long("holder", i)}, Node: start.Node, Claims: []claim.Claim{c}}
+			await := &command.AwaitWorkload{Ref: one.Ref, Node: one.Node}
+			for k := range command.MaxAfter {
+				await.After = append(await.After, claim.WorkloadRef{Namespace: long("other", k), ID: long("other", k)})
+			}
+			if i == 0 {
+				onTop(await)
+			} else {
+				l.must(await)
+			}
+			l.must(one)
+		}
+	}
+	hold()
+	onTop(&command.SetNodeStatus{Name: start.Node, Status: claim.NodeDown, By: long("operator", 0) + long("-", 0)})
+	onTop(&command.SetNodeStatus{Name: start.Node, Status: claim.NodeDown, By: long("operator", 0) + long("-", 0)})
+	onTop(&command.DeregisterVolume{Ref: shared.VolumeRef, Force: true})
+
+	policies := &command.PutACLPolicies{}
+	for i := range command.MaxPolicies {
+		policies.Policies = append(policies.Policies, acl.Policy{Name: long("policy", i), Rules: long("", i)})
+	}
+	policies.Policies[0].Rules, policies.Policies[1].Rules = strings.Repeat("x", acl.MaxRules), strings.Repeat("x", acl.MaxRules)
+	onTop(policies)
+	deleted := &command.DeleteACLTokens{}
+	for i := range command.MaxItems {
+		token := acl.Token{Accessor: long("accessor", i), SecretHash: hashOf(i), Name: strings.Repeat("x", acl.MaxText), Type: acl.Client, ExpiresAt: now.AddDate(1, 0, 0)}
+		for k := range acl.MaxNames {
+			token.Policies = append(token.Policies, long("policy", k))
+		}
+		l.must(&command.PutACLTokens{Tokens: []acl.Token{token}})
+		deleted.Accessors = append(deleted.Accessors, token.Accessor)
+	}
+	onTop(deleted)
 }
