@@ -84,13 +84,6 @@ func (d drained) run() (stop func()) {
 	return stop
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (d drained) duty(duty command.SetNodeDuty) {
 	d.t.Helper()
 	duty.Name = "n"
