@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/catalog"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/controllers"
@@ -24,6 +26,7 @@ import (
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/mounts"
 	"github.com/pannier/pannier/host/internal/node"
+	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/ports"
 	"github.com/pannier/pannier/host/internal/process"
 	"github.com/pannier/pannier/host/internal/secrets"
@@ -73,7 +76,9 @@ type agent struct {
 	sealer      *secrets.Sealer
 	plugins     *supervisor.Supervisor
 	catalog     *catalog.Catalog
-	cluster     *cluster.Node
+	hosts       *hosts        // nil: this host is alone
+	cluster     *cluster.Node // nil: other hosts keep the ledger
+	ledger      ledger
 	tokens      *tokens.Authority
 	services    *services.Registrar
 	drivers     *drivers.Registry
@@ -81,10 +86,15 @@ type agent struct {
 	controllers *controllers.Controllers
 	workloads   *workload.Manager
 	watcher     *watcher.Watcher
+	registrar   *node.Registrar
 	server      *server.Server
 	driversUp   chan struct{} // closed when the drivers are open
-	clusterID   string
-	leftovers   []string
+	id          struct {      // the cluster's
+		mu    sync.Mutex
+		text  string
+		index uint64
+	}
+	leftovers []string
 }
 
 // open builds and opens everything in the order in which it is needed.
@@ -98,12 +108,15 @@ func (a *agent) open(ctx context.Context) error {
 		{"secrets", a.openSecrets},
 		{"plugins", a.openPlugins}, // they come up while the ledger is read
 		{"devices", a.followDevices},
+		{"hosts", a.openHosts},
 		{"ledger", a.openCluster},
 		{"consul", a.openConsul},
 		{"drivers", a.openDrivers},
+		{"peers", a.openPeers},
 		{"workloads", a.openWorkloads},
 		{"services", a.keepServices},
 		{"node", a.openNode},
+		{"lease", a.keepLease},
 		{"watcher", a.openWatcher},
 		{"API", a.openServer},
 		{"memory", a.tuneMemory}, // last: until then the agent is to be quick
@@ -175,6 +188,9 @@ func (a *agent) openSecrets(context.Context) (err error) {
 }
 
 func (a *agent) openCluster(ctx context.Context) (err error) {
+	if a.hosts != nil {
+		return a.openRemoteLedger(ctx)
+	}
 	a.cluster, err = cluster.Open(ctx, cluster.Config{
 		Dir: filepath.Join(a.cfg.DataDir, "ledger"), Name: a.cfg.Name,
 		BootstrapExpect: a.cfg.Server.BootstrapExpect, Logger: a.log.Named("ledger"),
@@ -183,8 +199,8 @@ func (a *agent) openCluster(ctx context.Context) (err error) {
 		return err
 	}
 	a.closers.add(a.cluster.Close)
-	identity, err := a.cluster.Identity(ctx)
-	a.clusterID = identity.ID
+	a.ledger = a.cluster
+	_, err = a.clusterID(ctx)
 	return err
 }
 
@@ -227,23 +243,44 @@ func (a *agent) openDrivers(ctx context.Context) error {
 		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
 		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
 	})
-	calls := drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
-	a.controllers = controllers.New(controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: calls, Secrets: a.unseal})
+	a.controllers = a.newControllers()
 	files := secretsdir.New(a.cfg.SecretsDir)
 	a.closers.add(files.Close)
-	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), workload.Deps{
-		Ledger: node.Ledger{Cluster: a.cluster}, Controller: a.controllers, Drivers: a.drivers, Devices: a.devices,
-		Calls: calls, Secrets: a.unseal,
-		Events: a.events, Tokens: a.tokens, Services: a.services,
+	deps := workload.Deps{
+		Ledger: node.Ledger{Cluster: a.ledger}, Controller: a.controllers, Drivers: a.drivers, Devices: a.devices,
+		Calls: a.driverCalls(), Secrets: a.unseal, Events: a.events, Tokens: a.tokens, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: a.identityTimeouts(),
-	})
+	}
+	if h := a.hosts; h != nil { // what the leader does for this node
+		deps.Controller, deps.Secrets, deps.Tokens = h.servers, h.servers.VolumeSecrets, peer.NodeTokens{Servers: h.servers, Local: a.tokens}
+		deps.Nodes, deps.Lease, deps.Fenced, deps.Patient = h.servers, h.lease, h.fenced, true
+	}
+	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), deps)
 	a.closers.add(func() error { return a.drivers.Close(a.stopPlugins.Load()) }) //nolint:contextcheck // it is called after ctx has ended
 	if err := a.drivers.Open(ctx, a.declared()); err != nil {
 		return err
 	}
 	close(a.driversUp)
 	return nil
+}
+
+// driverCalls reaches the drivers of this node.
+func (a *agent) driverCalls() drivers.Caller {
+	return drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
+}
+
+// newControllers makes the calls to controllers: this node's, and those of all nodes where
+// this agent may lead.
+func (a *agent) newControllers() *controllers.Controllers {
+	cfg := controllers.Config{Node: a.cfg.Name, ClusterID: a.clusterID, Calls: a.driverCalls(), Secrets: a.unseal}
+	if h := a.hosts; h != nil {
+		cfg.Secrets = h.servers.VolumeSecrets
+		if h.local != nil {
+			cfg.Cluster, cfg.Secrets = node.Directory{Cluster: a.cluster, Calls: h.nodes.Storage}, a.unseal
+		}
+	}
+	return controllers.New(cfg)
 }
 
 func (a *agent) openWorkloads(ctx context.Context) (err error) {
@@ -253,39 +290,76 @@ func (a *agent) openWorkloads(ctx context.Context) (err error) {
 }
 
 func (a *agent) openNode(ctx context.Context) error {
-	r := &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.cluster, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
-	a.closers.loop(ctx, r.Run)
+	a.registrar = &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
+	if h := a.hosts; h != nil {
+		a.registrar.Address, a.registrar.SecretHash = h.port.Addr().String(), h.secret.Hash()
+	}
+	a.closers.loop(ctx, a.registrar.Run)
 	return nil
 }
 
 func (a *agent) openWatcher(ctx context.Context) error {
-	a.watcher = watcher.New(watcher.Config{
+	if a.cluster == nil {
+		return nil
+	}
+	cfg := watcher.Config{
 		NodeName: a.cfg.Name, Node: a.workloads, Cluster: a.cluster, Controllers: a.controllers,
 		DriversChanged: a.drivers.Changed, SweepTokens: a.sweepTokens(), Events: a.events, Log: a.log.Named("watcher"),
 		GC: watcher.GC{
-			Interval: a.cfg.GC.Interval, Claims: a.cfg.GC.ClaimThreshold,
-			Drivers: a.cfg.GC.DriverThreshold, Workloads: a.cfg.GC.WorkloadThreshold,
+			Interval: a.cfg.GC.Interval, Claims: a.cfg.GC.ClaimThreshold, Drivers: a.cfg.GC.DriverThreshold,
+			Workloads: a.cfg.GC.WorkloadThreshold, Nodes: a.cfg.GC.NodeThreshold,
 		},
-	})
+	}
+	if a.hosts != nil {
+		cfg.Nodes = a.hosts.nodes
+		a.closers.loop(ctx, func(ctx context.Context) { a.cluster.WhileLeader(ctx, a.hosts.beats.Run) })
+	}
+	a.watcher = watcher.New(cfg)
 	a.closers.loop(ctx, func(ctx context.Context) { a.cluster.WhileLeader(ctx, a.watcher.Run) })
 	return nil
 }
 
 func (a *agent) openServer(ctx context.Context) error {
-	a.server = server.New(server.Config{
+	cfg := server.Config{
 		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: a.httpAddress(),
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir,
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
-		Plugins: a.plugins, Ledger: a.cluster, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads, Releaser: a.watcher,
+		Plugins: a.plugins, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads,
 		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
-		Raft: a.cluster, Collector: a.watcher,
-		Events: a.events, Sealer: a.sealer,
-	})
+		Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath, SocketRoot: a.cfg.ACL.SocketRoot && a.hosts == nil,
+	}
+	if a.cluster != nil {
+		cfg.Ledger, cfg.Releaser, cfg.Collector = a.cluster, a.watcher, a.watcher
+	}
+	if h := a.hosts; h != nil {
+		cfg.Leader, cfg.Discovery, cfg.Port = leading{h, a.cluster}, h.discovery, h.port
+		if a.cluster != nil {
+			cfg.Raft, cfg.Heartbeats = a.cluster, h.beats
+		}
+	}
+	cfg.ACL = a.resolver()
+	a.server = server.New(cfg)
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)
 }
+
+// resolver finds what tokens allow; nil where everybody who may call may do everything.
+func (a *agent) resolver() server.ACL {
+	switch {
+	case !a.cfg.ACL.Enabled:
+		a.log.Info("ACLs are off: whoever can call this agent may do everything")
+		return nil
+	case a.cluster != nil:
+		return acl.NewResolver(acl.Here{Ledger: a.cluster}, 0, a.log.Named("acl"))
+	default:
+		return acl.NewResolver(acl.Servers{Ledger: a.ledger}, aclKept, a.log.Named("acl"))
+	}
+}
+
+// aclKept is how long a node takes the servers' word for what a token allows.
+const aclKept = 15 * time.Second
 
 // layout is where volumes are mounted.
 func (a *agent) layout() mounts.Layout {

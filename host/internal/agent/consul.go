@@ -24,7 +24,7 @@ func (a *agent) openConsul(context.Context) error {
 	// The workloads are needed for what there is to keep in sync, and need this: both
 	// are built before either is opened.
 	a.services = services.New(services.Config{
-		Owner: registration.Owner{Cluster: a.clusterID, Node: a.cfg.Name}, Consuls: consuls,
+		Node: a.cfg.Name, ClusterID: a.clusterID, Consuls: consuls,
 		Registration: a.catalog.DoRegistration, Bootstraps: a.catalog.DoBootstrap,
 		Instances: func() map[string][]registration.Instance { return a.workloads.Instances() },
 		Beats:     func() map[string][]registration.Beat { return a.workloads.Beats() },

@@ -17,7 +17,7 @@ type Config struct {
 	// ClusterID tells this ledger from all others, for all time. It is part of the
 	// names that are given to drivers, so that hosts with a ledger each that share a
 	// storage system never get one another's volumes.
-	ClusterID string
+	ClusterID func(ctx context.Context) (string, error)
 	// Calls reaches the drivers of this node.
 	Calls drivers.Caller
 	// Cluster reaches those of all nodes, for the leader of several; nil: there are none

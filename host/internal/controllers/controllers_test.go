@@ -119,7 +119,7 @@ func open(p *plugin, all ...drivers.Driver) *Controllers {
 	for _, d := range all {
 		r[d.ID] = d
 	}
-	c := New(Config{Node: "n1", ClusterID: "c1", Calls: drivers.Caller{Drivers: r, Storage: p.do}, Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) {
+	c := New(Config{Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: drivers.Caller{Drivers: r, Storage: p.do}, Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) {
 		if string(v.SealedSecrets) == "damaged" {
 			return nil, errSecrets
 		}

@@ -78,7 +78,7 @@ func openMany(names ...string) (*Controllers, *many) {
 		here["d"], local = driver("d"), own
 	}
 	c := New(Config{
-		Node: "n1", ClusterID: "c1", Calls: drivers.Caller{Drivers: here, Storage: local.do}, Cluster: m,
+		Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: drivers.Caller{Drivers: here, Storage: local.do}, Cluster: m,
 		Secrets: func(context.Context, claim.Volume) (map[string]string, error) { return nil, nil },
 	})
 	c.attachWait, c.wait = 0, 0

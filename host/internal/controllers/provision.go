@@ -37,8 +37,12 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 		if err != nil {
 			return err
 		}
+		cluster, err := c.cfg.ClusterID(ctx)
+		if err != nil {
+			return fmt.Errorf("read the cluster's id: %w", err)
+		}
 		made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
-			Name:        driverName(c.cfg.ClusterID, "volume", v.Namespace, v.ID),
+			Name:        driverName(cluster, "volume", v.Namespace, v.ID),
 			CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
 			Capabilities: capabilities(v),
 			Parameters:   v.Parameters, Secrets: asked.Secrets,

@@ -19,8 +19,12 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 		if err != nil {
 			return err
 		}
+		cluster, err := c.cfg.ClusterID(ctx)
+		if err != nil {
+			return fmt.Errorf("read the cluster's id: %w", err)
+		}
 		snapshot, err = s.CreateSnapshot(ctx, d.Ref(), storage.CreateSnapshotRequest{
-			Name:   driverName(c.cfg.ClusterID, "snapshot", v.Namespace, v.ID, name),
+			Name:   driverName(cluster, "snapshot", v.Namespace, v.ID, name),
 			Volume: asked, Parameters: parameters,
 		})
 		return err

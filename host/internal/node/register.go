@@ -14,14 +14,20 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
+// Registry is where nodes are recorded.
+type Registry interface {
+	PutNode(ctx context.Context, n claim.Node) (command.PutNodeResult, error)
+}
+
 // Registrar keeps this node's record in the ledger true.
 type Registrar struct {
-	Name    string
-	BootID  string
-	Cluster interface {
-		PutNode(ctx context.Context, n claim.Node) (command.PutNodeResult, error)
-	}
-	Drivers interface {
+	Name   string
+	BootID string
+	// Address is where other agents reach this one; SecretHash what proves that it is the
+	// same node (peer.Secret). Both are empty on a host of its own.
+	Address, SecretHash string
+	Cluster             Registry
+	Drivers             interface {
 		List() []drivers.Driver
 		Changed() <-chan struct{}
 	}
@@ -40,7 +46,7 @@ func (r *Registrar) Run(ctx context.Context) {
 	for {
 		changed, others := r.Drivers.Changed(), r.Devices.Changed()
 		var again <-chan time.Time
-		if _, err := r.Cluster.PutNode(ctx, r.record()); err == nil {
+		if err := r.Put(ctx); err == nil {
 			pause.Reset()
 		} else if ctx.Err() == nil {
 			r.Log.Warn("this node's record could not be written, it is tried again", "error", err)
@@ -56,8 +62,14 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
+// Put writes the record once.
+func (r *Registrar) Put(ctx context.Context) error {
+	_, err := r.Cluster.PutNode(ctx, r.record())
+	return err
+}
+
 func (r *Registrar) record() claim.Node {
-	n := claim.Node{Name: r.Name, BootID: r.BootID, Drivers: map[string]claim.NodeDriver{}}
+	n := claim.Node{Name: r.Name, BootID: r.BootID, Address: r.Address, SecretHash: r.SecretHash, Drivers: map[string]claim.NodeDriver{}}
 	for _, d := range r.Drivers.List() {
 		n.Drivers[d.ID] = nodeDriver(d)
 	}

@@ -231,6 +231,16 @@ func (s *Servers) find(known []Member, name, addr string) []Member {
 	return []Member{{Name: name, Addr: addr, Server: true}}
 }
 
+// Leader is the server that leads, as far as this agent knows, or any server; false where
+// none is known.
+func (s *Servers) Leader() (Member, bool) {
+	all := s.servers()
+	if len(all) == 0 {
+		return Member{}, false
+	}
+	return all[0], true
+}
+
 func (s *Servers) remember(leader string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -297,7 +297,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	calls := drivers.Caller{Drivers: registry, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
 		return fn(ctx, h.fake)
 	}}
-	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: "c1", Calls: calls, Secrets: unseal})
+	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: calls, Secrets: unseal})
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
 		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,

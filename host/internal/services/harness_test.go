@@ -227,7 +227,7 @@ func run(t *testing.T, p *plugin, first []registration.Instance, fn func(t *test
 func build(p *plugin, consuls []string) (*Registrar, *world) {
 	w := &world{}
 	cfg := Config{
-		Owner: owner, Consuls: map[string]service.Consul{},
+		Node: owner.Node, ClusterID: func(context.Context) (string, error) { return owner.Cluster, nil }, Consuls: map[string]service.Consul{},
 		Registration: func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error {
 			ctx, cancel := context.WithTimeout(ctx, callBound)
 			defer cancel()

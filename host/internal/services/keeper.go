@@ -148,7 +148,6 @@ func (k *keeper) instances() []registration.Instance {
 	for _, i := range known {
 		listed[i.ID] = true
 		if _, newer := k.held[i.ID]; !newer && !k.gone[i.ID] {
-			i.Owner = k.r.cfg.Owner
 			want = append(want, i)
 		}
 	}

@@ -19,8 +19,10 @@ import (
 
 // Config is what a Registrar works with. All of it is needed.
 type Config struct {
-	// Owner is this node of this cluster: its mark is on all that is registered.
-	Owner registration.Owner
+	// Node and the cluster's id are the mark on all that is registered. The id may have to be
+	// waited for.
+	Node      string
+	ClusterID func(ctx context.Context) (string, error)
 	// Consuls by the names of the agent's consul blocks.
 	Consuls map[string]service.Consul
 	// Registration runs fn with a client of the registration plugin, within the bound of
@@ -83,6 +85,12 @@ func (r *Registrar) keeper(consul string) (*keeper, error) {
 		ErrUnknownConsul, consul, known, block)
 }
 
+// owner waits until the cluster has an id.
+func (r *Registrar) owner(ctx context.Context) (registration.Owner, error) {
+	id, err := r.cfg.ClusterID(ctx)
+	return registration.Owner{Cluster: id, Node: r.cfg.Node}, err
+}
+
 // Register makes Consul say what the instance says, and returns its proxy's id,
 // empty where it has none. Owner is filled in. It may be repeated.
 func (r *Registrar) Register(ctx context.Context, consul string, i registration.Instance) (proxyID string, err error) {
@@ -90,7 +98,9 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 	if err != nil {
 		return "", err
 	}
-	i.Owner = r.cfg.Owner
+	if i.Owner, err = r.owner(ctx); err != nil {
+		return "", err
+	}
 	if err := k.hold(ctx, i); err != nil {
 		return "", err
 	}
@@ -152,9 +162,13 @@ func (r *Registrar) Problems() map[string]string {
 // Run keeps all Consuls in sync until ctx ends. What is registered then stays. A host
 // without consul blocks has nothing to do, and needs no plugin.
 func (r *Registrar) Run(ctx context.Context) {
+	owner, err := r.owner(ctx)
+	if err != nil {
+		return // ctx has ended
+	}
 	var running sync.WaitGroup
 	for _, k := range r.keepers {
-		running.Go(func() { k.keep(ctx) })
+		running.Go(func() { k.keep(ctx, owner) })
 		running.Go(func() { k.beat(ctx) })
 	}
 	running.Wait()

@@ -23,12 +23,12 @@ const (
 
 // keep makes Consul say what the instances say, again whenever either changes. Once
 // there are none, and Consul has none, there is nothing to ask for.
-func (k *keeper) keep(ctx context.Context) {
+func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 	retry := &backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, MaxInterval: 30 * time.Second, Multiplier: 2, RandomizationFactor: 0.3}
 	var index uint64
 	for alive := ctx.Err() == nil; alive; {
 		began := time.Now()
-		next, n, changed, err := k.sync(ctx, index)
+		next, n, changed, err := k.sync(ctx, owner, index)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -54,10 +54,13 @@ func (k *keeper) keep(ctx context.Context) {
 }
 
 // sync is one call of Sync, for n instances. changed: it was cut off by a change.
-func (k *keeper) sync(ctx context.Context, index uint64) (next uint64, n int, changed bool, err error) {
+func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint64) (next uint64, n int, changed bool, err error) {
 	ctx, end := k.begin(ctx)
 	defer end()
-	req := registration.SyncRequest{Owner: k.r.cfg.Owner, Instances: k.instances()}
+	req := registration.SyncRequest{Owner: owner, Instances: k.instances()}
+	for n := range req.Instances {
+		req.Instances[n].Owner = owner
+	}
 	var changes []registration.Change
 	err = k.r.cfg.Registration(ctx, func(ctx context.Context, c registration.Registration) (err error) {
 		if index > 0 {
