@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -120,14 +119,11 @@ func (a *auditLog) append(line []byte) error {
 	return err
 }
 
-// rotated says whether the path is another file by now.
+// rotated says whether the path is another file by now, or none.
 func (a *auditLog) rotated() bool {
 	at, err := os.Lstat(a.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true
-	}
 	is, statErr := a.file.Stat()
-	return err == nil && statErr == nil && !os.SameFile(at, is)
+	return err != nil || statErr != nil || !os.SameFile(at, is)
 }
 
 // reopen lets go of the file: the next line opens it anew.

@@ -90,7 +90,7 @@ var callers = map[string]string{
 // make all, and one that has expired none.
 var who = map[string][]string{
 	"read write": {
-		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceListExternalProcedure, v1.VolumeServiceListSnapshotsProcedure,
+		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceExplainVolumeProcedure, v1.VolumeServiceListExternalProcedure, v1.VolumeServiceListSnapshotsProcedure,
 		v1.WorkloadServiceGetWorkloadProcedure, v1.DriverServiceListDriversProcedure, v1.DriverServiceGetDriverProcedure,
 		v1.DeviceServiceListDevicesProcedure, v1.DeviceServiceDeviceStatsProcedure, v1.PluginServiceListPluginsProcedure,
 		v1.PluginServicePluginLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure, v1.NodeServiceGetNodeProcedure,
