@@ -78,7 +78,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(),
 		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
-		root.AddCommand(a.agentCommand())
+		root.AddCommand(a.agentCommand(), a.fenceCommand())
 	}
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.CompletionOptions.DisableDefaultCmd = true

@@ -1,0 +1,37 @@
+package cli
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/fence"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// The program itself is the fence that its agent starts.
+func TestTheProgramIsAFence(t *testing.T) {
+	dir, pannier := t.TempDir(), testbin.Build(t, "host/cmd/pannier")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := fence.Open(ctx, fence.Config{Dir: dir, Command: []string{pannier, "fence", "-dir", dir}, Log: hclog.NewNullLogger()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	past := boottime.Now()
+	change := func(c fence.Change) { c.SetTimes(fence.Times{Stop: past, Deadline: past}) }
+	if err := c.Update(ctx, change); err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil { // it guards nothing, and ends
+		t.Error(err)
+	}
+	if out, err := exec.CommandContext(ctx, pannier, "fence", "-dir", filepath.Join(dir, "none")).CombinedOutput(); err == nil {
+		t.Errorf("a fence without a folder: %s", out)
+	}
+}
