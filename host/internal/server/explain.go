@@ -55,12 +55,9 @@ func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[h
 		if h.node != nil {
 			shown.NodeStatus = string(nodeStatus(*h.node))
 		}
-		if s.cfg.Heartbeats != nil {
-			if at, letGo, ok := s.cfg.Heartbeats.LastHeard(h.claim.Node); ok {
-				h.letGo = letGo
-				shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(letGo)
-			}
-		}
+		at, keepsTo := s.heard(h.claim.Node)
+		h.letGo = keepsTo
+		shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
 		if w, err := s.cfg.Workloads.Get(h.claim.Workload); err == nil && h.claim.Node == s.cfg.Name {
 			h.waiting = w.Waiting
 		}

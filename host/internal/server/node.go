@@ -18,11 +18,22 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
-// Heartbeats are what the leader has heard of nodes.
+// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats). ok is false where
+// nothing is known.
 type Heartbeats interface {
-	// LastHeard is when the node's last heartbeat was answered, and when its claims are let go
-	// of unless it is heard from again. ok is false where nothing is known yet.
-	LastHeard(node string) (at, letGo time.Time, ok bool)
+	// LastHeard is when the node's last heartbeat was answered.
+	LastHeard(node string) (at time.Time, ok bool)
+	// KeepsTo is until when the node's claims are left alone, unless it is heard from again.
+	KeepsTo(node string) (until time.Time, ok bool)
+}
+
+// heard is LastHeard and KeepsTo, both zero where nothing is known.
+func (s *Server) heard(node string) (at, keepsTo time.Time) {
+	if s.cfg.Heartbeats != nil {
+		at, _ = s.cfg.Heartbeats.LastHeard(node)
+		keepsTo, _ = s.cfg.Heartbeats.KeepsTo(node)
+	}
+	return at, keepsTo
 }
 
 // nodeService serves pannier.host.v1.NodeService.
@@ -170,7 +181,7 @@ func (s nodeService) up(n claim.Node) string {
 	case s.cfg.Heartbeats == nil: // this host is alone: nobody else is up in its ledger
 		return ""
 	case n.Status == "" || n.Status == claim.NodeReady:
-		at, _, ok := s.cfg.Heartbeats.LastHeard(n.Name)
+		at, ok := s.cfg.Heartbeats.LastHeard(n.Name)
 		if !ok {
 			return "it was heard from before this server came to lead"
 		}
@@ -226,11 +237,8 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 	if m, ok := members[n.Name]; ok {
 		shown.Address, shown.Version, shown.Server = m.RPC, m.Version, m.Role == discovery.Server
 	}
-	if s.cfg.Heartbeats != nil {
-		if at, letGo, ok := s.cfg.Heartbeats.LastHeard(n.Name); ok {
-			shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(letGo)
-		}
-	}
+	at, keepsTo := s.heard(n.Name)
+	shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
 	return shown
 }
 

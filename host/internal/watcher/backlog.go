@@ -110,7 +110,7 @@ func (b *backlog) look(ctx context.Context) error {
 			r = now
 			r.Since = time.Now()
 			r.pause = backoff.NewExponentialBackOff()
-			r.pause.InitialInterval, r.pause.MaxInterval = firstPause, longestPause
+			r.pause.InitialInterval, r.pause.MaxInterval = b.w.firstPause, longestPause
 			b.volumes[ref] = r
 			b.queue(ref, r)
 			continue

@@ -67,6 +67,10 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 		if err := w.forced(ctx, c, claim.NodeDetached, by); err != nil {
 			return "", err
 		}
+		// It runs there no more, and may be started elsewhere.
+		if _, err := w.Cluster.EndRun(ctx, c.Workload, c.Node, 0); err != nil {
+			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
+		}
 	}
 	w.Log.Warn("a claim was let go of by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
 	// Another node can attach the volume only where this one's attachment is gone.
@@ -76,12 +80,13 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 	if w.awaitFreed(waiting, c) == nil {
 		return fmt.Sprintf("freed by force (%s); a mount on node %q may be left", by, c.Node), nil
 	}
+	attempt, _ := w.Attempt(c.Volume)
 	if err := w.forced(ctx, c, claim.Freed, by); err != nil {
 		return "", err
 	}
 	text := fmt.Sprintf("freed by force (%s); a mount or an attachment on node %q may be left", by, c.Node)
-	if a, ok := w.Attempt(c.Volume); ok && a.Error != "" {
-		text += ": " + a.Error
+	if attempt.Error != "" {
+		text += ": " + attempt.Error
 	}
 	return text, nil
 }

@@ -47,6 +47,7 @@ const (
 	GarbageWorkload Kind = "workload"
 	GarbageDriver   Kind = "driver"
 	GarbageNode     Kind = "node"
+	GarbageACLToken Kind = "acl-token"
 )
 
 // collect clears up at once and then every interval.
@@ -87,6 +88,10 @@ func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, er
 		{GarbageWorkload, func(ctx context.Context, _ []Garbage) error { return w.clearWorkloads(ctx, now) }},
 		{GarbageDriver, func(ctx context.Context, some []Garbage) error { return w.clearDrivers(ctx, now, some) }},
 		{GarbageNode, w.clearNodes},
+		{GarbageACLToken, func(ctx context.Context, _ []Garbage) error {
+			_, err := w.Cluster.ExpireACLTokens(ctx)
+			return err
+		}},
 	} {
 		some := slices.DeleteFunc(slices.Clone(found), func(g Garbage) bool { return g.Kind != clear.kind })
 		if len(some) == 0 {
@@ -114,6 +119,7 @@ func (w *Watcher) garbage(tx *state.ReadTx, now time.Time) (found []Garbage, err
 			}
 			return empty(tx, now.Add(-w.GC.Nodes))
 		},
+		func() ([]Garbage, error) { return expired(tx, now) },
 	} {
 		some, err := find()
 		if err != nil {
@@ -225,6 +231,17 @@ func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 		}
 	}
 	return found, nil
+}
+
+// expired are the ACL tokens that count for nothing any more.
+func expired(tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
+	all, err := tx.ACLTokens()
+	for _, t := range all {
+		if t.Expired(now) {
+			found = append(found, Garbage{Kind: GarbageACLToken, ID: t.Accessor, Since: t.ExpiresAt, Reason: "it has expired"})
+		}
+	}
+	return found, err
 }
 
 func (w *Watcher) clearClaims(ctx context.Context, some []Garbage) error {

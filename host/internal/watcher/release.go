@@ -127,9 +127,10 @@ func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) er
 	return nil
 }
 
-// read reads a volume and its claims as they stand.
+// read reads a volume and its claims as they stand: a leader that was one only a moment ago
+// decides nothing.
 func (w *Watcher) read(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
-	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) error {
+	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) error {
 		if v, err = tx.Volume(ref); err != nil {
 			return err
 		}

@@ -66,9 +66,10 @@ type Config struct {
 type Watcher struct {
 	Config
 
-	sweepDelay time.Duration // tests have less patience
-	forceDelay time.Duration
-	marks      checkpoints
+	// Tests have less patience, or more.
+	sweepDelay, forceDelay, firstPause time.Duration
+
+	marks checkpoints
 
 	mu      sync.Mutex
 	backlog *backlog // of the present leadership; nil: this server does not lead
@@ -76,7 +77,7 @@ type Watcher struct {
 
 // New makes a watcher; Run is to be called while this server leads.
 func New(cfg Config) *Watcher {
-	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay}
+	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
 	w.marks.apply = cfg.Cluster.AdvanceClaims
 	return w
 }

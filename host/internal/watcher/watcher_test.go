@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait; a wait ends as soon as what it waits for is there.
-const patience = 20 * time.Second
+const patience = 30 * time.Second
 
 // world is a real ledger with a watcher on it, and a node and controllers that
 // note what they are asked and fail as they are told to.

@@ -1,0 +1,313 @@
+package watcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+var errUnreachable = errors.New("connection refused")
+
+// others are the nodes that are not the watcher's. What they are asked is noted with their
+// names; one that hangs answers nobody.
+type others struct {
+	*world
+	hanging string
+}
+
+func (o *others) ask(ctx context.Context, format string, args ...any) error {
+	if o.hanging != "" && slices.Contains(args, any(o.hanging)) {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return o.note(format, args...)
+}
+
+func (o *others) Owns(ctx context.Context, c claim.Claim) (bool, error) {
+	return node{o.world}.Owns(c.Workload), o.ask(ctx, "ask %s", c.Node)
+}
+
+func (o *others) DetachUnknown(ctx context.Context, c claim.Claim, _ claim.Volume) error {
+	return o.ask(ctx, "unmount %s on %s", c.Volume, c.Node)
+}
+
+func (o *others) Detach(ctx context.Context, c claim.Claim, _ claim.Volume) (string, error) {
+	return "stopped it there", o.ask(ctx, "stop %s on %s", c.Workload, c.Node)
+}
+
+func (w *world) putNode(name, boot string) {
+	w.t.Helper()
+	if _, err := w.ledger.PutNode(w.t.Context(), claim.Node{Name: name, BootID: boot}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// A claim on another node is released there, and tried again as soon as the record of a
+// node that was away changes, not before.
+func TestAClaimOnAnotherNode(t *testing.T) {
+	w := newWorld(t)
+	w.Nodes, w.firstPause = &others{world: w}, time.Hour
+	w.putNode("b", "1")
+	w.failing("ask b", errUnreachable)
+	w.lead()
+	w.volume("v")
+	w.start("w", "b", "v")
+	w.stop("w")
+	w.eventually("the release waits", func() bool {
+		a, _ := w.Attempt(ref("v"))
+		return strings.Contains(a.Error, `node "b"`) && strings.Contains(a.Error, errUnreachable.Error()) &&
+			strings.Contains(a.Error, "pannier volume detach -force v b") && !a.Since.IsZero() && time.Until(a.NextAt) > time.Minute
+	})
+	w.mu.Lock()
+	delete(w.fail, "ask b")
+	w.mu.Unlock()
+	w.putNode("b", "2")
+	w.freed("v")
+	want := []string{"ask b", "unmount v on b", "detach v from b as d-b"}
+	if got := slices.Compact(w.log()); !slices.Equal(got, want) {
+		t.Errorf("it did %q, want %q", got, want)
+	}
+}
+
+// What the ledger let go of for a node that is down needs no word of that node.
+func TestANodeThatIsDown(t *testing.T) {
+	w := newWorld(t)
+	w.Nodes, w.firstPause = &others{world: w}, time.Hour
+	w.putNode("b", "1")
+	w.failing("ask b", errUnreachable)
+	w.lead()
+	w.volume("v")
+	w.volume("left")
+	w.start("runs", "b", "v")
+	w.start("ends", "b", "left")
+	w.stop("ends")
+	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("left")); return a.Error != "" })
+	if _, err := w.ledger.SetNodeStatus(t.Context(), "b", claim.NodeDown, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.freed("v")
+	w.freed("left")
+}
+
+// More volumes wait for a node that hangs than are tried at the same time; others are
+// released all the same.
+func TestANodeThatHangsHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t)
+	w.Nodes = &others{world: w, hanging: "b"}
+	for n := range parallel + 5 {
+		id := fmt.Sprintf("hangs-%d", n)
+		w.volume(id)
+		w.start(id, "b", id)
+		w.stop(id)
+	}
+	stop := w.lead()
+	w.eventually("node b is asked as often as it may be", func() bool {
+		busy := 0
+		for n := range parallel + 5 {
+			if a, _ := w.Attempt(ref(fmt.Sprintf("hangs-%d", n))); a.Tries > 0 {
+				busy++
+			}
+		}
+		return busy == parallelParty
+	})
+	w.volume("v")
+	w.start("w", "c", "v")
+	w.stop("w")
+	w.freed("v")
+	stop()
+}
+
+// A server that leads a second time begins anew: what it had tried before is in nobody's way.
+func TestALeaderLeadsAgain(t *testing.T) {
+	w := newWorld(t)
+	w.firstPause = time.Hour
+	w.failing("detach v from a as d-a", errAway)
+	stop := w.lead()
+	w.volume("v")
+	w.start("w", "a", "v")
+	w.stop("w")
+	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("v")); return a.Error != "" })
+	stop()
+	if _, ok := w.Attempt(ref("v")); ok {
+		t.Error("an attempt is told by a server that does not lead")
+	}
+	w.mu.Lock()
+	delete(w.fail, "detach v from a as d-a")
+	w.mu.Unlock()
+	w.lead()
+	w.freed("v")
+}
+
+// Marks of many claims share commands.
+func TestManyClaimsAreFewCommands(t *testing.T) {
+	const many = 300
+	w := newWorld(t)
+	w.attaches = false
+	for n := range many {
+		id := fmt.Sprintf("v-%d", n)
+		w.volume(id)
+		w.start(id, "a", id)
+	}
+	w.putNode("a", "1")
+	if _, err := w.ledger.SetNodeStatus(t.Context(), "a", claim.NodeDown, ""); err != nil {
+		t.Fatal(err)
+	}
+	before := w.ledger.Stats().LastIndex
+	w.lead()
+	for n := range many {
+		w.freed(fmt.Sprintf("v-%d", n))
+	}
+	if commands := w.ledger.Stats().LastIndex - before; commands >= many {
+		t.Errorf("%d commands for %d claims", commands, many)
+	}
+}
+
+// One mark that is refused refuses no other.
+func TestAMarkThatIsRefused(t *testing.T) {
+	begun, proceed := make(chan struct{}), make(chan struct{})
+	var mu sync.Mutex
+	var sizes []int
+	marks := checkpoints{apply: func(_ context.Context, _ string, items ...command.Advance) (command.AdvanceClaimsResult, error) {
+		mu.Lock()
+		sizes = append(sizes, len(items))
+		first := len(sizes) == 1
+		mu.Unlock()
+		if first {
+			close(begun)
+			<-proceed
+		}
+		if slices.ContainsFunc(items, func(i command.Advance) bool { return i.Volume.ID == "bad" }) {
+			return command.AdvanceClaimsResult{}, claim.ErrBackwards
+		}
+		return command.AdvanceClaimsResult{}, nil
+	}}
+	var all sync.WaitGroup
+	put := func(id string, want error) {
+		all.Go(func() {
+			if err := marks.put(t.Context(), command.Advance{Volume: ref(id)}); !errors.Is(err, want) {
+				t.Errorf("%s: %v", id, err)
+			}
+		})
+	}
+	put("first", nil)
+	<-begun
+	for _, id := range []string{"a", "b", "c"} {
+		put(id, nil)
+	}
+	put("bad", claim.ErrBackwards)
+	for waiting := 0; waiting < 4; time.Sleep(time.Millisecond) {
+		marks.mu.Lock()
+		waiting = len(marks.waiting)
+		marks.mu.Unlock()
+	}
+	close(proceed)
+	all.Wait()
+	if !slices.Equal(sizes, []int{1, 4, 1, 1, 1, 1}) {
+		t.Errorf("commands of %d items", sizes)
+	}
+}
+
+func TestDetachOnAnotherNode(t *testing.T) {
+	w := newWorld(t)
+	w.Nodes, w.forceDelay = &others{world: w}, 100*time.Millisecond
+	w.lead()
+	w.volume("v")
+	w.start("w", "b", "v")
+	// A node that answers is not down.
+	got, err := w.Detach(t.Context(), ref("v"), "b", true, "op")
+	if err != nil || got[0].Released || !strings.Contains(got[0].Message, "without -force") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	got, err = w.Detach(t.Context(), ref("v"), "b", false, "op")
+	if err != nil || !got[0].Released || got[0].Message != "stopped it there" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	// One that does not, is what the operator says; a controller that is away cannot keep its claim.
+	w.failing("ask b", errUnreachable)
+	w.failing("stop w on b", errUnreachable)
+	w.failing("detach v from b as d-b", errAway)
+	w.start("w", "b", "v")
+	got, err = w.Detach(t.Context(), ref("v"), "b", false, "op")
+	if err != nil || got[0].Released || !strings.Contains(got[0].Message, errUnreachable.Error()) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	got, err = w.Detach(t.Context(), ref("v"), "b", true, "op")
+	if err != nil || !got[0].Released || !strings.Contains(got[0].Message, "an attachment") || !strings.Contains(got[0].Message, errAway.Error()) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	w.freed("v")
+	// Where it is there, the volume is detached before it is free for other nodes.
+	w.failing("detach v from b as d-b", nil)
+	w.forceDelay = patience
+	w.start("w", "b", "v")
+	got, err = w.Detach(t.Context(), ref("v"), "b", true, "op")
+	if err != nil || !got[0].Released || strings.Contains(got[0].Message, "an attachment") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if all := w.log(); all[len(all)-1] != "detach v from b as d-b" {
+		t.Errorf("it did %q", all)
+	}
+}
+
+func TestGarbage(t *testing.T) {
+	w := newWorld(t)
+	w.GC.Nodes, w.GC.Workloads = -time.Minute, -time.Minute
+	w.volume("v")
+	for _, name := range []string{"a", "b", "c"} {
+		w.putNode(name, "1")
+	}
+	w.start("w", "b", "v")
+	w.start("old", "a")
+	w.stop("old")
+	for _, name := range []string{"b", "c"} {
+		if _, err := w.ledger.SetNodeStatus(t.Context(), name, claim.NodeDown, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	token := acl.Token{Accessor: "00000000-0000-4000-8000-000000000001", SecretHash: strings.Repeat("ab", 32), Name: "short", Type: acl.Management, ExpiresAt: time.Now().Add(10 * time.Millisecond)}
+	if _, err := w.ledger.PutACLTokens(t.Context(), token); err != nil {
+		t.Fatal(err)
+	}
+	for time.Now().Before(token.ExpiresAt) {
+		time.Sleep(time.Millisecond)
+	}
+	list := func(found []Garbage, err error) (names []string) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range found {
+			if g.Reason == "" || g.Since.IsZero() {
+				t.Errorf("%+v", g)
+			}
+			names = append(names, string(g.Kind)+" "+g.ID)
+		}
+		return names
+	}
+	want := []string{"workload old", "node c", "acl-token " + token.Accessor}
+	for _, dryRun := range []bool{true, true, false} {
+		if got := list(w.Collect(t.Context(), dryRun)); !slices.Equal(got, want) {
+			t.Errorf("dry run %v: %q, want %q: what holds something, or is young, stays", dryRun, got, want)
+		}
+	}
+	if got := list(w.Collect(t.Context(), false)); len(got) > 0 {
+		t.Errorf("%q is left", got)
+	}
+	w.GC.Nodes = 0
+	w.putNode("d", "1")
+	if _, err := w.ledger.SetNodeStatus(t.Context(), "d", claim.NodeDown, ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(w.Collect(t.Context(), false)); len(got) > 0 {
+		t.Errorf("%q went although nodes are kept for ever", got)
+	}
+}
