@@ -39,7 +39,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	if err := claim.CheckID(key); err != nil {
 		return nil, &claim.FieldError{Object: "command", Field: "key", Problem: err.Error()}
 	}
-	print, err := command.Fingerprint(c)
+	fingerprint, err := command.Fingerprint(c)
 	if err != nil {
 		return nil, fault("fingerprint of %T: %w", c, err)
 	}
@@ -47,7 +47,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case found && string(before.Command) != string(print):
+	case found && string(before.Command) != string(fingerprint):
 		return nil, fmt.Errorf("the key %q is of another command, at index %d: %w", key, before.Index, claim.ErrConflict)
 	case found:
 		return tx.repeat(c, before)
@@ -64,7 +64,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	if err != nil {
 		return nil, fault("keep the result of %T: %w", c, err)
 	}
-	k := kept{Key: key, Command: print, At: at, Index: tx.index, Outcome: outcome}
+	k := kept{Key: key, Command: fingerprint, At: at, Index: tx.index, Outcome: outcome}
 	if err := write(tx, keptKey(key), &k, nil, keptIndexKeys(&k)); err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 // many claims: another one goes on.
 const (
 	maxLetGoBytes = 64 << 10
-	maxLetGoReads = 8 * command.MaxItems
+	maxLetGoReads = 2 * command.MaxItems
 )
 
 func (tx *writeTx) setNodeStatus(c *command.SetNodeStatus) (any, error) {
@@ -29,7 +29,8 @@ func (tx *writeTx) setNodeStatus(c *command.SetNodeStatus) (any, error) {
 		return command.SetNodeStatusResult{Node: n}, nil // it has come back: what is there now may be mounted
 	}
 	same := n.Status == c.Status || n.Ready() && c.Status == claim.NodeReady
-	if !same && !(n.Status == claim.NodeDown && c.Status == claim.NodeDisconnected) {
+	staysDown := n.Status == claim.NodeDown && c.Status == claim.NodeDisconnected
+	if !same && !staysDown {
 		n.SetStatus(c.Status, c.At, tx.index)
 		n.ModifyIndex, n.ModifiedAt = tx.index, c.At
 		if err := tx.writeNode(&n); err != nil {

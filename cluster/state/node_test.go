@@ -188,7 +188,9 @@ func TestDownTakesAll(t *testing.T) {
 			freed[f.Workload] = true
 		}
 		c.Continues, c.After, more = result.Node.StatusIndex, result.Next, result.More
-		commands++
+		if commands++; commands > 20 {
+			t.Fatalf("no end in sight: ended %d of %d, let go of %d of %d", ended, many+1, len(freed), 2*many)
+		}
 		if commands == 3 {
 			c.Continues, c.After = 0, "" // another leader begins again
 		}
