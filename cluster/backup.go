@@ -30,7 +30,7 @@ const maxBackupHeader = 4 << 10
 // that are in the log at that moment, none may count as newer.
 const indexGap = 1 << 20
 
-// ErrBadBackup: the bytes are no backup, or a damaged one.
+// ErrBadBackup says that the bytes are no backup, or a damaged one.
 var ErrBadBackup = errors.New("bad backup of the ledger")
 
 // Backup says what is in a backup. Secrets in it are sealed, as they are in the ledger.

@@ -103,7 +103,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now}
 	n.Commands, n.Queries = Commands{to: n}, Queries{to: n}
 	n.leadership.init()
-	n.raft, err = raftnode.Open(raftnode.Config{
+	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // what it starts goes on after ctx, until Close
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		Streams: cfg.Streams, Members: cfg.Members, Autopilot: cfg.Autopilot, Report: n.report,
 		FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),

@@ -30,6 +30,7 @@ type (
 // DefaultAutopilot is what an operator gets who says nothing.
 func DefaultAutopilot() Autopilot { return raftnode.DefaultAutopilot() }
 
+// What is asked of servers that are not so.
 var (
 	// ErrNoPeer: raft's configuration has no such server.
 	ErrNoPeer = errors.New("no such server in the cluster")

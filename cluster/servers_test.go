@@ -28,9 +28,11 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func register(t *testing.T, to interface {
-	RegisterVolume(context.Context, claim.Volume) (command.RegisterVolumeResult, error)
-}, ids ...string) {
+type registrar interface {
+	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
+}
+
+func register(t *testing.T, to registrar, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
 		if _, err := to.RegisterVolume(within(t), volume(id)); err != nil {

@@ -57,7 +57,7 @@ func (n *network) cut(names []string) {
 	n.apart = names
 	for w := range n.conns {
 		if !n.reach(w.from, w.to) {
-			w.Conn.Close()
+			_ = w.Conn.Close() // it may have ended by itself
 		}
 	}
 }

@@ -251,7 +251,7 @@ func (d *Discovery) Join(addresses ...string) (int, error) {
 	return n, nil
 }
 
-// ErrNoMember: gossip knows no such agent.
+// ErrNoMember says that gossip knows no such agent.
 var ErrNoMember = errors.New("no such member")
 
 // ForceLeave makes all others take a failed member for one that has left; with prune it is

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/serf/serf"
 )
 
-// ErrNotEncrypted: gossip is in clear, so there is no keyring.
+// ErrNotEncrypted says that gossip is in clear, so there is no keyring.
 var ErrNotEncrypted = errors.New("gossip is not encrypted: start the agents with `encrypt`")
 
 // Keys says which keys members have. Key texts are secrets.

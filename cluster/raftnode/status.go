@@ -84,7 +84,7 @@ func (n *Node) Status() Status {
 	return s
 }
 
-// ErrAlone: this server has no way to others.
+// ErrAlone says that this server has no way to others.
 var ErrAlone = errors.New("this server has no transport to others")
 
 // Ask asks another server for its status.

@@ -82,7 +82,7 @@ func (s *streams) accept() {
 		s.mu.Lock()
 		s.conns[tracked] = struct{}{}
 		if s.ctx.Err() != nil {
-			conn.Close() // Close may have looked before
+			s.drop(conn) // Close may have looked before
 		}
 		s.mu.Unlock()
 		s.handlers.Go(func() { s.sort(tracked) })
@@ -101,7 +101,7 @@ func (s *streams) sort(conn *trackedConn) {
 	}
 	if err != nil {
 		s.log.Debug("a connection said nothing", "from", conn.RemoteAddr(), "error", err)
-		conn.Close()
+		s.drop(conn)
 		return
 	}
 	if first[0] != question {
@@ -109,13 +109,20 @@ func (s *streams) sort(conn *trackedConn) {
 		select {
 		case s.raft <- conn:
 		case <-s.ctx.Done():
-			conn.Close()
+			s.drop(conn)
 		}
 		return
 	}
 	defer conn.Close()
 	if err := s.reply(conn); err != nil {
 		s.log.Debug("a server's question was not answered", "from", conn.RemoteAddr(), "error", err)
+	}
+}
+
+// drop ends a connection that nobody uses any more.
+func (s *streams) drop(conn net.Conn) {
+	if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		s.log.Debug("a connection could not be closed", "from", conn.RemoteAddr(), "error", err)
 	}
 }
 
@@ -157,7 +164,8 @@ func (s *streams) ask(ctx context.Context, server string, q ask) (r reply, err e
 	if _, err := conn.Write(append(append([]byte{question}, line...), '\n')); err != nil {
 		return r, err
 	}
-	return r, readLine(conn, &r)
+	err = readLine(conn, &r)
+	return r, err
 }
 
 func readLine(from io.Reader, into any) error {
@@ -200,7 +208,7 @@ func (s *streams) Close() error {
 		}
 		s.mu.Lock()
 		for c := range s.conns {
-			c.Conn.Close()
+			s.drop(c.Conn)
 		}
 		s.mu.Unlock()
 		s.handlers.Wait()
