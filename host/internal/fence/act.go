@@ -154,7 +154,7 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 	for _, staging := range []bool{false, true} {
 		var tries []try
 		for _, p := range places {
-			if p.guard.Staging == staging && !held(p.guard) && !(staging && sc.published(p)) {
+			if p.guard.Staging == staging && !held(p.guard) && (!staging || !sc.published(p)) {
 				tries = append(tries, a.try(fmt.Sprintf("%d %s", p.ID, p.Mountpoint), p.guard, func(flags int) error {
 					return unix.Unmount(p.Mountpoint, flags)
 				}))

@@ -91,9 +91,9 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	c.want, c.confirmed = newBook(a.State), a.State
 	c.version = 1 // it is told once what it knows: from then on it acts by that
 	c.kick <- struct{}{}
-	running, stop := context.WithCancel(context.Background())
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	c.stop = stop
-	c.keeper.Go(func() { c.keep(running) }) //nolint:contextcheck // it outlives the opening
+	c.keeper.Go(func() { c.keep(running) })
 	return c, nil
 }
 
@@ -248,7 +248,7 @@ func (c *Client) askOnce(ctx context.Context, q request) (answer, error) {
 	if err == nil {
 		return a, nil
 	}
-	err = errors.Join(err, c.conn.kill())
+	err = errors.Join(err, c.conn.kill()) //nolint:contextcheck // observing a process waits for nothing
 	c.hangUp()
 	return answer{}, err
 }
@@ -264,7 +264,7 @@ func (c *Client) connect(ctx context.Context) (*connection, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	ended := c.proc.Done()
+	ended, ending := c.proc.Done(), (<-chan time.Time)(nil)
 	for {
 		if conn, err = dial(c.cfg.Dir); err == nil {
 			return conn, nil
@@ -273,10 +273,9 @@ func (c *Client) connect(ctx context.Context) (*connection, error) {
 		case <-ended:
 			// Maybe the one that an agent before us began to start was quicker: it has the lock,
 			// and listens soon.
-			ended = nil
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, startPatience/10)
-			defer cancel()
+			ended, ending = nil, time.After(startPatience/10)
+		case <-ending:
+			cancel()
 		case <-ctx.Done():
 			return nil, fmt.Errorf("reach the fence that was started (it is %s, see %s): %w", c.proc.Exit(), filepath.Join(c.cfg.Dir, logFile), err)
 		case <-time.After(2 * time.Millisecond):

@@ -66,7 +66,7 @@ func MinMargin(stopAfter time.Duration) time.Duration {
 	slope := 1/(1+MaxDrift) - 1/(FenceShare*(1-MaxDrift))
 	least := (float64(MinStopTime) + float64(stopAfter)*(1/(1-MaxDrift)-1/(1+MaxDrift))) / slope
 	const step = 100 * time.Millisecond
-	return (time.Duration(least)/step + 1) * step
+	return (time.Duration(least) + step).Truncate(step)
 }
 
 // NodeTimes are when the lease ends that the node has after an answer to the heartbeat that it sent

@@ -1,0 +1,219 @@
+package fence
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/boottime"
+)
+
+// agent is a process with a client of its own.
+type agent struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startAgent(t *testing.T, dir string) *agent {
+	t.Helper()
+	a := &agent{Cmd: exec.Command(os.Args[0])}
+	a.Env = append(os.Environ(), envAgent+"="+dir)
+	a.Stderr = os.Stderr
+	var err error
+	a.in, err = a.StdinPipe()
+	must(t, err)
+	out, err := a.StdoutPipe()
+	must(t, err)
+	a.out = bufio.NewReader(out)
+	must(t, a.Start())
+	t.Cleanup(func() { _ = a.Process.Kill(); _ = a.Wait() })
+	return a
+}
+
+// tell makes the agent tell its fence.
+func (a *agent) tell(t *testing.T, s State) {
+	t.Helper()
+	must(t, json.NewEncoder(a.in).Encode(s))
+	if line, err := a.out.ReadString('\n'); line != "told <nil>\n" {
+		t.Fatalf("the agent said %q, %v", line, err)
+	}
+}
+
+// fencePID is the process that listens for a folder.
+func fencePID(t *testing.T, dir string) int {
+	t.Helper()
+	c, err := dial(dir)
+	must(t, err)
+	defer c.close()
+	raw, err := c.conn.SyscallConn()
+	must(t, err)
+	var peer *unix.Ucred
+	must(t, raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
+	must(t, err)
+	return int(peer.Pid)
+}
+
+// What an agent was told stands, whatever becomes of the agent.
+func TestAnAgentThatIsStoppedOrKilled(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			v, dir := ext4(t), folder(t)
+			a := startAgent(t, dir)
+			deadline := boottime.Now().Add(time.Second)
+			a.tell(t, State{Times: Times{Stop: deadline, Deadline: deadline}, Mounts: v.mounts})
+			w := writer(t, filepath.Join(v.target, "times"))
+			must(t, a.Process.Signal(signal))
+			notBefore(t, "the writer ended", w.ends(t), deadline)
+			r := finished(t, dir, 1)
+			if last := lastWritten(t, v.read(t, "times")); last > r.Done {
+				t.Errorf("something was written %v after the fence said that it was done", last.Sub(r.Done))
+			}
+			if name == "killed" {
+				if s := open(t, dir).State(); len(s.Mounts) != len(v.mounts) || s.Times.Deadline != deadline {
+					t.Errorf("the next agent is told %+v", s)
+				}
+			}
+		})
+	}
+}
+
+// An agent that is back before the deadline puts it off, and nothing was taken away.
+func TestTheNextAgentGoesOn(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	a := startAgent(t, dir)
+	deadline := boottime.Now().Add(time.Hour)
+	a.tell(t, State{Times: Times{Stop: deadline, Deadline: deadline}, Mounts: v.mounts})
+	fence := fencePID(t, dir)
+	must(t, a.Process.Kill())
+	c := open(t, dir)
+	setDeadline(t, c, deadline.Add(time.Hour))
+	if got := c.State(); len(got.Mounts) != 2 {
+		t.Errorf("it is told %+v", got)
+	}
+	if !mounted(t, v.target) || fencePID(t, dir) != fence {
+		t.Error("something was taken away, or there is another fence")
+	}
+}
+
+// A fence that is killed, or stopped, comes back with all that it knew.
+func TestAFenceThatIsKilledOrStopped(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			v, dir := bound(t), folder(t)
+			c := open(t, dir)
+			before := boottime.Now().Add(time.Hour)
+			update(t, c, func(c Change) { c.Protect(v.mounts[0]); c.SetTimes(Times{Stop: before, Deadline: before}) })
+			w := writer(t, filepath.Join(v.target, "times"))
+			must(t, syscall.Kill(c.proc.PID(), signal))
+			update(t, c, func(c Change) { c.Protect(v.mounts[1]) }) // what is published meanwhile
+			if !w.lives() {
+				t.Error("the next fence acted before the deadline")
+			}
+			deadline := boottime.Now().Add(300 * time.Millisecond)
+			setDeadline(t, c, deadline)
+			notBefore(t, "the writer ended", w.ends(t), deadline)
+			if r := finished(t, dir, 1); len(r.Unmounted) != 2 {
+				t.Errorf("the report is %+v", r)
+			}
+		})
+	}
+}
+
+// Agent and fence are killed: the next fence acts by what the one before wrote down.
+func TestAgentAndFenceAreKilled(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	a := startAgent(t, dir)
+	deadline := boottime.Now().Add(2 * time.Second)
+	a.tell(t, State{Times: Times{Stop: deadline, Deadline: deadline}, Mounts: v.mounts})
+	w := writer(t, filepath.Join(v.target, "times"))
+	fence := fencePID(t, dir)
+	must(t, a.Process.Kill())
+	_ = a.Wait()
+	must(t, syscall.Kill(fence, syscall.SIGKILL))
+	open(t, dir)
+	notBefore(t, "the writer ended", w.ends(t), deadline)
+	finished(t, dir, 1)
+}
+
+func TestOneFenceForAFolder(t *testing.T) {
+	dir := folder(t)
+	c := open(t, dir)
+	if err := Run(t.Context(), dir, hclog.NewNullLogger()); !errors.Is(err, ErrRunning) {
+		t.Errorf("a second fence: %v", err)
+	}
+	update(t, c, func(c Change) { c.Protect(Mount{Path: "/nowhere"}) })
+	fence := fencePID(t, dir)
+	other := open(t, dir)
+	if len(other.State().Mounts) != 1 || fencePID(t, dir) != fence {
+		t.Errorf("a second client found %+v", other.State())
+	}
+	for _, file := range []string{socketFile, lockFile, stateFile, logFile} {
+		info, err := os.Stat(filepath.Join(dir, file))
+		must(t, err)
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s is %v", file, info.Mode())
+		}
+	}
+	update(t, other, func(c Change) { c.Release(Mount{Path: "/nowhere"}) })
+}
+
+// A fence ends with its agent when it has nothing to guard, and only then.
+func TestAFenceThatIsClosed(t *testing.T) {
+	dir := folder(t)
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	defer cancel()
+	for _, guards := range []bool{true, false} {
+		c, err := Open(ctx, config(dir))
+		must(t, err)
+		update(t, c, func(c Change) {
+			if guards {
+				c.Protect(Mount{Path: "/nowhere"})
+			} else {
+				c.Release(Mount{Path: "/nowhere"})
+			}
+		})
+		must(t, c.Close())
+		if guards {
+			if conn, err := dial(dir); err != nil {
+				t.Errorf("a fence that guards something ended: %v", err)
+			} else {
+				conn.close()
+			}
+			continue
+		}
+		eventually(t, "the fence's end", func() bool {
+			lock, err := lockFolder(dir)
+			if err == nil {
+				must(t, lock.Close())
+			}
+			return err == nil
+		})
+	}
+}
+
+// What another start of the machine has left is not guarded.
+func TestAStateOfAnotherBoot(t *testing.T) {
+	dir := t.TempDir()
+	data, err := json.Marshal(kept{BootID: "another", State: State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}}})
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, stateFile), data, 0o600))
+	if s, err := loadState(dir); err != nil || !s.empty() || s.Times.Deadline != 0 {
+		t.Errorf("it is %+v, %v", s, err)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, stateFile), []byte("{"), 0o600))
+	if _, err := loadState(dir); err == nil {
+		t.Error("half a file was read")
+	}
+}
