@@ -39,6 +39,7 @@ var mapping = []struct {
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound, workload.ErrNotFound,
 	}},
 	{codes.InvalidArgument, []error{claim.ErrInvalid, cluster.ErrTooLarge, command.ErrMalformed}},
+	{codes.Unimplemented, []error{command.ErrUnknownCommand, command.ErrUnknownQuery}},
 	{codes.FailedPrecondition, []error{controllers.ErrUnreachable, claim.ErrNodeSecret, errOldTerm}},
 }
 
@@ -58,6 +59,9 @@ func codeOf(err error) codes.Code {
 // the outcome of the call.
 func sent(err error) error {
 	text := err.Error()
+	if s, ok := status.FromError(err); ok {
+		text = s.Message() // without gRPC's frame
+	}
 	if len(text) > longestText {
 		text = strings.ToValidUTF8(text[:longestText], "") + " ..."
 	}

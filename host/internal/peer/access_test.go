@@ -1,0 +1,270 @@
+package peer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/pki"
+	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Each method has its row, or is one of those that no agent serves.
+func TestEachMethodHasItsRow(t *testing.T) {
+	unserved := []string{"Probe", "Stage", "Unstage", "Publish", "Unpublish", "ExpandNode", "VolumeStats"}
+	rows := 0
+	for _, service := range []struct {
+		name    string
+		methods []string
+		who     access
+	}{
+		{"pannier.peer.v1.ServersService", names(peerv1.ServersService_ServiceDesc.Methods, func(m int) string { return peerv1.ServersService_ServiceDesc.Methods[m].MethodName }), byAgents},
+		{"pannier.peer.v1.NodeService", names(peerv1.NodeService_ServiceDesc.Methods, func(m int) string { return peerv1.NodeService_ServiceDesc.Methods[m].MethodName }), byServers},
+		{"pannier.plugin.storage.v1.StorageService", names(storagev1.StorageService_ServiceDesc.Methods, func(m int) string { return storagev1.StorageService_ServiceDesc.Methods[m].MethodName }), byServers},
+	} {
+		for _, m := range service.methods {
+			who, ok := methods["/"+service.name+"/"+m]
+			if served := !strings.HasSuffix(service.name, "StorageService") || !slices.Contains(unserved, m); ok != served || served && who != service.who {
+				t.Errorf("%s/%s: %v, %v", service.name, m, who, ok)
+			}
+			if ok {
+				rows++
+			}
+		}
+	}
+	if rows != len(methods) {
+		t.Errorf("%d rows for %d methods", len(methods), rows)
+	}
+}
+
+func names[T any](all []T, name func(n int) string) (out []string) {
+	for n := range all {
+		out = append(out, name(n))
+	}
+	return out
+}
+
+// What a node tries that it may not: each is refused and logged, and changes nothing.
+func TestAMaliciousNode(t *testing.T) {
+	w := form(t, 1, "good", "evil")
+	good, evil := w.agents["good"], w.agents["evil"]
+	good.register(t)
+	evil.register(t)
+	v := w.volume(t, "v", "d")
+	token := claim.Token{ID: "11111111-2222-3333-4444-555555555555", Workload: ref("db"), Node: "good", Service: "db", Consul: "default"}
+	started, err := good.client().StartWorkload(within(t), ref("db"), "good", []claim.Claim{wants(v)}, token)
+	must(t, err)
+	held := started.Claims[0]
+	before, _, err := good.client().OnNode(within(t), "good", command.Blocking{})
+	must(t, err)
+
+	entry := func(c command.Command) []byte {
+		out, err := command.Encode(c)
+		must(t, err)
+		return out
+	}
+	query := func(q command.Query) []byte {
+		out, err := command.EncodeQuery(q)
+		must(t, err)
+		return out
+	}
+	carriedToken, err := json.Marshal(token)
+	must(t, err)
+	apply := func(node string, c command.Command) func(secret string) error {
+		return func(secret string) error {
+			ctx, c2 := evil.call(t, w, secret)
+			_, err := c2.Apply(ctx, &peerv1.ApplyRequest{Node: node, Entry: entry(c)})
+			return err
+		}
+	}
+	done := claim.Drain{DoneAt: time.Now()}
+	yes := true
+	own := evil.secret.text
+	for name, attack := range map[string]struct {
+		try    func(secret string) error
+		secret string
+		says   string
+	}{
+		"a server's command":         {apply("evil", &command.DeregisterVolume{Ref: v.VolumeRef, Force: true}), own, "is for servers"},
+		"a node's status":            {apply("evil", &command.SetNodeStatus{Name: "good", Status: claim.NodeDown}), own, "is for servers"},
+		"an operator's order":        {apply("evil", &command.SetNodeDuty{Name: "evil", Ineligible: &yes}), own, "its drain"},
+		"another's drain":            {apply("evil", &command.SetNodeDuty{Name: "good", Drain: &done}), own, "its drain"},
+		"another's record":           {apply("evil", &command.PutNode{Node: claim.Node{Name: "good", SecretHash: evil.secret.Hash()}}), own, "speak for themselves"},
+		"a record with another hash": {apply("evil", &command.PutNode{Node: claim.Node{Name: "evil", SecretHash: good.secret.Hash()}}), own, "hash"},
+		"a claim for another":        {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "good"}), own, "speak for themselves"},
+		"a claim on another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Claims: []claim.Claim{{Volume: v.VolumeRef, Node: "good"}}}), own, "speak for themselves"},
+		"a token of another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Tokens: []claim.Token{{ID: token.ID, Node: "good"}}}), own, "speak for themselves"},
+		"the end of any":             {apply("evil", &command.EndWorkload{Ref: ref("db")}), own, "speak for themselves"},
+		"the end on another":         {apply("evil", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "speak for themselves"},
+		"waiting on another":         {apply("evil", &command.AwaitWorkload{Ref: ref("x"), Node: "good", After: []claim.WorkloadRef{ref("db")}}), own, "speak for themselves"},
+		"another's claim":            {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "speak for themselves"},
+		"another's claim, any index": {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), To: claim.NodeDetached}}}), own, "index"},
+		"a claim freed":              {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.Freed}}}), own, "unpublished"},
+		"a claim vouched for":        {apply("evil", &command.AdvanceClaims{By: "root", Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "operator"},
+		"a token noted":              {apply("evil", &command.PutToken{Token: token}), own, "speak for themselves"},
+		"a token forgotten":          {apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own, "speak for themselves"},
+		"for another":                {apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "for another node"},
+		"for another, its secret":    {apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), good.secret.text, "for another node"},
+		"another's secret":           {apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), good.secret.text, "pannier node purge evil"},
+		"no secret":                  {apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), "", "no secret"},
+		"a record with a new secret": {apply("evil", &command.PutNode{Node: claim.Node{Name: "evil", SecretHash: hashOf("NEW")}}), "NEW", "pannier node purge evil"},
+		"no command at all": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entry: []byte("xx")})
+			return err
+		}, own, ""},
+		"a request of 5 MiB": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entry: make([]byte, 5<<20)})
+			return err
+		}, own, "larger than max"},
+		"what is on another": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.Query(ctx, &peerv1.QueryRequest{Node: "evil", Query: query(&command.QueryOnNode{Node: "good"})})
+			return err
+		}, own, "speak for themselves"},
+		"another's tokens": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.Query(ctx, &peerv1.QueryRequest{Node: "evil", Query: query(&command.QueryTokens{Node: "good"})})
+			return err
+		}, own, "speak for themselves"},
+		"another's heartbeat": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: "good"})
+			return err
+		}, own, "for another node"},
+		"an attach without a claim": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.Attach(ctx, &peerv1.AttachRequest{Node: "evil", Namespace: "default", Volume: "v"})
+			return err
+		}, own, "holds no claim"},
+		"secrets without a claim": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: "evil", Namespace: "default", Volume: "v"})
+			return err
+		}, own, "holds no claim"},
+		"secrets of no volume": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: "evil", Namespace: "default", Volume: "none"})
+			return err
+		}, own, "holds no claim"},
+		"another's token derived": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: "evil", Token: carriedToken})
+			return err
+		}, own, "speak for themselves"},
+		"another's token revoked": {func(s string) error {
+			t2 := token
+			t2.Node = "evil"
+			ctx, c := evil.call(t, w, s)
+			b, _ := json.Marshal(t2)
+			_, err := c.RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: "evil", Token: b})
+			return err
+		}, own, "not of node"},
+		"the end of what it can name": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			_, err := c.ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{Node: "evil", Namespace: "default", Workload: "db"})
+			return err
+		}, own, "waits for workload"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := attack.try(attack.secret)
+			code := status.Code(err)
+			if code != codes.PermissionDenied && code != codes.InvalidArgument && code != codes.ResourceExhausted && code != codes.Unimplemented {
+				t.Fatalf("%s: %v", code, err)
+			}
+			if !strings.Contains(err.Error(), attack.says) || strings.Contains(err.Error(), own) || strings.Contains(err.Error(), good.secret.text) {
+				t.Errorf("%v does not say %q, or too much", err, attack.says)
+			}
+		})
+	}
+
+	after, _, err := good.client().OnNode(within(t), "good", command.Blocking{})
+	if err != nil || fmt.Sprint(before) != fmt.Sprint(after) {
+		t.Errorf("the ledger has changed: %+v, %v", after, err)
+	}
+	if n := len(w.leader(t).tokens.asked); n != 0 {
+		t.Errorf("Consul was asked: %v", w.leader(t).tokens.asked)
+	}
+	logged := w.log.String()
+	if n := strings.Count(logged, "a call of another agent was refused"); n < 5 || n > 30 {
+		t.Errorf("%d refusals are logged", n)
+	}
+	if !strings.Contains(logged, "by=pannier://dc1/node/evil") || strings.Contains(logged, own) || strings.Contains(logged, good.secret.text) {
+		t.Errorf("the log: %s", logged)
+	}
+}
+
+// A node cannot ask another node for anything, nor a server for what only nodes do.
+func TestANodeIsNoServer(t *testing.T) {
+	w := form(t, 1, "good", "evil")
+	evil, at := w.agents["evil"], func(name string) string { m, _ := w.member(name); return m.Addr }
+	conn, err := evil.dialer.Conn(at("good"), "good", pki.Node)
+	must(t, err)
+	ctx := withTerm(within(t), 99)
+	_, owns := peerv1.NewNodeServiceClient(conn).Owns(ctx, &peerv1.OwnsRequest{Workload: "own"})
+	_, served := peerv1.NewServersServiceClient(conn).Apply(ctx, &peerv1.ApplyRequest{Node: "evil"})
+	_, attach := storage.NewClient(conn).Attach(ctx, storage.Driver{ID: "d", Endpoint: "unix:///etc/passwd"}, storage.AttachRequest{})
+	_, probe := storage.NewClient(conn).Probe(ctx, storage.Driver{ID: "d"}, 0)
+	stream := storage.NewClient(conn).Fingerprint(ctx, storage.Driver{ID: "d"}, storage.FingerprintOptions{}, func(storage.Fingerprint) error { return nil })
+	for what, err := range map[string]error{"owns": owns, "attach": attach, "probe": probe} {
+		if status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, err := range map[string]error{"a servers' call": served, "a stream": stream} {
+		if status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if !strings.Contains(w.log.String(), "/pannier.peer.v1.ServersService/Apply") {
+		t.Errorf("the log: %s", w.log)
+	}
+	// The good node has seen no term of it.
+	leader := w.leader(t)
+	if owns, err := leader.nodes.Owns(within(t), claim.Claim{Node: "good", Workload: ref("own")}); err != nil || !owns {
+		t.Errorf("%v, %v", owns, err)
+	}
+}
+
+func TestSecretFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.secret")
+	s, err := OpenSecret(path)
+	must(t, err)
+	again, err := OpenSecret(path)
+	if err != nil || again != s || len(s.Hash()) != 64 {
+		t.Errorf("%v", err)
+	}
+	if text := fmt.Sprintf("%v %+v %#v %s", s, s, s, struct{ S Secret }{s}); strings.Contains(text, s.text) {
+		t.Error("it is printed")
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	for name, spoil := range map[string]func(){
+		"open to others": func() { must(t, os.Chmod(path, 0o640)) },
+		"damaged":        func() { must(t, os.WriteFile(path, nil, 0o600)) },
+		"a link":         func() { must(t, errors.Join(os.Remove(path), os.Symlink("/etc/hostname", path))) },
+	} {
+		must(t, os.RemoveAll(path))
+		_, err := OpenSecret(path)
+		must(t, err)
+		spoil()
+		if _, err := OpenSecret(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

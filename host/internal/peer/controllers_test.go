@@ -1,0 +1,167 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/catalog"
+	"github.com/pannier/pannier/host/internal/controllers"
+	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/node"
+	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// plant is a node's real storage plugin and driver, whose volumes other nodes can reach.
+type plant struct {
+	calls    drivers.Caller
+	registry *drivers.Registry
+}
+
+// grow starts csi-bridge and a driver on a node. Its controller attaches.
+func grow(t *testing.T, name, shared, topology string) *plant {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "peer") // a socket's path must be short
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	plugins := filepath.Join(dir, "plugins")
+	must(t, os.Mkdir(plugins, 0o755))
+	if out, err := exec.Command("cp", testbin.Build(t, "plugins/csi-bridge"), filepath.Join(plugins, "csi-bridge")).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s := supervisor.New(supervisor.Config{PluginDir: plugins, DataDir: filepath.Join(dir, "data"), StopPlugins: true, Logger: hclog.NewNullLogger()})
+	must(t, s.Open(t.Context()))
+	t.Cleanup(func() { must(t, s.Close()) })
+	c := catalog.New(s)
+	p := &plant{registry: drivers.New(drivers.Config{DataDir: filepath.Join(dir, "data"), Logger: hclog.NewNullLogger(), Storage: c.Storage, Events: events.New(0)})}
+	endpoint := "unix://" + filepath.Join(dir, "d.sock")
+	must(t, p.registry.Open(t.Context(), []drivers.Spec{{ID: "shared", Endpoint: endpoint, Command: []string{
+		testbin.Build(t, "test/shareddriver"), "-endpoint", endpoint, "-node-id", "driver-" + name, "-dir", shared, "-topology", topology,
+	}}}))
+	t.Cleanup(func() { must(t, p.registry.Close(true)) })
+	p.calls = drivers.Caller{Drivers: p.registry, Storage: c.DoStorage}
+	_, err = p.calls.Await(within(t), "shared", patience)
+	must(t, err)
+	return p
+}
+
+// record is what the node says of its driver.
+func (p *plant) record(t *testing.T) map[string]claim.NodeDriver {
+	t.Helper()
+	d, err := p.registry.Get("shared")
+	must(t, err)
+	ctl := claim.ControllerCapabilities(*d.Fingerprint.Controller)
+	return map[string]claim.NodeDriver{"shared": {
+		ID: "shared", Type: claim.Monolith, Healthy: d.Healthy, Provider: d.Fingerprint.Provider, Controller: &ctl,
+		NodeID: d.Fingerprint.Node.NodeID, Topology: d.Fingerprint.Node.AccessibleTopology,
+	}}
+}
+
+// The leader has no driver: it makes a volume and attaches it through the controllers of
+// nodes, over real TLS, real plugins and real drivers; and through the one that is left.
+func TestControllersOnNodes(t *testing.T) {
+	w := form(t, 1)
+	shared := t.TempDir()
+	plants := map[string]*plant{}
+	for name, topology := range map[string]string{"n1": "rack=R1", "n2": "rack=R2"} {
+		p := grow(t, name, shared, topology)
+		plants[name] = p
+		a := w.add(t, name, pki.Node, nil, func(a *agent) { a.node.Calls = p.calls })
+		_, err := a.client().PutNode(within(t), claim.Node{Name: name, SecretHash: a.secret.Hash(), Drivers: p.record(t)})
+		must(t, err)
+	}
+	leader := w.leader(t)
+	ledger := w.servers.WaitLeader(t).Node
+	ctl := controllers.New(controllers.Config{
+		Node: leader.name, ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: leader.node.Calls, Secrets: leader.leader.Secrets,
+		Cluster: node.Directory{Cluster: ledger, Calls: leader.nodes.Storage},
+	})
+	leader.leader.Controllers = ctl
+
+	v, err := ctl.Create(within(t), claim.Volume{
+		VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: "v"}, Name: "v", PluginID: "shared", CapacityMin: 1 << 20,
+		Capabilities: []claim.Capability{writer},
+	})
+	must(t, err)
+	_, err = ledger.RegisterVolume(within(t), v)
+	must(t, err)
+	n1 := w.agents["n1"]
+	capability := storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
+	if _, err := n1.Attach(within(t), v, capability, "n1"); !errors.Is(err, ErrDenied) {
+		t.Errorf("without a claim: %v", err)
+	}
+	_, err = n1.client().StartWorkload(within(t), ref("a"), "n1", []claim.Claim{wants(v)})
+	must(t, err)
+	other := capability
+	other.AccessMode = storage.MultiNodeMultiWriter
+	if _, err := n1.Attach(within(t), v, other, "n1"); !errors.Is(err, ErrDenied) {
+		t.Errorf("in another mode: %v", err)
+	}
+	attach := func() error {
+		_, err := n1.Attach(within(t), v, capability, "n1")
+		return err
+	}
+	for range 4 { // each controller has its turn
+		must(t, attach())
+	}
+
+	// One driver is away: the other is asked, though the ledger says nothing yet.
+	must(t, plants["n1"].registry.Close(true))
+	for range 4 {
+		must(t, attach())
+	}
+	// One node is away too: nobody is left, and the error says of each why.
+	must(t, w.agents["n2"].server.Close())
+	must(t, w.agents["n2"].port.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err = ctl.Detach(ctx, v, "n1", "driver-n1", func(context.Context) (bool, error) { return false, nil })
+	if !errors.Is(err, drivers.ErrUnhealthy) || status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), `on node "n1": `) || !strings.Contains(err.Error(), `on node "n2": `) {
+		t.Errorf("nobody is left: %v", err)
+	}
+	must(t, ledger.Read(within(t), func(tx *state.ReadTx) error { _, err := tx.Volume(v.VolumeRef); return err }))
+}
+
+// A driver's own answer comes back as it is, with its code, and is asked for once.
+func TestADriversAnswerTravels(t *testing.T) {
+	w := form(t, 1)
+	p := grow(t, "n1", t.TempDir(), "rack=R1")
+	w.add(t, "n1", pki.Node, nil, func(a *agent) { a.node.Calls = p.calls })
+	c := w.leader(t).nodes.Storage("n1")
+	err := c.Detach(within(t), storage.Driver{ID: "shared", Endpoint: "unix:///nonsense"}, storage.Volume{Name: "v", ExternalID: "none"}, "driver-n1")
+	if err != nil {
+		t.Errorf("a detach of what is not there, by a driver whose socket the node knows: %v", err)
+	}
+	_, err = c.Attach(within(t), storage.Driver{ID: "shared"}, storage.AttachRequest{
+		Volume: storage.Volume{Name: "v", ExternalID: "none", Capability: storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}},
+		NodeID: "driver-n1",
+	})
+	if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "rpc error") {
+		t.Errorf("no such volume: %v", err)
+	}
+	if _, err := c.List(within(t), storage.Driver{ID: "other"}, storage.Page{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("a driver that the node has not: %v", err)
+	}
+	start := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.Detach(ctx, storage.Driver{ID: "shared"}, storage.Volume{ExternalID: "v"}, "x"); !errors.Is(err, context.Canceled) || time.Since(start) > patience {
+		t.Errorf("the caller's end: %v", err)
+	}
+}

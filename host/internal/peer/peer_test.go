@@ -1,0 +1,255 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
+)
+
+var (
+	_ cluster.Remote  = &Servers{}
+	_ lease.Servers   = &Servers{}
+	_ workload.Nodes  = &Servers{}
+	_ workload.Tokens = NodeTokens{}
+	_ watcher.Nodes   = &Nodes{}
+)
+
+// A node and a server that does not lead reach the leader, and the next one when it ends.
+func TestAskedFromAnywhere(t *testing.T) {
+	w := form(t, 3, "n1")
+	v, free := w.volume(t, "v", "d"), w.volume(t, "free", "d")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	_, err := n1.client().StartWorkload(within(t), ref("a"), "n1", []claim.Claim{wants(v)})
+	must(t, err)
+	follower := w.agents[w.servers.Follower(t).Name]
+	var refused *claim.Refusal
+	if _, err := follower.client().StartWorkload(within(t), ref("b"), follower.name, []claim.Claim{wants(v)}); !errors.As(err, &refused) ||
+		!errors.Is(err, claim.ErrHeld) || refused.Holders[0].Workload != ref("a") {
+		t.Errorf("a refusal on its way: %v", err)
+	}
+	if _, _, err := n1.client().Volume(within(t), claim.VolumeRef{Namespace: "default", ID: "none"}, cluster.Blocking{}); !errors.Is(err, claim.ErrVolumeNotFound) {
+		t.Errorf("no volume: %v", err)
+	}
+
+	old := w.servers.WaitLeader(t)
+	must(t, w.agents[old.Name].close())
+	old.Stop(t)
+	if _, err := n1.client().StartWorkload(within(t), ref("c"), "n1", []claim.Claim{wants(free)}); err != nil {
+		t.Errorf("after the leader's end: %v", err)
+	}
+	if on, _, err := n1.client().OnNode(within(t), "n1", cluster.Blocking{}); err != nil || len(on.Claims) != 2 {
+		t.Errorf("%+v, %v", on, err)
+	}
+}
+
+// Where no server leads, the error says who was asked and what is known of the call.
+func TestNoServerLeads(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	server := w.leader(t)
+	must(t, server.server.Close())
+	must(t, server.port.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, _, err := n1.client().Volume(ctx, claim.VolumeRef{Namespace: "default", ID: "v"}, cluster.Blocking{})
+	if !errors.Is(err, cluster.ErrNotLeader) || !errors.Is(err, context.DeadlineExceeded) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "server-1": `) {
+		t.Errorf("a query: %v", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := n1.client().EndRun(ctx, ref("a"), "n1", 0); !errors.Is(err, cluster.ErrUncertain) {
+		t.Errorf("a command: %v", err)
+	}
+	alone := NewServers(ServersConfig{Name: "x", Members: func() []Member { return nil }, Terms: &Terms{}})
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := alone.Apply(ctx, nil); !errors.Is(err, cluster.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
+		t.Errorf("no server at all: %v", err)
+	}
+}
+
+func TestHeartbeats(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1, leader := w.agents["n1"], w.leader(t)
+	n1.register(t)
+	leader.beats.refuse = 3 // it began to lead a moment ago
+	for _, a := range []*agent{n1, leader} {
+		got, err := a.Heartbeat(within(t), a.name, 7)
+		if err != nil || got.Status != claim.NodeReady || got.Liveness != lease.Default || got.Index != 7 {
+			t.Errorf("%s: %+v, %v", a.name, got, err)
+		}
+	}
+	if leader.beats.answers != 2 {
+		t.Errorf("%d were answered", leader.beats.answers)
+	}
+	must(t, n1.cfg.Terms.Seen(1000)) // of a leader that came after
+	if _, err := n1.Heartbeat(within(t), "n1", 8); !errors.Is(err, errOldTerm) {
+		t.Errorf("of a leader that was replaced: %v", err)
+	}
+}
+
+func TestSecretsOnlyWithAClaim(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	v := w.volume(t, "v", "d")
+	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) || !errors.Is(err, claim.ErrClaimNotFound) {
+		t.Errorf("before: %v", err)
+	}
+	started, err := n1.client().StartWorkload(within(t), ref("a"), "n1", []claim.Claim{wants(v)})
+	must(t, err)
+	if got, err := n1.VolumeSecrets(within(t), v); err != nil || got["password"] != "of v" {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := w.leader(t).VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
+		t.Errorf("the leader's own node has no claim: %v", err)
+	}
+	_, err = n1.client().EndRun(within(t), ref("a"), "n1", started.Workload.CreateIndex)
+	must(t, err)
+	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
+		t.Errorf("on its way out: %v", err)
+	}
+}
+
+func TestTokensThroughTheLeader(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1, leader := w.agents["n1"], w.leader(t)
+	n1.register(t)
+	token := claim.Token{ID: "11111111-2222-3333-4444-555555555555", Workload: ref("a"), Node: "n1", Service: "a", Consul: "default"}
+	_, err := n1.client().StartWorkload(within(t), ref("a"), "n1", nil, token)
+	must(t, err)
+	tokens := NodeTokens{Servers: n1.Servers}
+	must(t, tokens.Intend(within(t), token))
+	if got, secret, err := tokens.Derive(within(t), token); err != nil || got.Accessor != "accessor" || secret != "the secret" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if all, err := tokens.OnNode(within(t), "n1"); err != nil || len(all) != 1 || all[0].ID != token.ID {
+		t.Errorf("%+v, %v", all, err)
+	}
+	// What the ledger has noted is revoked, whatever accessor the node names; what it does
+	// not know is nobody's.
+	token.Accessor = "99999999-2222-3333-4444-555555555555"
+	must(t, tokens.Revoke(within(t), token, ""))
+	token.ID = "22222222-2222-3333-4444-555555555555"
+	must(t, tokens.Revoke(within(t), token, ""))
+	want := []string{
+		"intend 11111111-2222-3333-4444-555555555555 ", "derive 11111111-2222-3333-4444-555555555555 ",
+		"revoke 11111111-2222-3333-4444-555555555555 ",
+	}
+	if got := leader.tokens.asked; !slices.Equal(got, want) {
+		t.Errorf("it asked %q", got)
+	}
+}
+
+func TestTheLeaderAsksNodes(t *testing.T) {
+	w := form(t, 1, "n1")
+	leader, n1 := w.leader(t), w.agents["n1"]
+	v := claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mounted"}, PluginID: "d", ExternalID: "ext"}
+	for _, a := range []*agent{n1, leader} { // over the net, and straight
+		c := claim.Claim{Volume: v.VolumeRef, Workload: ref("own"), Node: a.name}
+		if owns, err := leader.nodes.Owns(within(t), c); err != nil || !owns {
+			t.Errorf("%s owns: %v, %v", a.name, owns, err)
+		}
+		must(t, leader.nodes.DetachUnknown(within(t), c, v))
+		if did, err := leader.nodes.Detach(within(t), c, v); err != nil || did != "stopped it" {
+			t.Errorf("%s: %q, %v", a.name, did, err)
+		}
+		if places, err := leader.nodes.ExpandVolume(within(t), a.name, v, 1, 2); err != nil || places != 2 {
+			t.Errorf("%s: %d places, %v", a.name, places, err)
+		}
+		if stats, err := leader.nodes.VolumeStats(within(t), a.name, v); err != nil || stats.Usage[0].Total != 9 {
+			t.Errorf("%s: %+v, %v", a.name, stats, err)
+		}
+		if info, err := leader.nodes.Info(within(t), a.name); err != nil || info.Name != a.name || info.Version != "1.2.3" || info.BootID != "b" {
+			t.Errorf("%s: %+v, %v", a.name, info, err)
+		}
+		a.works.stuck = make(chan struct{}) // a stop takes its time, and is not waited for
+		must(t, leader.nodes.StopWorkload(within(t), a.name, ref("own"), "why"))
+		if got := a.works.list(); !slices.Equal(got, []string{
+			"detach unknown own ext", "detach own ext", "expand mounted /t/1", "expand mounted /t/2", "stats mounted /t/1", "stop own why",
+		}) {
+			t.Errorf("%s was asked %q", a.name, got)
+		}
+	}
+	n1.works.err = workload.ErrNotFound
+	close(n1.works.stuck)
+	must(t, leader.nodes.StopWorkload(within(t), "n1", ref("gone"), "why"))
+	n1.works.err = status.Error(codes.Aborted, "the driver is busy")
+	c := claim.Claim{Volume: v.VolumeRef, Workload: ref("own"), Node: "n1"}
+	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.Aborted || err.Error() != "the driver is busy" {
+		t.Errorf("the driver's words: %v", err)
+	}
+	c.Node = "nowhere"
+	if _, err := leader.nodes.Owns(within(t), c); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `node "nowhere"`) {
+		t.Errorf("a node that nobody knows: %v", err)
+	}
+	// Ids become paths: what is none of the ledger's is refused.
+	c.Node = "n1"
+	c.Workload.ID = "../../etc"
+	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an id that is a path: %v", err)
+	}
+	// A leader that was replaced is refused, and one that knows it does not call.
+	must(t, n1.cfg.Terms.Seen(1000))
+	if _, err := leader.nodes.Info(within(t), "n1"); err == nil || !strings.Contains(err.Error(), "does not lead any more") {
+		t.Errorf("a lower term: %v", err)
+	}
+	if _, err := n1.nodes.Info(within(t), leader.name); err == nil || !strings.Contains(err.Error(), "does not lead any more") {
+		t.Errorf("who does not lead: %v", err)
+	}
+}
+
+// A workload that waits for another may have it stopped, wherever that runs.
+func TestReplacing(t *testing.T) {
+	w := form(t, 1, "n1", "n2")
+	n1, n2 := w.agents["n1"], w.agents["n2"]
+	n1.register(t)
+	n2.register(t)
+	_, err := n2.client().StartWorkload(within(t), ref("old"), "n2", nil)
+	must(t, err)
+	if err := n1.StopWorkload(within(t), "n2", ref("old"), "replaced"); !errors.Is(err, ErrDenied) {
+		t.Errorf("none waits: %v", err)
+	}
+	_, err = n1.client().AwaitWorkload(within(t), ref("new"), "n1", []claim.WorkloadRef{ref("old"), ref("never")})
+	must(t, err)
+	must(t, n1.StopWorkload(within(t), "n2", ref("old"), "replaced"))
+	must(t, n1.StopWorkload(within(t), "n2", ref("never"), "replaced"))
+	if got := n2.works.list(); !slices.Equal(got, []string{"stop old replaced"}) {
+		t.Errorf("it was asked %q", got)
+	}
+}
+
+// A command that was sent twice under its key is applied once.
+func TestARepeatedCommandIsAppliedOnce(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1 := w.agents["n1"]
+	n1.register(t)
+	c := &command.StartWorkload{Ref: ref("a"), Node: "n1"}
+	command.SetKey(c, "once")
+	entry, err := command.Encode(c)
+	must(t, err)
+	for range 2 {
+		outcome, err := n1.Apply(within(t), entry)
+		must(t, err)
+		got, err := command.DecodeOutcome(c, outcome)
+		must(t, err)
+		if result, ok := got.(command.StartWorkloadResult); !ok || !result.Created {
+			t.Errorf("%+v", got)
+		}
+	}
+}
