@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -228,6 +229,8 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 
 	h = h.next(t)
 	h.Patient, h.limits.ledger = true, 20*time.Millisecond
+	var went atomic.Bool
+	h.on("claim:before", 0, func(context.Context) error { went.Store(true); return nil })
 	back := h.ledgerAway()
 	h.open(t)
 	for _, w := range h.List() {
@@ -248,6 +251,9 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 	}
 	go func() { _, _ = h.Stop(context.Background(), ref("v"), "the test stops it", nil) }()
 	h.eventually(t, "v", "stopping", func(w Workload) bool { return w.State == Stopping })
+	if went.Load() {
+		t.Error("a start went on")
+	}
 	back()
 	must(t, <-joined)
 	h.running(t, "w")
