@@ -42,7 +42,8 @@ func (s *Server) read(ctx context.Context, query reader, topics []state.Topic, f
 		now := s.cfg.Ledger.Stats()
 		meta.KnownLeader, meta.Age = now.LeaderName != "", durationpb.New(max(now.Age, 0))
 	}
-	meta.Index, err = read(ctx, cluster.Blocking{MinIndex: how.GetIndex(), Wait: wait}, topics, fn)
+	index, err := read(ctx, cluster.Blocking{MinIndex: how.GetIndex(), Wait: wait}, topics, fn)
+	meta.Index = max(index, 1) // 0 in the next query would not wait
 	return meta, err
 }
 

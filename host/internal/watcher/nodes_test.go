@@ -241,7 +241,7 @@ func TestDetachOnAnotherNode(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	got, err = w.Detach(t.Context(), ref("v"), "b", true, "op")
-	if err != nil || !got[0].Released || !strings.Contains(got[0].Message, "an attachment") || !strings.Contains(got[0].Message, errAway.Error()) {
+	if err != nil || !got[0].Released || !strings.Contains(got[0].Message, "an attachment") {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	w.freed("v")
