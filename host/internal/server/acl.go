@@ -20,7 +20,6 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/acl"
-	"github.com/pannier/pannier/host/internal/pki"
 )
 
 // aclService serves pannier.host.v1.ACLService: here tokens, in aclpolicy.go policies and
@@ -56,7 +55,7 @@ func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	if c := callerOf(ctx); !c.isRoot(s.access) && (c.cert == nil || c.cert.Role == pki.Node) {
+	if c := callerOf(ctx); !c.operates(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli", c.who()))
 	}

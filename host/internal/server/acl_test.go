@@ -424,6 +424,38 @@ func TestACLsOff(t *testing.T) {
 	wantError(t, err, connect.CodeFailedPrecondition, "ACLs are off", "acl { enabled = true }")
 }
 
+// Who asked is told by the agent that passed the call on, and believed of a server only.
+func TestCallersOfPassedOnCalls(t *testing.T) {
+	const root, alice, ops, node = "root (uid 0) on s2", "alice (uid 1000) on s2", "pannier://dc1/cli/ops", "pannier://dc1/node/n7"
+	cert := func(role pki.Role) *rpc.Peer { return &rpc.Peer{Name: "x", Role: role, DC: "dc1"} }
+	for _, c := range []struct {
+		caller   caller
+		operates bool
+		who      string
+	}{
+		{caller{peer: peer{uid: 0}}, true, "root"},
+		{caller{peer: peer{uid: 4242}}, false, "uid 4242"},
+		{caller{peer: unknownPeer(nil)}, false, "uid 4294967295"},
+		{caller{cert: cert(pki.CLI)}, true, "pannier://dc1/cli/x"},
+		{caller{cert: cert(pki.Server)}, true, "pannier://dc1/server/x"},
+		{caller{cert: cert(pki.Node)}, false, "pannier://dc1/node/x"},
+		{caller{cert: cert(pki.Server), asker: root}, true, root},
+		{caller{cert: cert(pki.Server), asker: ops}, true, ops},
+		{caller{cert: cert(pki.Server), asker: alice}, false, alice},
+		{caller{cert: cert(pki.Server), asker: node}, false, node},
+		{caller{cert: cert(pki.Server), asker: alice + " " + root}, false, alice + " " + root},
+		{caller{cert: cert(pki.Node), asker: root}, false, root + ", as pannier://dc1/node/x says"},
+		{caller{cert: cert(pki.Server), asker: root, Identity: acl.Identity{Accessor: "a", Name: "ci"}}, true, `token "ci"`},
+	} {
+		if got := c.caller.operates(access{self: 77}); got != c.operates {
+			t.Errorf("%s operates: %v", c.who, got)
+		}
+		if got := c.caller.who(); got != c.who {
+			t.Errorf("%q is %q", c.who, got)
+		}
+	}
+}
+
 // Over TLS a certificate of any role lets someone call, and a token says what.
 func TestCallersOverTLS(t *testing.T) {
 	authority := pkitest.New(t)

@@ -27,6 +27,7 @@ type auditEntry struct {
 	UID         *uint32 `json:"uid,omitempty"`
 	PID         int     `json:"pid,omitempty"`
 	Certificate string  `json:"certificate,omitempty"`
+	For         string  `json:"for,omitempty"`     // whom an agent asks for, by its own word
 	RPC         string  `json:"rpc"`               // such as VolumeService/GetVolume
 	Subject     string  `json:"subject,omitempty"` // what the request names, with its namespace
 	// Phase is began and ended of a stream; empty of a call that is answered at once.
@@ -158,7 +159,7 @@ func (s *Server) record(c *caller, procedure string, msg any, phase string, allo
 	}
 	switch {
 	case c.cert != nil:
-		e.Certificate = c.cert.String()
+		e.Certificate, e.For = c.cert.String(), c.asker
 	case c.peer.err == nil:
 		e.UID, e.PID = &c.uid, c.pid
 	}

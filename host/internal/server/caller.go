@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/pki"
 	"github.com/pannier/pannier/host/internal/rpc"
 )
 
@@ -19,6 +21,9 @@ import (
 type caller struct {
 	peer
 	cert *rpc.Peer // nil: it came over the unix socket
+	// asker is for whom an agent has passed the call on, as that agent says; empty: it was
+	// not passed on.
+	asker string
 	acl.Identity
 }
 
@@ -27,6 +32,10 @@ func (c *caller) who() string {
 	switch {
 	case c.Accessor != "":
 		return fmt.Sprintf("token %q", cmp.Or(c.Name, c.Accessor))
+	case c.asker != "" && c.cert.Role == pki.Server:
+		return c.asker
+	case c.asker != "":
+		return fmt.Sprintf("%s, as %s says", c.asker, c.cert)
 	case c.cert != nil:
 		return c.cert.String()
 	default:
@@ -38,6 +47,23 @@ func (c *caller) who() string {
 // of the agent's own user.
 func (c *caller) isRoot(a access) bool {
 	return c.cert == nil && c.peer.err == nil && (c.uid == 0 || c.uid == a.self)
+}
+
+// passedOn is who asked, as an agent names it (Server.asker), where that is root or a
+// certificate that is for operators.
+var passedOn = regexp.MustCompile(`^[^ ]+ \(uid 0\) on [^ ]+$|^pannier://[^/ ]+/(server|cli)/[^/ ]+$`)
+
+// operates says whether the caller has a server's machine, or a certificate for operators.
+// A server is believed for whom it asks; a node is not.
+func (c *caller) operates(a access) bool {
+	switch {
+	case c.cert == nil:
+		return c.isRoot(a)
+	case c.asker != "":
+		return c.cert.Role == pki.Server && passedOn.MatchString(c.asker)
+	default:
+		return c.cert.Role != pki.Node
+	}
 }
 
 type callerKey struct{}
@@ -59,7 +85,9 @@ func callerOf(ctx context.Context) *caller {
 func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error) {
 	c := &caller{peer: peerOf(ctx)}
 	if cert, ok := rpc.PeerFrom(ctx); ok {
-		c.cert = &cert
+		if c.cert = &cert; cert.Role != pki.CLI {
+			c.asker = shortened(header.Get(forwardedHeader))
+		}
 	} else if err := s.access.check(c.peer); err != nil {
 		return c, err
 	}

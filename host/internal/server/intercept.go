@@ -147,6 +147,9 @@ func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
 	if c.cert != nil {
 		from = []any{"certificate", c.cert.String()}
 	}
+	if c.asker != "" {
+		from = append(from, "for", c.asker)
+	}
 	if c.Accessor != "" {
 		from = append(from, "token", c.Name, "accessor", c.Accessor)
 	}
