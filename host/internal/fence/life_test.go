@@ -116,7 +116,7 @@ func TestAFenceThatIsKilledOrStopped(t *testing.T) {
 			before := boottime.Now().Add(time.Hour)
 			update(t, c, func(c Change) { c.Protect(v.mounts[0]); c.SetTimes(Times{Stop: before, Deadline: before}) })
 			w := writer(t, filepath.Join(v.target, "times"))
-			must(t, syscall.Kill(c.proc.PID(), signal))
+			must(t, syscall.Kill(fencePID(t, dir), signal))
 			update(t, c, func(c Change) { c.Protect(v.mounts[1]) }) // what is published meanwhile
 			if !w.lives() {
 				t.Error("the next fence acted before the deadline")
