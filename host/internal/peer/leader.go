@@ -170,15 +170,18 @@ func (l *Leader) Replace(ctx context.Context, node string, ref claim.WorkloadRef
 			return err
 		}
 		w, err = tx.Workload(ref)
+		if errors.Is(err, claim.ErrWorkloadNotFound) {
+			w.Status, err = claim.Ended, nil
+		}
 		return err
 	})
 	waits := slices.ContainsFunc(there, func(w claim.Workload) bool { return w.Status == claim.Waiting && slices.Contains(w.After, ref) })
 	switch {
-	case err != nil && !errors.Is(err, claim.ErrWorkloadNotFound):
+	case err != nil:
 		return err
 	case !waits:
 		return denied(fmt.Sprintf("no workload of node %q waits for workload %q", node, ref))
-	case err != nil || w.Status == claim.Ended:
+	case w.Status == claim.Ended:
 		return nil
 	default:
 		return l.Stop(ctx, w.Node, ref, reason)
