@@ -220,7 +220,7 @@ func (c *Cluster) Workload(on *testhost.Host, id string, volumes ...string) (spe
 	var text strings.Builder
 	fmt.Fprintf(&text, "workload %q {\n", id)
 	for _, v := range volumes {
-		fmt.Fprintf(&text, "  volume %q {\n    source = %q\n  }\n", v, v)
+		fmt.Fprintf(&text, "  volume %q {\n    source = %q\n    destination = \"/srv/%s\"\n  }\n", v, v, v)
 	}
 	text.WriteString("}\n")
 	return on.Write(id+".workload.hcl", text.String())

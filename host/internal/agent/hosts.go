@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -94,13 +95,17 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 	if key == "" {
 		a.log.Warn("gossip is in clear: give the agents an encrypt_file")
 	}
+	serf := filepath.Join(a.cfg.DataDir, "serf")
+	if err := os.MkdirAll(serf, 0o700); err != nil {
+		return err
+	}
 	h.discovery, err = discovery.Open(discovery.Config{
 		Self: discovery.Self{
 			Name: a.cfg.Name, Role: gossips, Datacenter: a.cfg.Datacenter, RPC: h.port.Addr().String(),
 			Expect: a.cfg.Server.BootstrapExpect, Version: a.version, Ledger: command.Level,
 		},
 		Bind: a.cfg.BindAddr, Port: a.cfg.SerfPort, Advertise: a.cfg.AdvertiseAddr, RetryJoin: a.cfg.RetryJoin, Key: string(key),
-		KeyringFile: filepath.Join(a.cfg.DataDir, "serf", "keyring"), SnapshotFile: filepath.Join(a.cfg.DataDir, "serf", "snapshot"),
+		KeyringFile: filepath.Join(serf, "keyring"), SnapshotFile: filepath.Join(serf, "snapshot"),
 		Logger: a.log.Named("serf"),
 	})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/catalog"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/drivers"
@@ -45,12 +46,27 @@ func (a *agent) declared() []drivers.Spec {
 
 // health is what keeps the agent from doing its work.
 func (a *agent) health() (reasons []string) {
-	if stats := a.cluster.Stats(); stats.Err != nil {
-		reasons = append(reasons, fmt.Sprintf("the ledger takes no command: %v", stats.Err))
-	} else if !stats.Leader {
-		reasons = append(reasons, "the ledger has no leader")
+	if a.cluster != nil {
+		reasons = append(reasons, ledgerHealth(a.cluster.Stats())...)
+	}
+	if a.hosts != nil {
+		if err := a.hosts.lease.Valid(); err != nil {
+			reasons = append(reasons, err.Error())
+		}
 	}
 	return append(reasons, a.storageHealth()...)
+}
+
+// ledgerHealth is what keeps a server's ledger from taking commands.
+func ledgerHealth(s cluster.Stats) []string {
+	switch {
+	case s.Err != nil:
+		return []string{fmt.Sprintf("the ledger takes no command: %v", s.Err)}
+	case !s.Leader && s.LeaderName == "":
+		return []string{"the ledger has no leader (see: pannier server members)"}
+	default:
+		return nil
+	}
 }
 
 // storageHealth is what keeps the host from reaching its drivers. A plugin that it

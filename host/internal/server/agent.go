@@ -19,12 +19,11 @@ type agentService struct{ *Server }
 
 // Status is the whole host in one answer.
 func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
-	stats, reasons := s.cfg.Ledger.Stats(), s.cfg.Health()
+	reasons := s.cfg.Health()
 	resp := &hostv1.StatusResponse{
 		Name: s.cfg.Name, Version: s.cfg.Version, Datacenter: s.cfg.Datacenter,
 		Pid: int64(os.Getpid()), StartedAt: timestamp(s.cfg.StartedAt),
 		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
-		Leader: stats.Leader, RaftIndex: stats.AppliedIndex,
 		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
 		Plugins: s.shownPlugins(), Devices: s.shownDevices(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
 	}
@@ -35,6 +34,11 @@ func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.Stat
 	if resp.Drivers, err = s.shownDrivers(ctx); err != nil {
 		return nil, err
 	}
+	if !s.ledgerHere() {
+		return connect.NewResponse(resp), nil
+	}
+	stats := s.cfg.Ledger.Stats()
+	resp.Leader, resp.RaftIndex = stats.Leader, stats.AppliedIndex
 	n, err := s.counts.read(ctx, s.cfg.Ledger)
 	if err != nil {
 		return nil, err

@@ -33,6 +33,20 @@ type counts struct {
 	last  ledgerCounts
 }
 
+// ledgerHere says whether this agent has the ledger and can read it now: it is a server, and
+// has caught up since its start.
+func (s *Server) ledgerHere() bool {
+	if s.cfg.Ledger == nil {
+		return false
+	}
+	select {
+	case <-s.cfg.Ledger.Ready():
+		return true
+	default:
+		return false
+	}
+}
+
 func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,6 +21,8 @@ import (
 
 // Ledger is the cluster's replicated state (cluster.Node).
 type Ledger interface {
+	// Ready is closed when it can be read.
+	Ready() <-chan struct{}
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	// ReadLatest, ReadChanged and ReadHere say how true what is read is, and wait for changes.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error

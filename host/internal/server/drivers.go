@@ -66,12 +66,14 @@ func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, er
 		return nil, invalid("driver", "id", err.Error())
 	}
 	var known claim.Driver
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		known, err = tx.Driver(id)
-		return err
-	})
-	if err != nil && !errors.Is(err, claim.ErrDriverNotFound) {
-		return nil, err
+	if s.ledgerHere() {
+		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+			known, err = tx.Driver(id)
+			return err
+		})
+		if err != nil && !errors.Is(err, claim.ErrDriverNotFound) {
+			return nil, err
+		}
 	}
 	here, missing := s.cfg.Drivers.Get(id)
 	if missing != nil && !s.elsewhere(known) {
@@ -80,17 +82,20 @@ func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, er
 	return mergedDriver(here, missing == nil, known), nil
 }
 
+// shownDrivers are those of this node and, where this agent is a server, of all others.
 func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 	known := map[string]claim.Driver{}
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		all, err := tx.Drivers()
-		for _, d := range all {
-			known[d.ID] = d
+	if s.ledgerHere() {
+		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+			all, err := tx.Drivers()
+			for _, d := range all {
+				known[d.ID] = d
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
 		}
-		return err
-	})
-	if err != nil {
-		return nil, err
 	}
 	var out []*hostv1.Driver
 	for _, here := range s.cfg.Drivers.List() {

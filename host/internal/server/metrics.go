@@ -124,6 +124,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for consul, problem := range c.cfg.Services.Problems() {
 		gauge(consulDesc, bit(problem == ""), consul)
 	}
+	if c.cfg.Ledger == nil {
+		return
+	}
 	stats := c.cfg.Ledger.Stats()
 	gauge(leaderDesc, bit(stats.Leader))
 	gauge(indexDesc, float64(stats.AppliedIndex))
