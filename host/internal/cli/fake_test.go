@@ -50,8 +50,9 @@ type fake struct {
 	running   map[string]int64
 	stops     int
 	// breaks is how many streams are still to break off before their end.
-	breaks int
-	tokens []*hostv1.Token
+	breaks   int
+	tokens   []*hostv1.Token
+	snapshot []byte
 	// consulAway is that no token can be revoked now.
 	consulAway bool
 }

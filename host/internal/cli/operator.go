@@ -16,7 +16,8 @@ import (
 func (a *app) operatorCommand() *cobra.Command {
 	return a.noun("operator", "The cluster's servers",
 		a.noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
-		a.noun("autopilot", "What the leader does about servers by itself", a.autopilotGet(), a.autopilotSet(), a.autopilotHealth()))
+		a.noun("autopilot", "What the leader does about servers by itself", a.autopilotGet(), a.autopilotSet(), a.autopilotHealth()),
+		a.noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()))
 }
 
 // knownPeers is where the names of servers are to be had.

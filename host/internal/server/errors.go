@@ -45,7 +45,7 @@ var mapping = []struct {
 	}},
 	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, errUnknownKey}},
 	{connect.CodeInvalidArgument, []error{
-		acl.ErrInvalid, claim.ErrInvalid, cluster.ErrTooLarge, drivers.ErrInvalid, workload.ErrInvalid,
+		acl.ErrInvalid, claim.ErrInvalid, cluster.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, workload.ErrInvalid,
 	}},
 	{connect.CodeUnauthenticated, []error{acl.ErrUnknownToken, acl.ErrExpired}},
 	{connect.CodeFailedPrecondition, []error{

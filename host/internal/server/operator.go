@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"connectrpc.com/connect"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 )
 
 // Raft is what operators do with the cluster's servers (cluster.Node).
@@ -22,15 +22,14 @@ type Raft interface {
 	RemovePeer(ctx context.Context, name string) error
 	// Leave takes this server out; leave tells the others that it goes.
 	Leave(ctx context.Context, leave func() error) error
+	Save(ctx context.Context, w io.Writer) (cluster.Backup, error)
+	Restore(ctx context.Context, r io.Reader) (cluster.Backup, error)
 	Autopilot() cluster.Autopilot
 	SetAutopilot(a cluster.Autopilot)
 }
 
 // operatorService serves pannier.host.v1.OperatorService.
-type operatorService struct {
-	*Server
-	hostv1connect.UnimplementedOperatorServiceHandler
-}
+type operatorService struct{ *Server }
 
 // ListPeers lists the servers that take part in raft.
 func (s operatorService) ListPeers(ctx context.Context, _ *connect.Request[hostv1.ListPeersRequest]) (*connect.Response[hostv1.ListPeersResponse], error) {

@@ -893,8 +893,11 @@ type SnapshotInfo struct {
 	// size in bytes.
 	Size int64 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	// checksum is the SHA-256 of what is in it, in hexadecimal.
-	Checksum      string                 `protobuf:"bytes,4,opt,name=checksum,proto3" json:"checksum,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Checksum  string                 `protobuf:"bytes,4,opt,name=checksum,proto3" json:"checksum,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// cluster it is of, and the server that wrote it.
+	Cluster       string `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Server        string `protobuf:"bytes,7,opt,name=server,proto3" json:"server,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -962,6 +965,20 @@ func (x *SnapshotInfo) GetCreatedAt() *timestamppb.Timestamp {
 		return x.CreatedAt
 	}
 	return nil
+}
+
+func (x *SnapshotInfo) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *SnapshotInfo) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
 }
 
 type ListMembersRequest struct {
@@ -1869,14 +1886,16 @@ const file_pannier_host_v1_operator_proto_rawDesc = "" +
 	"\x16RestoreSnapshotRequest\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"T\n" +
 	"\x17RestoreSnapshotResponse\x129\n" +
-	"\bsnapshot\x18\x01 \x01(\v2\x1d.pannier.host.v1.SnapshotInfoR\bsnapshot\"\xa3\x01\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x1d.pannier.host.v1.SnapshotInfoR\bsnapshot\"\xd5\x01\n" +
 	"\fSnapshotInfo\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x1a\n" +
 	"\bchecksum\x18\x04 \x01(\tR\bchecksum\x129\n" +
 	"\n" +
-	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\x14\n" +
+	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x18\n" +
+	"\acluster\x18\x06 \x01(\tR\acluster\x12\x16\n" +
+	"\x06server\x18\a \x01(\tR\x06server\"\x14\n" +
 	"\x12ListMembersRequest\"H\n" +
 	"\x13ListMembersResponse\x121\n" +
 	"\amembers\x18\x01 \x03(\v2\x17.pannier.host.v1.MemberR\amembers\"\xd5\x01\n" +

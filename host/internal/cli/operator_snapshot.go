@@ -1,0 +1,182 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pannier/pannier/cluster"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func (a *app) snapshotSave() *cobra.Command {
+	return &cobra.Command{
+		Use: "save FILE", Short: "Write a copy of the ledger to a new file; volumes' secrets are sealed in it",
+		Args: exactly("FILE"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			stream, err := client.Operator.SaveSnapshot(ctx, connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			info, err := writeSnapshot(args[0], stream)
+			if err != nil {
+				return err
+			}
+			return a.print(info, func() error {
+				return a.say(fmt.Sprintf("wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize())))
+			})
+		}),
+	}
+}
+
+// writeSnapshot makes the file whole or not at all.
+func writeSnapshot(path string, stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse]) (info *hostv1.SnapshotInfo, err error) {
+	if _, err := os.Lstat(path); err == nil {
+		return nil, &hintError{&codeError{fmt.Errorf("%s is there already", path), ExitRefused}, "name another file"}
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".snapshot-*") // 0600
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	for stream.Receive() {
+		if info = stream.Msg().GetSnapshot(); info != nil {
+			break
+		}
+		if _, err := f.Write(stream.Msg().GetChunk()); err != nil {
+			return nil, err
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return nil, err
+	}
+	if info == nil {
+		return nil, errors.New("the snapshot broke off: try again")
+	}
+	if err := f.Sync(); err != nil {
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	if _, err := cluster.Inspect(f); err != nil {
+		return nil, fmt.Errorf("what was written is no snapshot: %w", err)
+	}
+	// Never over a file that came meanwhile.
+	if err := os.Link(f.Name(), path); err != nil {
+		return nil, err
+	}
+	return info, os.Remove(f.Name())
+}
+
+// chunkSize is how much of a snapshot one message has, in bytes.
+const chunkSize = 256 << 10
+
+func (a *app) snapshotRestore() *cobra.Command {
+	return &cobra.Command{
+		Use: "restore FILE", Short: "Put a copy in place of the ledger, on every server: what came after it is gone",
+		Args: exactly("FILE"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			f, _, err := openSnapshot(args[0])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			stream := client.Operator.RestoreSnapshot(ctx)
+			for chunk := make([]byte, chunkSize); ; {
+				n, err := f.Read(chunk)
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil {
+					return fmt.Errorf("read %s: %w", args[0], err)
+				}
+				// What is wrong is in the answer.
+				if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: chunk[:n]}); errors.Is(err, io.EOF) {
+					break
+				} else if err != nil {
+					return err
+				}
+			}
+			resp, err := stream.CloseAndReceive()
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				return a.say(fmt.Sprintf("the ledger is as it was in %s, at index %d", args[0], resp.Msg.GetSnapshot().GetIndex()))
+			})
+		}),
+	}
+}
+
+// openSnapshot opens a file and checks that it is a snapshot, whole.
+func openSnapshot(path string) (*os.File, cluster.Backup, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, cluster.Backup{}, &codeError{err, ExitNotFound}
+	}
+	if err != nil {
+		return nil, cluster.Backup{}, err
+	}
+	info, err := cluster.Inspect(f)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, info, errors.Join(&codeError{fmt.Errorf("%s: %w", path, err), ExitUsage}, f.Close())
+	}
+	return f, info, nil
+}
+
+func (a *app) snapshotInspect() *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect FILE", Short: "Check a copy and show what it has; needs no agent",
+		Args: exactly("FILE"),
+		RunE: a.do(func(_ context.Context, args []string) error {
+			f, info, err := openSnapshot(args[0])
+			if err != nil {
+				return err
+			}
+			if err := f.Close(); err != nil {
+				return err
+			}
+			shown := &hostv1.SnapshotInfo{
+				Index: info.Index, Term: info.Term, Size: info.Size, Checksum: info.SHA256, CreatedAt: timestamppb.New(info.CreatedAt),
+				Cluster: info.Cluster, Server: info.Server,
+			}
+			return a.print(shown, func() error {
+				t := newTable()
+				t.row("Cluster", info.Cluster)
+				t.row("Server", info.Server)
+				t.row("Created", info.CreatedAt.Format(time.DateTime))
+				t.row("Index", info.Index)
+				t.row("Term", info.Term)
+				t.row("Size", size(info.Size))
+				t.row("SHA-256", info.SHA256)
+				return a.show(t)
+			})
+		}),
+	}
+}

@@ -1,0 +1,98 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/clustertest"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// SaveSnapshot gives what the fake has, or half of it.
+func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest], s *connect.ServerStream[hostv1.SaveSnapshotResponse]) error {
+	if f.broken() {
+		return s.Send(&hostv1.SaveSnapshotResponse{Chunk: f.snapshot[:len(f.snapshot)/2]})
+	}
+	if err := s.Send(&hostv1.SaveSnapshotResponse{Chunk: f.snapshot}); err != nil {
+		return err
+	}
+	return s.Send(&hostv1.SaveSnapshotResponse{Snapshot: &hostv1.SnapshotInfo{Index: 7, Size: 2048}})
+}
+
+func (f *fake) RestoreSnapshot(_ context.Context, s *connect.ClientStream[hostv1.RestoreSnapshotRequest]) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+	var got bytes.Buffer
+	for s.Receive() {
+		got.Write(s.Msg().GetChunk())
+	}
+	b, err := cluster.Inspect(&got)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	return connect.NewResponse(&hostv1.RestoreSnapshotResponse{Snapshot: &hostv1.SnapshotInfo{Index: b.Index}}), s.Err()
+}
+
+func TestSnapshotFiles(t *testing.T) {
+	f := startFake(t)
+	var saved bytes.Buffer
+	b, err := clustertest.Start(t).Save(t.Context(), &saved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.snapshot = saved.Bytes()
+	t.Setenv("PANNIER_ADDR", "unix://"+f.socket)
+	dir := t.TempDir()
+	run := func(want int, args ...string) (said string) {
+		t.Helper()
+		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		if got := Main(t.Context(), Options{Args: append([]string{"operator", "snapshot"}, args...), Stdout: out, Stderr: out}); got != want {
+			t.Errorf("%q: exit code %d, want %d", args, got, want)
+		}
+		text, err := os.ReadFile(out.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	file := filepath.Join(dir, "ledger.snap")
+	f.breaks = 1
+	run(ExitError, "save", file)
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("a snapshot that broke off left %v, %v", left, err)
+	}
+	if said := run(ExitOK, "save", file); !strings.Contains(said, "at index 7, 2.0 KiB") {
+		t.Errorf("it said %q", said)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	run(ExitRefused, "save", file)
+	if said := run(ExitOK, "inspect", file); !strings.Contains(said, b.SHA256) {
+		t.Errorf("it said %q", said)
+	}
+	if said := run(ExitOK, "restore", file); !strings.Contains(said, "the ledger is as it was") {
+		t.Errorf("it said %q", said)
+	}
+	damaged := bytes.Clone(saved.Bytes())
+	damaged[len(damaged)-3] ^= 1
+	bad := filepath.Join(dir, "bad.snap")
+	if err := os.WriteFile(bad, damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"inspect", "restore"} {
+		if said := run(ExitUsage, command, bad); !strings.Contains(said, bad) {
+			t.Errorf("%s said %q", command, said)
+		}
+		run(ExitNotFound, command, filepath.Join(dir, "nothing"))
+	}
+}
