@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/rpc"
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
@@ -74,6 +76,8 @@ type Config struct {
 
 	// Port takes calls over TLS beside the socket; nil: there is none.
 	Port Port
+	// Certs make HTTPAddress HTTPS, which serves the API too; nil: plain HTTP, without the API.
+	Certs Certs
 	// ACL says what a token's secret allows (acl.Resolver); nil: ACLs are off, and whoever
 	// may call may do everything.
 	ACL ACL
@@ -184,6 +188,11 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	}
 	if tcp != nil {
 		s.public = s.httpServer(s.publicHandler())
+		if s.cfg.Certs != nil {
+			s.public.Handler = s.overTLS(s.api.Handler)
+			s.public.Protocols.SetHTTP2(true)
+			tcp = tls.NewListener(tcp, s.cfg.Certs.Public("h2", "http/1.1"))
+		}
 		s.serve(s.public, tcp)
 	}
 	return nil
@@ -232,7 +241,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options))
 	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
 	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options))
-	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{Server: s}, options))
+	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
 	s.handlePublic(mux)
 	return s.forward(mux)
@@ -243,6 +252,18 @@ func (s *Server) publicHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.handlePublic(mux)
 	return mux
+}
+
+// overTLS tells handlers who is at the other end of a connection, where a certificate
+// was shown.
+func (s *Server) overTLS(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := context.WithValue(r.Context(), peerKey{}, unknownPeer(errNoCertificate))
+		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad one did not get here
+			ctx = rpc.WithPeer(ctx, cert)
+		}
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
 }
 
 // Close ends the server: no new calls, streams end at once, calls under way have
