@@ -334,7 +334,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		cfg.Ledger, cfg.Releaser, cfg.Collector = a.cluster, a.watcher, a.watcher
 	}
 	if h := a.hosts; h != nil {
-		cfg.Leader, cfg.Discovery, cfg.Port = leading{h, a.cluster}, h.discovery, h.port
+		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster}, h.discovery, h.port, h.certs
 		if a.cluster != nil {
 			cfg.Raft, cfg.Heartbeats = a.cluster, h.beats
 		}

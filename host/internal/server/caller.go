@@ -88,7 +88,7 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 		if c.cert = &cert; cert.Role != pki.CLI {
 			c.asker = shortened(header.Get(forwardedHeader))
 		}
-	} else if err := s.access.check(c.peer); err != nil {
+	} else if err := s.access.check(c.peer); err != nil && (s.cfg.ACL == nil || !errors.Is(c.err, errNoCertificate)) {
 		return c, err
 	}
 	if s.cfg.ACL == nil {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 
 	"github.com/pannier/pannier/cluster"
@@ -12,6 +13,7 @@ import (
 	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/rpc"
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/host/internal/watcher"
@@ -121,6 +123,13 @@ type Port interface {
 	HTTP() net.Listener
 	// ConnContext says who is at the other end (rpc.PeerFrom).
 	ConnContext(ctx context.Context, c net.Conn) context.Context
+}
+
+// Certs are the agent's certificate, and who it believes (pki.Certs).
+type Certs interface {
+	// Public is the called side of connections, with a certificate or without.
+	Public(protocols ...string) *tls.Config
+	PeerOf(state tls.ConnectionState) (rpc.Peer, error)
 }
 
 // ACL says what a caller may do (acl.Resolver).

@@ -34,6 +34,10 @@ func (p peer) name() string {
 	return "uid " + id
 }
 
+// errNoCertificate is why the caller over HTTPS is not known. Where there are ACLs, its
+// token says enough.
+var errNoCertificate = errors.New("it showed no certificate (PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY)")
+
 type peerKey struct{}
 
 // connContext puts the peer of a connection into the context of its requests.
