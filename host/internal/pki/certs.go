@@ -46,7 +46,7 @@ type Certs struct {
 	now     *pair
 	seen    [3]stamp
 	settled bool
-	told    string    // the problem that the log has told
+	told    *[3]stamp // the files whose problem the log has told
 	warned  time.Time // when it told that the certificate ends soon
 }
 
@@ -91,29 +91,29 @@ func (c *Certs) NotAfter() time.Time { return c.current().cert.Leaf.NotAfter }
 func (c *Certs) current() *pair {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer c.warnExpiry()
 	seen, settled, err := c.look()
-	if err == nil && (seen != c.seen || !c.settled) {
-		var fresh *pair
-		if fresh, err = c.read(); err == nil {
-			if !fresh.cert.Leaf.Equal(c.now.cert.Leaf) {
-				c.log.Info("a new certificate is in use", "file", c.files.Cert, "expires", fresh.cert.Leaf.NotAfter)
-				c.warned = time.Time{}
-			}
-			c.now = fresh
+	if err == nil && seen == c.seen && c.settled {
+		return c.now
+	}
+	var fresh *pair
+	if err == nil {
+		fresh, err = c.read()
+	}
+	if err != nil {
+		// The text of an error may have the time in it: what was told is known by the files.
+		if c.told == nil || *c.told != seen {
+			c.told = &seen
+			c.log.Warn("the new TLS files cannot be used, those that were read before stay in use", "error", err)
 		}
-		c.seen, c.settled = seen, settled
-	} else if err == nil {
-		c.warnExpiry()
-		return c.now // nothing changed: what was told still holds
+		c.seen, c.settled = seen, false // its time may come
+		return c.now
 	}
-	switch {
-	case err == nil:
-		c.told = ""
-	case c.told != err.Error():
-		c.told = err.Error()
-		c.log.Warn("the new TLS files cannot be used, those that were read before stay in use", "error", err)
+	if !fresh.cert.Leaf.Equal(c.now.cert.Leaf) {
+		c.log.Info("a new certificate is in use", "file", c.files.Cert, "expires", fresh.cert.Leaf.NotAfter)
+		c.warned = time.Time{}
 	}
-	c.warnExpiry()
+	c.now, c.seen, c.settled, c.told = fresh, seen, settled, nil
 	return c.now
 }
 
