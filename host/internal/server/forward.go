@@ -78,7 +78,7 @@ func (s *Server) forward(next http.Handler) http.Handler {
 		case r.Header.Get(forwardedHeader) != "":
 			w.WriteHeader(http.StatusMisdirectedRequest)
 		default:
-			s.passOn(w, r, method, next)
+			s.passOn(w, r, method, next) //nolint:contextcheck // the request has its context
 		}
 	})
 }

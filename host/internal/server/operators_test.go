@@ -270,7 +270,6 @@ func TestExplainVolume(t *testing.T) {
 
 // gossip is a discovery with one other agent.
 type gossip struct {
-	mu   sync.Mutex
 	keys map[string]int
 	did  []string
 }
