@@ -12,7 +12,7 @@ func TestParseRefuses(t *testing.T) {
 		"syntax":           {"namespace \"a\" {\n  policy = \n}", "line 2:"},
 		"a block":          {"node { policy = \"read\" }\nquota { policy = \"read\" }", `line 2: unknown key "quota"`},
 		"near a block":     {`namespaces "a" { policy = "read" }`, `unknown key "namespaces"; did you mean "namespace"?`},
-		"near an argument": {"namespace \"a\" {\n  capabilites = []\n}", `line 2: namespace "a": unknown key "capabilites"; did you mean "capabilities"?`},
+		"near an argument": {"namespace \"a\" {\n  capabilitys = []\n}", `line 2: namespace "a": unknown key "capabilitys"; did you mean "capabilities"?`},
 		"a capability":     {"namespace \"a\" {\n  capabilities = [\"csi-read-volumes\"]\n}", `line 2: namespace "a".capabilities: "csi-read-volumes" is not one of`},
 		"near capability":  {`namespace "a" { capabilities = ["csi-read-volumes"] }`, `did you mean "csi-read-volume"?`},
 		"a policy":         {`namespace "a" { policy = "wirte" }`, `"wirte" is not one of "deny", "read", "write"; did you mean "write"?`},

@@ -480,10 +480,10 @@ func TestCallersOverTLS(t *testing.T) {
 		return hostv1connect.NewDeviceServiceClient(client, url, with), hostv1connect.NewPluginServiceClient(client, url, with), hostv1connect.NewACLServiceClient(client, url, with)
 	}
 	for _, role := range []pki.Role{pki.CLI, pki.Node, pki.Server} {
-		devices, plugins, _ := call(role, "")
-		_, err := devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		anyone, _, _ := call(role, "")
+		_, err := anyone.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
 		wantError(t, err, connect.CodePermissionDenied, "without a token")
-		devices, plugins, _ = call(role, secret)
+		devices, plugins, _ := call(role, secret)
 		_, err = devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
 		must(t, err)
 		// Not even who may do everything with plugins runs a file from afar.
@@ -493,6 +493,12 @@ func TestCallersOverTLS(t *testing.T) {
 	_, _, fromNode := call(pki.Node, "")
 	_, err = fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	wantError(t, err, connect.CodePermissionDenied, "may not make the first token", "with a certificate of the role cli")
+	// A server that passes a node's call on does not lend it its own certificate.
+	_, _, fromServer := call(pki.Server, "")
+	passed := request(&hostv1.BootstrapACLRequest{})
+	passed.Header().Set(forwardedHeader, "pannier://dc1/node/n7")
+	_, err = fromServer.BootstrapACL(h.ctx, passed)
+	wantError(t, err, connect.CodePermissionDenied, "pannier://dc1/node/n7 may not make the first token")
 	_, _, fromCLI := call(pki.CLI, "")
 	_, err = fromCLI.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	must(t, err)

@@ -160,7 +160,7 @@ func (s *Server) record(c *caller, procedure string, msg any, phase string, allo
 	switch {
 	case c.cert != nil:
 		e.Certificate, e.For = c.cert.String(), c.asker
-	case c.peer.err == nil:
+	case c.err == nil:
 		e.UID, e.PID = &c.uid, c.pid
 	}
 	switch {

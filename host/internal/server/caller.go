@@ -39,14 +39,14 @@ func (c *caller) who() string {
 	case c.cert != nil:
 		return c.cert.String()
 	default:
-		return c.peer.name()
+		return c.name()
 	}
 }
 
 // isRoot says whether the caller is a process that has this machine anyway: root's, or
 // of the agent's own user.
 func (c *caller) isRoot(a access) bool {
-	return c.cert == nil && c.peer.err == nil && (c.uid == 0 || c.uid == a.self)
+	return c.cert == nil && c.err == nil && (c.uid == 0 || c.uid == a.self)
 }
 
 // passedOn is who asked, as an agent names it (Server.asker), where that is root or a

@@ -83,8 +83,9 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 			timer := time.AfterFunc(time.Until(ends), func() { cancel(acl.ErrExpired) })
 			defer timer.Stop()
 		}
-		s.ctx = withCaller(ctx, s.caller)
-		return withCode(ctx, next(s.ctx, s))
+		ctx = withCaller(ctx, s.caller)
+		s.ctx = ctx
+		return withCode(ctx, next(ctx, s))
 	}
 }
 
