@@ -106,13 +106,12 @@ func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
 		releasing = old.State.Releasing()
 	}
 	if now != nil {
-		tx.touch(TopicOnNode(now.Node))
 		after = claimIndexKeys(now)
 		releasing = releasing || now.State.Releasing()
 	}
 	if releasing {
 		tx.touch(TopicReleasing)
 	}
-	tx.touch(TopicClaims(which.Volume), TopicWorkload(which.Workload))
+	tx.touch(TopicClaims(which.Volume), TopicWorkload(which.Workload), TopicOnNode(which.Node))
 	return write(tx, key, now, before, after)
 }
