@@ -191,9 +191,13 @@ func (a *agent) openCluster(ctx context.Context) (err error) {
 	if a.hosts != nil {
 		return a.openRemoteLedger(ctx)
 	}
+	key, err := a.cfg.Ledger.Read()
+	if err != nil {
+		return err
+	}
 	a.cluster, err = cluster.Open(ctx, cluster.Config{
 		Dir: filepath.Join(a.cfg.DataDir, "ledger"), Name: a.cfg.Name,
-		BootstrapExpect: a.cfg.Server.BootstrapExpect, Logger: a.log.Named("ledger"),
+		BootstrapExpect: a.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: a.log.Named("ledger"),
 	})
 	if err != nil {
 		return err

@@ -145,10 +145,14 @@ func (a *agent) openRemoteLedger(ctx context.Context) (err error) {
 	autopilot := cluster.DefaultAutopilot()
 	autopilot.CleanupDeadServers, autopilot.MinQuorum = a.cfg.Autopilot.CleanupDeadServers, a.cfg.Autopilot.MinQuorum
 	autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = a.cfg.Autopilot.LastContactThreshold, a.cfg.Autopilot.ServerStabilizationTime
+	key, err := a.cfg.Ledger.Read()
+	if err != nil {
+		return err
+	}
 	a.cluster, err = cluster.Open(ctx, cluster.Config{
 		Dir: filepath.Join(a.cfg.DataDir, "ledger"), Name: a.cfg.Name, BootstrapExpect: a.cfg.Server.BootstrapExpect,
 		Streams: rpc.NewRaftLayer(h.port, h.dialer), Members: h.discovery, Remote: h, Autopilot: &autopilot,
-		Logger: a.log.Named("ledger"),
+		Key: key.Bytes(), Logger: a.log.Named("ledger"),
 	})
 	if err != nil {
 		return err

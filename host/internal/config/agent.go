@@ -72,7 +72,8 @@ type Agent struct {
 type Server struct {
 	// Enabled keeps a copy of the ledger here and votes.
 	Enabled bool
-	// BootstrapExpect is how many servers meet before the ledger is begun.
+	// BootstrapExpect is how many servers meet before the ledger is begun; 0: this one never
+	// begins one, it waits to be added to a cluster.
 	BootstrapExpect int
 	// Liveness is what this server promises nodes while it leads.
 	Liveness claim.Liveness

@@ -38,8 +38,8 @@ func (l *loader) checkCluster() {
 			l.problems.add(at.advertise, "advertise_addr: %q is not the IP address of one host", a.AdvertiseAddr)
 		}
 	}
-	if n := a.Server.BootstrapExpect; n < 1 || n > maxServers {
-		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 1 to %d is required, not %d", maxServers, n)
+	if n := a.Server.BootstrapExpect; n < 0 || n > maxServers {
+		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 0 to %d is required, not %d", maxServers, n)
 	}
 	if a.TLS == nil {
 		l.checkAlone()
@@ -57,7 +57,7 @@ func (l *loader) checkAlone() {
 			l.problems.add(at, "%s: %s", key, why)
 		}
 	}
-	needs(a.Server.BootstrapExpect > 1, at.expect, "server: bootstrap_expect")
+	needs(a.Server.BootstrapExpect != 1, at.expect, "server: bootstrap_expect")
 	needs(!a.Server.Enabled, at.server, "server: enabled")
 	needs(len(a.RetryJoin) > 0, at.join, "retry_join")
 	needs(a.AdvertiseAddr != "", at.advertise, "advertise_addr")
@@ -85,9 +85,12 @@ func (l *loader) checkTogether() {
 		if len(a.RetryJoin) == 0 {
 			l.problems.add(at.server, "retry_join: is required where server { enabled = false }: name one server of the cluster at least")
 		}
-		if a.Server.BootstrapExpect > 1 {
+		if a.Server.BootstrapExpect != 1 {
 			l.problems.add(at.expect, "server: bootstrap_expect: is of servers only; leave it out where enabled = false")
 		}
+	}
+	if a.Server.Enabled && a.Server.BootstrapExpect == 0 && len(a.RetryJoin) == 0 {
+		l.problems.add(at.expect, "retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them")
 	}
 	l.checkAddresses()
 }

@@ -105,7 +105,7 @@ func (l *loader) server(s *section) {
 	}
 	in, server := s.inner(block, serverFields), &l.agent.Server
 	in.boolean("enabled", &server.Enabled)
-	in.servers("bootstrap_expect", 1, &server.BootstrapExpect)
+	in.servers("bootstrap_expect", 0, &server.BootstrapExpect)
 	in.duration("heartbeat_ttl", &server.Liveness.HeartbeatTTL)
 	in.duration("stop_after", &server.Liveness.StopAfter)
 	in.duration("stop_margin", &server.Liveness.Margin)
