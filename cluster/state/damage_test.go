@@ -213,13 +213,14 @@ func TestKeys(t *testing.T) {
 
 	// What was plain is not trusted to be the same, and is built again.
 	plain := write50(t, true)
-	s, err = Open(plain.dir, nil, WithKey(key))
+	var out bytes.Buffer
+	s, err = Open(plain.dir, hclog.New(&hclog.LoggerOptions{Output: &out}), WithKey(key))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if s.AppliedIndex() != 0 {
-		t.Errorf("a plain ledger is opened at %d", s.AppliedIndex())
+	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), "was not encrypted") || strings.Contains(out.String(), "damaged") {
+		t.Errorf("a plain ledger is opened at %d, and it said: %s", s.AppliedIndex(), out.String())
 	}
 	if _, err := s.Apply(plain.log); err != nil {
 		t.Fatal(err)

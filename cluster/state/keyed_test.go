@@ -198,13 +198,14 @@ func TestKeptForAnHour(t *testing.T) {
 		at(time.Duration(i)*time.Minute, fmt.Sprint("old", i))
 	}
 	count(10)
+	early := snapshot(t, l)
 	at(keptFor, "on-time")
 	count(11)
 	at(keptFor+2*time.Minute+time.Second, "later")
 	count(12 - 3)
-	restore(t, l, snapshot(t, l))
+	restore(t, l, early) // an operator goes back to what was
 	at(5*keptFor, "much-later")
-	count(9 + 1 - pruneAtOnce)
+	count(10 + 1 - pruneAtOnce)
 	at(5*keptFor, "much-later-2")
 	at(5*keptFor, "much-later-3")
 	count(3)
