@@ -239,6 +239,15 @@ func (c Commands) ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModif
 	return result.Volume, err
 }
 
+// ResealSigningKey replaces what is sealed of the signing key by the same under another
+// secrets key, if it is sealed as it was read. Errors: ErrConflict where it is not.
+func (c Commands) ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error {
+	k := read
+	k.Sealed, k.SecretsKey = sealed, key
+	_, err := apply[command.PutSigningKeyResult](ctx, c.to, &command.PutSigningKey{Key: k, IfSealed: read.Sealed})
+	return err
+}
+
 // apply brings a command to the leader and gives its result the type that it has.
 func apply[R any](ctx context.Context, to applier, c command.Command) (result R, err error) {
 	outcome, err := to.apply(ctx, c)

@@ -59,6 +59,8 @@ var (
 	ErrNodeSecret = claim.ErrNodeSecret
 	// ErrIneligible: the node takes no workloads now: it is drained, or was made ineligible.
 	ErrIneligible = claim.ErrIneligible
+	// ErrOldKey: secrets come sealed with a key that does not seal any more.
+	ErrOldKey = claim.ErrOldKey
 	// ErrCycle: workloads would wait for one another for ever.
 	ErrCycle = claim.ErrCycle
 	// ErrTokenNotFound: the ledger knows no such token.

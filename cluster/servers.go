@@ -109,6 +109,18 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	return nil
 }
 
+// Servers are the names of all servers in raft's configuration, whether they vote or not.
+func (n *Node) Servers() (names []string, err error) {
+	f := n.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, raftError(err)
+	}
+	for _, s := range f.Configuration().Servers {
+		names = append(names, string(s.ID))
+	}
+	return names, nil
+}
+
 func (n *Node) voters() (names []string, err error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {

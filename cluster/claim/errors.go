@@ -42,6 +42,9 @@ var (
 	ErrNodeSecret = errors.New("node is known with another secret")
 	// ErrIneligible: the node takes no workloads now.
 	ErrIneligible = errors.New("node takes no workloads")
+	// ErrOldKey: secrets come sealed with a key that does not seal any more. What seals them
+	// anew may try again.
+	ErrOldKey = errors.New("sealed with a key that is not the active one")
 	// ErrCycle: workloads would wait for one another for ever.
 	ErrCycle = errors.New("workloads wait for one another")
 	// ErrTokenNotFound: the ledger knows no such token.

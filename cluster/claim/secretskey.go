@@ -11,6 +11,9 @@ import (
 type SecretsKeys struct {
 	Active string       `json:"active,omitempty"` // the id of the one that seals now; empty: none was named yet
 	Keys   []SecretsKey `json:"keys,omitempty"`   // the oldest first
+	// Removed are the ids of the keys that were forgotten last, at most MaxSecretsKeys: servers
+	// that were away meanwhile forget them too.
+	Removed []string `json:"removed,omitempty"`
 }
 
 // SecretsKey is one key's name.
@@ -35,6 +38,7 @@ func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
 	}
 	if !there {
 		k.Keys = append(slices.Clone(k.Keys), SecretsKey{id, at})
+		k.Removed = slices.DeleteFunc(slices.Clone(k.Removed), func(gone string) bool { return gone == id })
 	}
 	if active {
 		k.Active = id
@@ -47,6 +51,20 @@ func (k *SecretsKeys) Remove(id string) error {
 	if id == k.Active && id != "" {
 		return fmt.Errorf("secrets key %q seals what comes, so it cannot be removed: %w", id, ErrConflict)
 	}
-	k.Keys = slices.DeleteFunc(slices.Clone(k.Keys), func(have SecretsKey) bool { return have.ID == id })
+	left := slices.DeleteFunc(slices.Clone(k.Keys), func(have SecretsKey) bool { return have.ID == id })
+	if len(left) == len(k.Keys) {
+		return nil
+	}
+	removed := append(slices.Clone(k.Removed), id)
+	k.Keys, k.Removed = left, removed[max(len(removed)-MaxSecretsKeys, 0):]
 	return nil
+}
+
+// CheckSealed refuses what was sealed with another key than the one that seals now, so that
+// a key that was needed by nothing is never needed again. The error is ErrOldKey.
+func (k *SecretsKeys) CheckSealed(with string) error {
+	if k.Active == "" || with == k.Active {
+		return nil
+	}
+	return fmt.Errorf("%w: %q, and %q seals now", ErrOldKey, with, k.Active)
 }

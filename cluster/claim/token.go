@@ -69,9 +69,11 @@ type SigningKey struct {
 	ID string `json:"id"`
 	// Public is the public key as a JSON Web Key (RFC 7517).
 	Public []byte `json:"public"`
-	// Sealed is the private key, sealed before it came here.
-	Sealed    []byte    `json:"sealed"`
-	CreatedAt time.Time `json:"created_at"`
+	// Sealed is the private key, sealed before it came here with the key SecretsKey; empty:
+	// with one that the ledger did not name yet.
+	Sealed     []byte    `json:"sealed"`
+	SecretsKey string    `json:"secrets_key,omitempty"`
+	CreatedAt  time.Time `json:"created_at"`
 }
 
 // maxKey bounds each part of a signing key, in bytes.

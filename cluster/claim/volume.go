@@ -79,8 +79,8 @@ type Volume struct {
 	Parameters    map[string]string `json:"parameters,omitempty"`
 	Context       map[string]string `json:"context,omitempty"`
 	SealedSecrets []byte            `json:"sealed_secrets,omitempty"` // opaque to the cluster
-	// SecretsKey is the id of the key that they are sealed with; empty: the first one that
-	// the host had.
+	// SecretsKey is the id of the key that they are sealed with; empty: one that the ledger did
+	// not name yet.
 	SecretsKey string `json:"secrets_key,omitempty"`
 
 	// AccessMode and AttachmentMode are set by the first claim and cleared by the

@@ -197,6 +197,9 @@ type DeleteTokensResult struct {
 type PutSigningKey struct {
 	Stamp
 	Key claim.SigningKey `json:"key"`
+	// IfSealed replaces Sealed and SecretsKey of the one that stands, where it was sealed so
+	// (claim.ErrConflict): the same key under another secrets key. Empty: nothing is replaced.
+	IfSealed []byte `json:"if_sealed,omitempty"`
 }
 
 // PutSigningKeyResult answers PutSigningKey with the key that stands.

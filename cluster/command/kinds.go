@@ -34,6 +34,13 @@ func (c *RegisterVolume) level() int {
 	return 1
 }
 
+func (c *PutSigningKey) level() int {
+	if c.Key.SecretsKey != "" || len(c.IfSealed) > 0 {
+		return 2
+	}
+	return 1
+}
+
 func (c *EndWorkload) level() int {
 	if c.Node != "" || c.Run != 0 {
 		return 2

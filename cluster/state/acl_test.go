@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -195,14 +196,61 @@ func TestSecretsKeys(t *testing.T) {
 		t.Errorf("the active key is gone: %v", err)
 	}
 	got := l.must(&command.PutSecretsKey{ID: "k1", Gone: true}).(command.PutSecretsKeyResult).Keys
-	if got.Active != "k2" || len(got.Keys) != 1 {
+	if got.Active != "k2" || len(got.Keys) != 1 || !slices.Equal(got.Removed, []string{"k1"}) {
 		t.Errorf("keys %+v", got)
 	}
+	l.must(&command.PutSecretsKey{ID: "unknown", Gone: true})
+	if got = l.must(&command.PutSecretsKey{ID: "k1"}).(command.PutSecretsKeyResult).Keys; len(got.Removed) != 0 {
+		t.Errorf("a key that is there again is removed: %+v", got)
+	}
+	l.must(&command.PutSecretsKey{ID: "k1", Gone: true})
 	for i := 1; i < claim.MaxSecretsKeys; i++ {
 		l.must(&command.PutSecretsKey{ID: fmt.Sprint("more", i)})
 	}
 	if _, err := l.do(&command.PutSecretsKey{ID: "one-more"}); !errors.Is(err, claim.ErrInvalid) {
 		t.Errorf("too many: %v", err)
+	}
+}
+
+// What was needed by nothing must not be needed again by what was under way.
+func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
+	l := open(t)
+	v := volume("a", claim.SingleNodeWriter)
+	v.SealedSecrets = []byte("unnamed")
+	l.must(&command.RegisterVolume{Volume: v})
+	l.must(&command.PutSigningKey{Key: claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: []byte("unnamed")}})
+	l.must(&command.PutSecretsKey{ID: "k1", Active: true})
+	l.must(&command.PutSecretsKey{ID: "k2", Active: true})
+
+	v.Name = "renamed"
+	read := l.must(&command.RegisterVolume{Volume: v}).(command.RegisterVolumeResult).Volume // its secrets are those that stand
+	late := v
+	late.SealedSecrets, late.SecretsKey = []byte("late"), "k1"
+	plain := volume("b", claim.SingleNodeWriter)
+	plain.SealedSecrets = []byte("unnamed")
+	for what, c := range map[string]command.Command{
+		"an update":       &command.RegisterVolume{Volume: late},
+		"a new volume":    &command.RegisterVolume{Volume: plain},
+		"one sealed anew": &command.ResealVolume{Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex, SealedSecrets: []byte("x"), KeyID: "k1"},
+		"a signing key":   &command.PutSigningKey{Key: claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: []byte("x"), SecretsKey: "k1"}, IfSealed: []byte("unnamed")},
+	} {
+		if _, err := l.do(c); !errors.Is(err, claim.ErrOldKey) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	late.SecretsKey = "k2"
+	l.must(&command.RegisterVolume{Volume: late})
+
+	reseal := &command.PutSigningKey{Key: claim.SigningKey{ID: "s", Public: []byte("other"), Sealed: []byte("x"), SecretsKey: "k2"}, IfSealed: []byte("unnamed")}
+	key := l.must(reseal).(command.PutSigningKeyResult).Key
+	if string(key.Sealed) != "x" || key.SecretsKey != "k2" || string(key.Public) != "{}" {
+		t.Errorf("the signing key is %+v", key)
+	}
+	if _, err := l.do(reseal); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("sealed anew by another: %v", err)
+	}
+	if k := l.must(&command.PutSigningKey{Key: claim.SigningKey{ID: "t", Public: []byte("{}"), Sealed: []byte("y")}}).(command.PutSigningKeyResult).Key; k.ID != "s" {
+		t.Errorf("a second key: %+v", k)
 	}
 }
 

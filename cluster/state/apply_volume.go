@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -36,6 +37,9 @@ func (tx *writeTx) registerVolume(c *command.RegisterVolume) (any, error) {
 		next.Grown = next.Grown || old.Grown
 		before = volumeIndexKeys(&old)
 	}
+	if err := tx.checkSealed(old, next); err != nil {
+		return nil, err
+	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	next.AccessMode, next.AttachmentMode = "", "" // kept by the claims alone
 	if err := write(tx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
@@ -44,6 +48,21 @@ func (tx *writeTx) registerVolume(c *command.RegisterVolume) (any, error) {
 	next.AccessMode, next.AttachmentMode = old.AccessMode, old.AttachmentMode
 	tx.touch(TopicVolumes, TopicVolume(next.VolumeRef))
 	return command.RegisterVolumeResult{Volume: next, Created: created}, nil
+}
+
+// checkSealed takes new secrets under the active key only. Those that stand may stay.
+func (tx *writeTx) checkSealed(old, next claim.Volume) error {
+	if len(next.SealedSecrets) == 0 || bytes.Equal(next.SealedSecrets, old.SealedSecrets) {
+		return nil
+	}
+	keys, err := tx.SecretsKeys()
+	if err != nil {
+		return err
+	}
+	if err := keys.CheckSealed(next.SecretsKey); err != nil {
+		return fmt.Errorf("the secrets of volume %q: %w", next.VolumeRef, err)
+	}
+	return nil
 }
 
 func (tx *writeTx) deregisterVolume(c *command.DeregisterVolume) (any, error) {
@@ -95,7 +114,11 @@ func (tx *writeTx) resealVolume(c *command.ResealVolume) (any, error) {
 	if v.ModifyIndex != c.IfModifyIndex {
 		return nil, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex, c.IfModifyIndex, claim.ErrConflict)
 	}
+	before := v
 	v.SealedSecrets, v.SecretsKey, v.ModifyIndex, v.ModifiedAt = c.SealedSecrets, c.KeyID, tx.index, c.At
+	if err := tx.checkSealed(before, v); err != nil {
+		return nil, err
+	}
 	stored := v
 	stored.AccessMode, stored.AttachmentMode = "", "" // kept by the claims alone
 	if err := write(tx, volumeKey(c.Ref), &stored, nil, nil); err != nil {
