@@ -340,7 +340,7 @@ func (a *agent) openServer(ctx context.Context) error {
 	if h := a.hosts; h != nil {
 		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster}, h.discovery, h.port, h.certs
 		if a.cluster != nil {
-			cfg.Raft, cfg.Heartbeats = a.cluster, h.beats
+			cfg.Raft, cfg.Heartbeats, cfg.Nodes = a.cluster, h.beats, h.nodes
 		}
 	}
 	cfg.ACL = a.resolver()

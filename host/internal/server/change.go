@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -53,8 +54,8 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
 }
 
-// ExpandVolume grows a volume at its driver, then where it is mounted on this
-// node. One that was cut off can be repeated with the same size.
+// ExpandVolume grows a volume at its driver, then wherever it is mounted. One that was
+// cut off can be repeated with the same size.
 func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
 	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
 	if err != nil {
@@ -79,7 +80,7 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger does not say so: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
 	}
 	if grown.NodeExpansionRequired {
-		if err := s.expandMounted(ctx, v); err != nil {
+		if err := s.expandMounted(ctx, v, claims); err != nil {
 			return nil, err
 		}
 	}
@@ -87,15 +88,37 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: shown}), err
 }
 
-// expandMounted lets what is mounted on this node grow to the volume's new size.
-func (s volumeService) expandMounted(ctx context.Context, v claim.Volume) error {
+// expandMounted lets what is mounted of a volume grow to its new size. A node that cannot
+// be asked does not keep others from it.
+func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims []claim.Claim) error {
+	var failed []error
 	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
 		at := controllers.Place{Target: p.Target, Staging: p.Staging}
-		if err := s.cfg.Controllers.ExpandNode(ctx, v, at, v.CapacityMin, v.CapacityMax); err != nil {
-			return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not yet where it is mounted: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+		failed = append(failed, s.cfg.Controllers.ExpandNode(ctx, v, at, v.CapacityMin, v.CapacityMax))
+	}
+	for _, node := range s.elsewhere(claims) {
+		if _, err := s.cfg.Nodes.ExpandVolume(ctx, node, v, v.CapacityMin, v.CapacityMax); err != nil {
+			failed = append(failed, fmt.Errorf("on node %q: %w", node, err))
 		}
 	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not yet everywhere where it is mounted: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+	}
 	return nil
+}
+
+// elsewhere are the other nodes that may have mounted what the claims are on, by name.
+func (s volumeService) elsewhere(claims []claim.Claim) (nodes []string) {
+	if s.cfg.Nodes == nil {
+		return nil
+	}
+	for _, c := range claims {
+		if c.Node != s.cfg.Name && (c.State == claim.Taken || c.State == claim.Unpublishing) {
+			nodes = append(nodes, c.Node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
 }
 
 // checkGrowth refuses sizes that are none, and those that are smaller than the

@@ -55,6 +55,13 @@ type Controllers interface {
 	ListSnapshots(ctx context.Context, driverID string, req storage.ListSnapshotsRequest) (storage.ListSnapshotsResponse, error)
 }
 
+// Nodes ask other nodes about what they have mounted, while this one leads (peer.Nodes).
+type Nodes interface {
+	// ExpandVolume grows what is mounted of a volume on a node. It may be repeated.
+	ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error)
+	VolumeStats(ctx context.Context, node string, v claim.Volume) (storage.Stats, error)
+}
+
 // Drivers are the CSI drivers of this node (drivers.Registry).
 type Drivers interface {
 	Get(id string) (drivers.Driver, error)

@@ -66,6 +66,8 @@ type Config struct {
 
 	// Leader answers for the ledger where this agent does not lead; nil: it is alone.
 	Leader Leader
+	// Nodes are the cluster's; nil: this agent is alone, or never leads.
+	Nodes Nodes
 	// Raft, Discovery and Heartbeats are nil where there is none: on a node that is no server,
 	// and on a host that is alone.
 	Raft       Raft

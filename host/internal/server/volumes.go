@@ -25,7 +25,7 @@ type volumeService struct{ *Server }
 // driver is slow.
 const statsTimeout = 2 * time.Second
 
-// GetVolume reads one volume with its claims, and its usage where it is mounted here.
+// GetVolume reads one volume with its claims, and its usage where it is mounted.
 func (s volumeService) GetVolume(ctx context.Context, req *connect.Request[hostv1.GetVolumeRequest]) (*connect.Response[hostv1.GetVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
@@ -40,7 +40,7 @@ func (s volumeService) GetVolume(ctx context.Context, req *connect.Request[hostv
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v), Meta: meta}), nil
+	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v, claims), Meta: meta}), nil
 }
 
 // ListVolumes lists volumes by namespace, driver or node, with their claims.
@@ -164,17 +164,13 @@ func (s *Server) secretKeys(v claim.Volume) []string {
 	return slices.Sorted(maps.Keys(open))
 }
 
-// usage asks the driver about a volume that is mounted here; nil where it is not,
-// or where the driver does not tell.
-func (s *Server) usage(ctx context.Context, v claim.Volume) *hostv1.VolumeUsage {
-	places := s.cfg.Workloads.Placements(v.VolumeRef)
-	if len(places) == 0 {
-		return nil
-	}
+// usage asks the driver about a volume where it is mounted; nil where it is not, or where
+// the driver does not tell.
+func (s volumeService) usage(ctx context.Context, v claim.Volume, claims []claim.Claim) *hostv1.VolumeUsage {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	stats, err := s.cfg.Controllers.Stats(ctx, v, controllers.Place{Target: places[0].Target, Staging: places[0].Staging})
-	if err != nil {
+	stats, ok := s.stats(ctx, v, claims)
+	if !ok {
 		return nil
 	}
 	shown := &hostv1.VolumeUsage{}
@@ -190,6 +186,20 @@ func (s *Server) usage(ctx context.Context, v claim.Volume) *hostv1.VolumeUsage 
 		shown.Abnormal, shown.Condition = stats.Condition.Abnormal, stats.Condition.Message
 	}
 	return shown
+}
+
+// stats are those of the first place that tells: on this node, or else on another one.
+func (s volumeService) stats(ctx context.Context, v claim.Volume, claims []claim.Claim) (stats storage.Stats, ok bool) {
+	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
+		stats, err := s.cfg.Controllers.Stats(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging})
+		return stats, err == nil
+	}
+	for _, node := range s.elsewhere(claims) {
+		if stats, err := s.cfg.Nodes.VolumeStats(ctx, node, v); err == nil {
+			return stats, true
+		}
+	}
+	return stats, false
 }
 
 // volumeRef is the volume that a request names.
