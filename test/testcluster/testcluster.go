@@ -41,7 +41,7 @@ type Options struct {
 type Cluster struct {
 	t       testing.TB
 	opts    Options
-	Net     *testnet.Net
+	Net     *testnet.TestNet
 	Hosts   []*testhost.Host
 	Dir     string // the authority and the gossip's key
 	Volumes string // what the hosts' driver, "shared", keeps its volumes in

@@ -1,8 +1,9 @@
-// Package testnet gives tests hosts of their own: network namespaces whose packets pass
-// through the test's process, which loses, delays or holds them back as it is told.
+// Package testnet gives tests, and demonstrations, hosts of their own: network namespaces
+// whose packets pass through this process, which loses, delays or holds them back as it is
+// told.
 //
-// A namespace has no name and goes with the test's process and those that run in
-// it. Needs root and /dev/net/tun.
+// A namespace has no name and goes with this process and those that run in it. Needs root
+// and /dev/net/tun.
 package testnet
 
 import (
@@ -29,8 +30,7 @@ type Link struct {
 
 // Net is some hosts and what lies between them. Its methods may be called at any time.
 type Net struct {
-	t     testing.TB
-	home  *os.File // the namespace of the test
+	home  *os.File // the namespace of this process
 	wires sync.WaitGroup
 
 	mu     sync.Mutex
@@ -38,6 +38,7 @@ type Net struct {
 	links  map[[2]string]Link
 	chance *rand.Rand
 	closed bool
+	broken []error // wires that could not be read
 }
 
 // Host is one namespace with an address.
@@ -50,51 +51,79 @@ type Host struct {
 	wire  *os.File // where its packets come out and go in
 }
 
-// New makes a net without hosts. seed decides which packets are lost. All goes at the
-// end of the test.
-func New(t testing.TB, seed uint64) *Net {
+// TestNet is a Net whose failures are those of a test.
+type TestNet struct {
+	*Net
+	t testing.TB
+}
+
+// New is Open for a test; all goes at its end.
+func New(t testing.TB, seed uint64) *TestNet {
 	t.Helper()
-	home, err := os.Open("/proc/thread-self/ns/net")
+	n, err := Open(seed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Net{
-		t: t, home: home, hosts: map[netip.Addr]*Host{}, links: map[[2]string]Link{},
-		chance: rand.New(rand.NewPCG(seed, seed)),
-	}
-	t.Cleanup(n.close)
-	return n
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &TestNet{n, t}
 }
 
-func (n *Net) close() {
+// Host is Add for a test.
+func (n *TestNet) Host(name string) *Host {
+	n.t.Helper()
+	h, err := n.Add(name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return h
+}
+
+// Open makes a net without hosts. seed decides which packets are lost.
+func Open(seed uint64) (*Net, error) {
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	return &Net{
+		home: home, hosts: map[netip.Addr]*Host{}, links: map[[2]string]Link{},
+		chance: rand.New(rand.NewPCG(seed, seed)),
+	}, nil
+}
+
+// Close takes all of it away, and tells what went wrong with it meanwhile.
+func (n *Net) Close() error {
 	n.mu.Lock()
 	n.closed = true
 	hosts := n.hosts
 	n.mu.Unlock()
+	var errs []error
 	for _, h := range hosts {
 		if err := errors.Join(h.wire.Close(), h.space.Close()); err != nil {
-			n.t.Errorf("close host %s: %v", h.Name, err)
+			errs = append(errs, fmt.Errorf("close host %s: %w", h.Name, err))
 		}
 	}
 	n.wires.Wait()
-	_ = n.home.Close()
+	return errors.Join(append(append(errs, n.broken...), n.home.Close())...)
 }
 
-// Host adds a host, whose name is new, and connects it to all others.
-func (n *Net) Host(name string) *Host {
-	n.t.Helper()
+// Add makes a host, whose name is new, and connects it to all others.
+func (n *Net) Add(name string) (*Host, error) {
 	n.mu.Lock()
 	addr := netip.AddrFrom4([4]byte{10, 77, 0, byte(len(n.hosts) + 1)})
 	n.mu.Unlock()
 	h := &Host{Name: name, Addr: addr, net: n}
 	if err := h.open(); err != nil {
-		n.t.Fatalf("make host %s: %v", name, err)
+		return nil, fmt.Errorf("make host %s: %w", name, err)
 	}
 	n.mu.Lock()
 	n.hosts[addr] = h
 	n.mu.Unlock()
 	n.wires.Go(h.read)
-	return h
+	return h, nil
 }
 
 // Set tells what happens to packets from one host to another, in this direction only.
@@ -240,7 +269,9 @@ func (h *Host) read() {
 		n, err := h.wire.Read(buf)
 		if err != nil {
 			if !errors.Is(err, os.ErrClosed) {
-				h.net.t.Errorf("read the wire of host %s: %v", h.Name, err)
+				h.net.mu.Lock()
+				h.net.broken = append(h.net.broken, fmt.Errorf("read the wire of host %s: %w", h.Name, err))
+				h.net.mu.Unlock()
 			}
 			return
 		}
