@@ -38,6 +38,11 @@ build: ## Build the programs into bin/ and the plugins into bin/plugins/
 demo: build ## Show a volume's life on one host, a crash included (root)
 	go run ./test/demo -bin bin
 
+.PHONY: demo-cluster
+demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its volume moved to another (root)
+	$(GO_BUILD) -o bin/ ./test/shareddriver
+	go run ./test/demo -bin bin -cluster
+
 .PHONY: demo-mesh
 demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"

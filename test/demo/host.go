@@ -206,9 +206,9 @@ func (h *host) children(ctx context.Context) (pids map[string]int, err error) {
 	return pids, nil
 }
 
-// wait looks until check is content, for 20 seconds at most.
+// wait looks until check is content, for a minute at most.
 func (h *host) wait(ctx context.Context, what string, check func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		err := check()

@@ -1,8 +1,9 @@
 // Command demo shows Pannier at work on this machine: it starts an agent in a
 // temporary directory, gives volumes to workloads, kills the agent in the middle
 // of one, replaces a plugin in the middle of all, and leaves nothing behind. With -mesh it starts a Consul too, and tells how
-// workloads come into its mesh and go. Every command that it prints can be typed by
-// hand. It needs root and Linux.
+// workloads come into its mesh and go; with -cluster it runs five agents in networks of
+// their own, kills the one that leads and cuts one off. Every command that it prints can
+// be typed by hand. It needs root and Linux.
 package main
 
 import (
@@ -23,6 +24,7 @@ func main() { os.Exit(demo()) }
 func demo() (code int) {
 	bin := flag.String("bin", "bin", "the folder that `make build` has filled")
 	mesh := flag.Bool("mesh", false, "tell the story of the mesh")
+	hosts := flag.Bool("cluster", false, "tell the story of a cluster")
 	program := flag.String("consul", "consul", "Consul's `program`, for the mesh")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -30,7 +32,10 @@ func demo() (code int) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	tell := story
-	if *mesh {
+	switch {
+	case *hosts:
+		tell = clusterStory
+	case *mesh:
 		tell = func(ctx context.Context, h *host) error { return meshStory(ctx, h, *program) }
 	}
 	if err := run(ctx, *bin, tell); err != nil {

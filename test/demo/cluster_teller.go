@@ -1,0 +1,436 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/testnet"
+)
+
+// clusterTeller tells with a shell, of which each host has one.
+type clusterTeller struct {
+	*teller
+	net    *testnet.Net
+	hosts  map[string]*testnet.Host
+	agents map[string]*exec.Cmd
+	at     time.Time // of what since counts from
+}
+
+// prepare opens the net and writes the files, and shows the folder.
+func (s *clusterTeller) prepare() {
+	s.do(func() (err error) {
+		s.hosts, s.agents = map[string]*testnet.Host{}, map[string]*exec.Cmd{}
+		if s.net, err = testnet.Open(1); err != nil {
+			return err
+		}
+		fmt.Printf("$ cd %s\n$ export PATH=%s:$PATH\n", s.h.dir, s.h.bin)
+		return s.h.writeClusterFiles()
+	})
+}
+
+// addHosts makes the networks and the configurations.
+func (s *clusterTeller) addHosts() {
+	for n, name := range clusterHosts {
+		role := "node"
+		if n < clusterServers {
+			role = "server"
+		}
+		s.do(func() error {
+			on, err := s.net.Add(name)
+			if err != nil {
+				return err
+			}
+			s.hosts[name] = on
+			return s.h.configure(on, role)
+		})
+	}
+}
+
+func (s *clusterTeller) startAll() {
+	for _, name := range clusterHosts {
+		s.startAgentOf(name)
+	}
+	for _, name := range clusterHosts {
+		s.awaitReady(name)
+	}
+}
+
+func (s *clusterTeller) startHost(name string) {
+	s.startAgentOf(name)
+	s.awaitReady(name)
+}
+
+// startAgentOf starts the agent of a host in the host's network, with its log in a file.
+func (s *clusterTeller) startAgentOf(name string) {
+	s.do(func() error {
+		fmt.Printf("%s$ pannier agent -config %s.hcl &\n", name, name)
+		log, err := os.OpenFile(s.h.path(name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		cmd := exec.Command(filepath.Join(s.h.bin, "pannier"), "agent", "-config", s.h.path(name+".hcl"))
+		cmd.Stdout, cmd.Stderr = log, log
+		if err := s.hosts[name].Do(cmd.Start); err != nil {
+			return err
+		}
+		s.agents[name] = cmd
+		return nil
+	})
+}
+
+// awaitReady waits until an agent is ready and its driver healthy.
+func (s *clusterTeller) awaitReady(name string) {
+	s.do(func() error {
+		return s.h.wait(s.ctx, name+" is ready", func() error {
+			out, err := s.try(name, "pannier status -o json")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			var now status
+			if err := json.Unmarshal([]byte(out), &now); err != nil {
+				return err
+			}
+			if !now.Ready || len(now.Drivers) != 1 || !now.Drivers[0].Healthy {
+				return fmt.Errorf("not yet: %+v", now)
+			}
+			return nil
+		})
+	})
+}
+
+// shell prepares a line as the shell of a host runs it, in the demo's folder.
+func (s *clusterTeller) shell(on, line string) *exec.Cmd {
+	cmd := exec.CommandContext(s.ctx, "sh", "-c", line)
+	cmd.Dir = s.h.dir
+	cmd.Env = append(os.Environ(), "NO_COLOR=1", "PATH="+s.h.bin+":"+os.Getenv("PATH"), "PANNIER_ADDR=unix://"+s.h.path(on+".sock"))
+	return cmd
+}
+
+func (s *clusterTeller) try(on, line string) (string, error) {
+	out, err := s.shell(on, line).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s: %w", line, err)
+	}
+	return string(out), err
+}
+
+// shows runs a line on a host and shows what it prints; check says whether that is as it
+// has to be.
+func (s *clusterTeller) shows(on, line string, check func(out string) error) {
+	s.do(func() error {
+		fmt.Println(on + "$ " + line)
+		out, err := s.try(on, line)
+		fmt.Print(indent(out))
+		if err == nil {
+			err = check(out)
+		}
+		return err
+	})
+}
+
+// sh runs a line that has to work.
+func (s *clusterTeller) sh(on, line string) { s.shows(on, line, has("")) }
+
+// refused runs a line that has to fail and to say why.
+func (s *clusterTeller) refused(on, line, why string) {
+	s.do(func() error {
+		fmt.Println(on + "$ " + line)
+		out, err := s.try(on, line)
+		fmt.Print(indent(out))
+		return isRefusal(line, why, out, err)
+	})
+}
+
+// until repeats a line until it works and prints what it has to, and shows that.
+func (s *clusterTeller) until(on, line string, check func(out string) error) {
+	s.do(func() error {
+		fmt.Println(on + "$ " + line)
+		var out string
+		err := s.h.wait(s.ctx, line+" shows what it has to", func() (err error) {
+			if out, err = s.try(on, line); err != nil {
+				return err
+			}
+			return check(out)
+		})
+		fmt.Print(indent(out))
+		return err
+	})
+}
+
+// has looks for a text.
+func has(text string) func(out string) error {
+	return func(out string) error {
+		if !strings.Contains(out, text) {
+			return fmt.Errorf("%q is not in its output: %s", text, out)
+		}
+		return nil
+	}
+}
+
+// allReady looks for five nodes in a list that are all ready.
+func allReady(out string) error {
+	if n := strings.Count(out, " ready "); n != len(clusterHosts) {
+		return fmt.Errorf("%d nodes are ready: %s", n, out)
+	}
+	return nil
+}
+
+// writer runs a workload that writes into its volume who it is and when.
+func (s *clusterTeller) writer(on, workload string) *exec.Cmd {
+	var cmd *exec.Cmd
+	s.do(func() error {
+		line := fmt.Sprintf("pannier workload run %s.hcl -- sh %s %s", workload, s.h.path("write"), on)
+		fmt.Println(on + "$ " + line + " &")
+		cmd = s.shell(on, "exec "+line)
+		cmd.Stdout, cmd.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		s.h.background = append(s.h.background, cmd)
+		return nil
+	})
+	return cmd
+}
+
+// written are the uptimes at which a host wrote into the volume.
+func (s *clusterTeller) written(by string) (at []float64, err error) {
+	logs, err := filepath.Glob(s.h.path("volumes/*data*/data/log"))
+	if err != nil || len(logs) != 1 {
+		return nil, errors.Join(fmt.Errorf("the volume has %d logs", len(logs)), err)
+	}
+	raw, err := os.ReadFile(logs[0])
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		who, when, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if who != by {
+			continue
+		}
+		t, err := strconv.ParseFloat(when, 64)
+		if err != nil {
+			return nil, err
+		}
+		at = append(at, t)
+	}
+	return at, nil
+}
+
+// writes waits until a host has written into the volume after this moment.
+func (s *clusterTeller) writes(by string) {
+	s.do(func() error {
+		begun := -1
+		return s.h.wait(s.ctx, by+" writes", func() error {
+			at, err := s.written(by)
+			if begun < 0 {
+				begun = len(at)
+			}
+			if err == nil && len(at) <= begun+1 {
+				err = fmt.Errorf("%d lines", len(at))
+			}
+			if err == nil {
+				fmt.Printf("  ok: %s writes into the volume\n", by)
+			}
+			return err
+		})
+	})
+}
+
+// handedOver says when one host wrote last and the other first, which has to be after that.
+func (s *clusterTeller) handedOver(from, to string) {
+	s.do(func() error {
+		a, err := s.written(from)
+		if err != nil {
+			return err
+		}
+		b, err := s.written(to)
+		if err != nil {
+			return err
+		}
+		last, first := a[len(a)-1], b[0]
+		if first <= last {
+			return fmt.Errorf("%s wrote at %.2f s, and %s at %.2f s already: two had the volume", from, last, to, first)
+		}
+		fmt.Printf("  ok: the last write of %s was %.2f s before the first one of %s\n", from, first-last, to)
+		return nil
+	})
+}
+
+// killLeader kills the agent that leads, and returns its name.
+func (s *clusterTeller) killLeader() (name string) {
+	s.do(func() error {
+		err := s.h.wait(s.ctx, "a server leads", func() error {
+			out, err := s.try("node-1", "pannier operator raft list-peers")
+			for line := range strings.Lines(out) {
+				if strings.Contains(line, " leader ") {
+					name, _, _ = strings.Cut(line, " ")
+				}
+			}
+			if err == nil && s.agents[name] == nil {
+				err = fmt.Errorf("nobody leads: %s", out)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		cmd := s.agents[name]
+		fmt.Printf("%s$ kill -9 %d\n", name, cmd.Process.Pid)
+		delete(s.agents, name)
+		s.at = time.Now()
+		return errors.Join(cmd.Process.Kill(), ended(cmd.Wait()))
+	})
+	return name
+}
+
+func (s *clusterTeller) since(what string) {
+	s.do(func() error {
+		fmt.Printf("  ok: %.1f s after %s\n", time.Since(s.at).Seconds(), what)
+		return nil
+	})
+}
+
+// ended is nil for a process that has ended, in whatever way.
+func ended(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+func (s *clusterTeller) cut(name string) {
+	s.do(func() error {
+		fmt.Printf("  (nothing passes between %s and the others any more)\n", name)
+		s.net.Part(s.hosts[name])
+		return nil
+	})
+}
+
+func (s *clusterTeller) heal() {
+	s.do(func() error {
+		fmt.Println("  (everything passes again)")
+		s.net.Heal()
+		return nil
+	})
+}
+
+// writerEnds waits until the program of a host's workload has ended, which nobody has
+// asked it to.
+func (s *clusterTeller) writerEnds(on string) {
+	s.do(func() error {
+		command := "sh\x00" + s.h.path("write") + "\x00" + on
+		err := s.h.wait(s.ctx, "the writer on "+on+" has ended", func() error {
+			for _, pid := range s.processes() {
+				if raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(raw), command) {
+					return fmt.Errorf("process %d writes", pid)
+				}
+			}
+			return nil
+		})
+		if err == nil {
+			fmt.Printf("  ok: nobody writes on %s\n", on)
+		}
+		return err
+	})
+}
+
+// ends waits for the end of a workload's command that nobody has asked to end, and shows
+// its last words.
+func (s *clusterTeller) ends(cmd *exec.Cmd) {
+	s.do(func() error {
+		done := make(chan error, 1)
+		go func() { done <- cmd.Wait() }()
+		select {
+		case err := <-done:
+			fmt.Print(indent(fmt.Sprint(cmd.Stderr)))
+			return ended(err)
+		case <-time.After(30 * time.Second):
+			return fmt.Errorf("%s has not ended", cmd)
+		}
+	})
+}
+
+// notMounted looks for volumes that are mounted on a host.
+func (s *clusterTeller) notMounted(name string) error {
+	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.h.path(name + "/csi")))
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("%s is mounted", found[0].Mountpoint)
+	}
+	return err
+}
+
+// stopAll stops the agents, the nodes first.
+func (s *clusterTeller) stopAll() {
+	for _, name := range slices.Backward(clusterHosts) {
+		s.do(func() error {
+			cmd := s.agents[name]
+			fmt.Printf("%s$ kill -TERM %d\n", name, cmd.Process.Pid)
+			delete(s.agents, name)
+			return errors.Join(cmd.Process.Signal(unix.SIGTERM), cmd.Wait())
+		})
+	}
+}
+
+// processes are those that were started from or for the demo's folder.
+func (s *clusterTeller) processes() (pids []int) {
+	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range found {
+		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
+		if raw, _ := os.ReadFile(path); err == nil && pid != os.Getpid() && bytes.Contains(raw, []byte(s.h.dir)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func (s *clusterTeller) nothingRuns() error {
+	return s.h.wait(s.ctx, "nothing runs", func() error {
+		if pids := s.processes(); len(pids) > 0 {
+			return fmt.Errorf("processes %v run", pids)
+		}
+		return nil
+	})
+}
+
+// cleanUp ends what runs, also after a failure, and tells of the agents' last words then.
+func (s *clusterTeller) cleanUp() error {
+	var tails []error
+	if s.err != nil {
+		for _, name := range clusterHosts {
+			if raw, err := os.ReadFile(s.h.path(name + ".log")); err == nil {
+				lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+				tails = append(tails, fmt.Errorf("%s.log ends with:\n%s", name, strings.Join(lines[max(0, len(lines)-15):], "\n")))
+			}
+		}
+	}
+	for _, cmd := range s.agents {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(pollEvery) {
+		pids := s.processes()
+		if len(pids) == 0 {
+			break
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	if s.net != nil {
+		tails = append(tails, s.net.Close())
+	}
+	return errors.Join(tails...)
+}
