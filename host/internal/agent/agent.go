@@ -6,16 +6,17 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/catalog"
 	"github.com/pannier/pannier/host/internal/config"
@@ -29,6 +30,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/ports"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/sealing"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/host/internal/server"
@@ -76,8 +78,9 @@ type agent struct {
 	sealer      *secrets.Sealer
 	plugins     *supervisor.Supervisor
 	catalog     *catalog.Catalog
-	hosts       *hosts        // nil: this host is alone
-	cluster     *cluster.Node // nil: other hosts keep the ledger
+	hosts       *hosts          // nil: this host is alone
+	cluster     *cluster.Node   // nil: other hosts keep the ledger
+	keys        *sealing.Keeper // nil: this agent is no server
 	ledger      ledger
 	tokens      *tokens.Authority
 	services    *services.Registrar
@@ -110,15 +113,18 @@ func (a *agent) open(ctx context.Context) error {
 		{"devices", a.followDevices},
 		{"hosts", a.openHosts},
 		{"ledger", a.openCluster},
+		{"secrets keys", a.openKeys},
 		{"consul", a.openConsul},
 		{"drivers", a.openDrivers},
 		{"peers", a.openPeers},
+		{"secrets keys", a.keepKeys}, // before anything is opened with them
 		{"workloads", a.openWorkloads},
 		{"services", a.keepServices},
 		{"node", a.openNode},
 		{"lease", a.keepLease},
 		{"watcher", a.openWatcher},
 		{"API", a.openServer},
+		{"signals", a.followSignals},
 		{"memory", a.tuneMemory}, // last: until then the agent is to be quick
 	} {
 		if err := step.open(ctx); err != nil {
@@ -179,11 +185,6 @@ func (a *agent) openJournal(context.Context) (err error) {
 	if err == nil {
 		a.closers.add(a.journal.Close)
 	}
-	return err
-}
-
-func (a *agent) openSecrets(context.Context) (err error) {
-	a.sealer, err = secrets.Open(filepath.Join(a.cfg.DataDir, "secrets.key"))
 	return err
 }
 
@@ -332,7 +333,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
 		Plugins: a.plugins, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads,
 		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
-		Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath, SocketRoot: a.cfg.ACL.SocketRoot && a.hosts == nil,
+		Events: a.events, Sealer: a.sealer, SecretsKeys: a.secretsKeys(), AuditPath: a.cfg.AuditPath, SocketRoot: a.cfg.ACL.SocketRoot && a.hosts == nil,
 	}
 	if a.cluster != nil {
 		cfg.Ledger, cfg.Releaser, cfg.Collector = a.cluster, a.watcher, a.watcher
@@ -347,6 +348,26 @@ func (a *agent) openServer(ctx context.Context) error {
 	a.server = server.New(cfg)
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)
+}
+
+// followSignals opens the audit log anew on SIGHUP, for who rotates it.
+func (a *agent) followSignals(ctx context.Context) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	a.closers.loop(ctx, func(ctx context.Context) {
+		defer signal.Stop(hangups)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hangups:
+				if err := a.server.ReopenAudit(); err != nil {
+					a.log.Error("the audit log could not be opened anew", "error", err)
+				}
+			}
+		}
+	})
+	return nil
 }
 
 // resolver finds what tokens allow; nil where everybody who may call may do everything.
@@ -367,9 +388,4 @@ const aclKept = 15 * time.Second
 // layout is where volumes are mounted.
 func (a *agent) layout() mounts.Layout {
 	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
-}
-
-// unseal opens a volume's secrets for one call.
-func (a *agent) unseal(_ context.Context, v claim.Volume) (map[string]string, error) {
-	return a.sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 }

@@ -99,7 +99,7 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 	if err := os.MkdirAll(serf, 0o700); err != nil {
 		return err
 	}
-	h.discovery, err = discovery.Open(discovery.Config{
+	h.discovery, err = discovery.Open(discovery.Config{ //nolint:contextcheck // it lives until it is closed
 		Self: discovery.Self{
 			Name: a.cfg.Name, Role: gossips, Datacenter: a.cfg.Datacenter, RPC: h.port.Addr().String(),
 			Expect: a.cfg.Server.BootstrapExpect, Version: a.version, Ledger: command.Level,
@@ -173,7 +173,7 @@ func (a *agent) openPeers(context.Context) error {
 	h.here.Workloads, h.here.Mounted, h.here.Calls = a.workloads, a.controllers, a.driverCalls()
 	if h.local != nil {
 		h.local.Ledger, h.local.Controllers, h.local.Secrets, h.local.Tokens = a.cluster, a.controllers, a.unseal, a.tokens
-		h.local.Heartbeats, h.local.Stop = h.beats, h.nodes.StopWorkload
+		h.local.Heartbeats, h.local.Stop, h.local.Keys = h.beats, h.nodes.StopWorkload, a.sealer
 	}
 	close(h.wired)
 	s := peer.Serve(h.port.GRPC(), peer.Config{Leader: h.local, Node: h.here, Terms: h.terms, Log: a.log.Named("peer")}, h.port.ServerOptions()...)

@@ -49,6 +49,11 @@ func (a *agent) health() (reasons []string) {
 	if a.cluster != nil {
 		reasons = append(reasons, ledgerHealth(a.cluster.Stats())...)
 	}
+	if a.keys != nil {
+		if problem := a.keys.Problem(); problem != "" {
+			reasons = append(reasons, problem)
+		}
+	}
 	if a.hosts != nil {
 		if err := a.hosts.lease.Valid(); err != nil {
 			reasons = append(reasons, err.Error())

@@ -302,7 +302,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
 		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
 		Secrets: unseal,
-		Tokens: noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
+		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)
 	must(t, err)
