@@ -22,10 +22,13 @@ func (n *Node) ReadChanged(ctx context.Context, b Blocking, topics []state.Topic
 }
 
 // ReadHere is ReadChanged of this server's ledger as it is, leader or not: Age says how old
-// that may be.
+// that may be. After a start it waits until the server has caught up with the one that leads;
+// while nobody does, what is here is all that there is to know.
 func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error) {
-	if err := n.WaitReady(ctx); err != nil {
-		return 0, err
+	if n.Stats().LeaderName != "" {
+		if err := n.WaitReady(ctx); err != nil {
+			return 0, err
+		}
 	}
 	waiting, cancel := context.WithTimeout(ctx, min(b.Wait, maxWait))
 	defer cancel()

@@ -287,6 +287,8 @@ func (l leading) LeaderURL(context.Context) (*url.URL, http.RoundTripper, error)
 	return &url.URL{Scheme: "https", Host: m.Addr}, l.hosts.dialer.Transport(), nil
 }
 
+func (l leading) LeaderName() string { return l.hosts.servers.LeaderName() }
+
 // clusterID is the id of the cluster, which has to have been formed.
 func (a *agent) clusterID(ctx context.Context) (string, error) {
 	a.id.mu.Lock()

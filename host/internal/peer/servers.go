@@ -241,6 +241,13 @@ func (s *Servers) Leader() (Member, bool) {
 	return all[0], true
 }
 
+// LeaderName is the server that answered as the leader last; empty: none has yet.
+func (s *Servers) LeaderName() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leader
+}
+
 func (s *Servers) remember(leader string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

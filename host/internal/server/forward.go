@@ -32,6 +32,8 @@ type Leader interface {
 	// LeaderURL finds it elsewhere: where its API is, and what brings requests there. The
 	// error says why it is not known, as during an election.
 	LeaderURL(ctx context.Context) (*url.URL, http.RoundTripper, error)
+	// LeaderName is who answered as the leader last; empty: nobody is known.
+	LeaderName() string
 }
 
 // ofLedger are the services that the leader answers; all others are of the agent that is asked.

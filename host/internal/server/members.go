@@ -75,10 +75,14 @@ func (s memberService) ListMembers(context.Context, *connect.Request[hostv1.List
 
 // leaderName is who leads, as far as this agent knows.
 func (s *Server) leaderName() string {
-	if s.cfg.Ledger == nil {
+	switch {
+	case s.cfg.Ledger != nil:
+		return s.cfg.Ledger.Stats().LeaderName
+	case s.cfg.Leader != nil:
+		return s.cfg.Leader.LeaderName()
+	default:
 		return ""
 	}
-	return s.cfg.Ledger.Stats().LeaderName
 }
 
 // JoinMembers meets agents at their addresses.

@@ -383,6 +383,8 @@ func (e *elsewhere) IsLeader() bool {
 	return e.here
 }
 
+func (e *elsewhere) LeaderName() string { return "leader" }
+
 func (e *elsewhere) LeaderURL(context.Context) (*url.URL, http.RoundTripper, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
