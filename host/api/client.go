@@ -36,6 +36,7 @@ type Client struct {
 	Nodes     hostv1connect.NodeServiceClient
 	Members   hostv1connect.MemberServiceClient
 	Operator  hostv1connect.OperatorServiceClient
+	Secrets   hostv1connect.SecretsServiceClient
 	System    hostv1connect.SystemServiceClient
 	ACL       hostv1connect.ACLServiceClient
 
@@ -113,6 +114,7 @@ func New(address string, options ...Option) (*Client, error) {
 		Nodes:     hostv1connect.NewNodeServiceClient(httpClient, baseURL, call),
 		Members:   hostv1connect.NewMemberServiceClient(httpClient, baseURL, call),
 		Operator:  hostv1connect.NewOperatorServiceClient(httpClient, baseURL, call),
+		Secrets:   hostv1connect.NewSecretsServiceClient(httpClient, baseURL, call),
 		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, call),
 		ACL:       hostv1connect.NewACLServiceClient(httpClient, baseURL, call),
 		transport: transport,

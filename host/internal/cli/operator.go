@@ -17,7 +17,8 @@ func (a *app) operatorCommand() *cobra.Command {
 	return a.noun("operator", "The cluster's servers",
 		a.noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
 		a.noun("autopilot", "What the leader does about servers by itself", a.autopilotGet(), a.autopilotSet(), a.autopilotHealth()),
-		a.noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()))
+		a.noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
+		a.noun("secrets", "The keys that seal secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
 }
 
 // knownPeers is where the names of servers are to be had.

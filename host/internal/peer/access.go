@@ -27,6 +27,8 @@ const (
 	byAgents access = iota + 1
 	// byServers: servers, with the term of the leader. Every agent answers.
 	byServers
+	// amongServers: servers, for themselves. Every server answers.
+	amongServers
 )
 
 // Who may make which call. What is not here, nobody may.
@@ -40,6 +42,9 @@ var methods = map[string]access{
 	peerv1.ServersService_DeriveToken_FullMethodName:     byAgents, // its own tokens
 	peerv1.ServersService_RevokeToken_FullMethodName:     byAgents, // its own tokens
 	peerv1.ServersService_ReplaceWorkload_FullMethodName: byAgents, // that one of its own waits for
+
+	peerv1.ServersService_SecretsKeys_FullMethodName:     amongServers,
+	peerv1.ServersService_OfferSecretsKey_FullMethodName: byServers,
 
 	peerv1.NodeService_ExpandVolume_FullMethodName:  byServers,
 	peerv1.NodeService_VolumeStats_FullMethodName:   byServers,
@@ -288,12 +293,12 @@ func mayCall(peer rpc.Peer, method string, req any) (access, error) {
 	switch {
 	case !ok:
 		return 0, denied(method + " is not served to other agents")
-	case who == byServers && peer.Role != pki.Server:
+	case who != byAgents && peer.Role != pki.Server:
 		return 0, denied(fmt.Sprintf("%s may not call %s: only servers may", peer, method))
 	case who == byAgents && peer.Role != pki.Server && peer.Role != pki.Node:
 		return 0, denied(fmt.Sprintf("%s may not call %s: only agents may", peer, method))
 	}
-	if who == byAgents {
+	if who != byServers {
 		named, ok := req.(interface{ GetNode() string })
 		if !ok || named.GetNode() != peer.Name {
 			return 0, denied(fmt.Sprintf("%s calls %s for another node: agents speak for themselves", peer, method))

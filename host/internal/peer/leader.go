@@ -10,6 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -66,7 +67,9 @@ type Leader struct {
 	Ledger      Ledger
 	Controllers Controllers
 	// Secrets opens a volume's sealed secrets.
-	Secrets    func(ctx context.Context, v claim.Volume) (map[string]string, error)
+	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
+	// Keys are this server's, for the others.
+	Keys       *secrets.Sealer
 	Tokens     Tokens
 	Heartbeats Heartbeats
 	// Stop asks a node to stop a workload (Nodes.StopWorkload).
@@ -111,11 +114,11 @@ func (l *Leader) VolumeSecrets(ctx context.Context, node string, ref claim.Volum
 	if err != nil {
 		return nil, err
 	}
-	secrets, err := l.Secrets(ctx, v)
+	opened, err := l.Secrets(ctx, v)
 	if err != nil {
 		return nil, fmt.Errorf("open the secrets of volume %q: %w", ref, err)
 	}
-	return secrets, nil
+	return opened, nil
 }
 
 // held is a volume and a claim that a node holds on it; one on its way out is none.

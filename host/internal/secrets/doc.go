@@ -13,9 +13,12 @@
 // rotated. Nonces are random: by NIST SP 800-38D, 8.3, that is safe for 2^32
 // values under one key, far above the number of volume registrations.
 //
-// The key lies in a file of its own that only the agent's user can read. It is
-// made once and never written again: losing it loses the secrets.
+// Keys lie in files of their own that only the agent's user can read: the first
+// of a host that is alone in one, and those of a cluster in a directory. A file is
+// made once and never written again: losing the last copy of a key loses the
+// secrets that it seals. Which key seals is the ledger's to say (Use); the host's
+// own first key does as long as the ledger names none.
 //
-// It imports the standard library only. Neither a key nor a secret may be in an
-// error, and a Sealer prints as its key id.
+// It imports the standard library and package durable only. Neither a key nor a secret
+// may be in an error, and a Sealer and a Key print as ids.
 package secrets

@@ -1,7 +1,11 @@
 package secrets
 
 import (
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -16,38 +20,91 @@ import (
 // keySize is that of an AES-256 key in bytes.
 const keySize = 32
 
+// Key seals and unseals. It prints as its id.
+type Key struct {
+	id       [keyIDSize]byte
+	material []byte
+	aead     cipher.AEAD
+}
+
+// NewKey makes a random key, which is in no file yet.
+func NewKey() Key {
+	material := make([]byte, keySize)
+	rand.Read(material) // never fails
+	k, err := ParseKey(material)
+	if err != nil {
+		panic(err) // AES takes every key of this size
+	}
+	return k
+}
+
+// ParseKey takes a key from its bytes (Material).
+func ParseKey(material []byte) (Key, error) {
+	if len(material) != keySize {
+		return Key{}, fmt.Errorf("a secrets key has %d bytes, not %d", keySize, len(material))
+	}
+	block, err := aes.NewCipher(material)
+	if err != nil {
+		return Key{}, err
+	}
+	aead, err := cipher.NewGCM(block)
+	if err != nil {
+		return Key{}, err
+	}
+	k := Key{material: material, aead: aead}
+	sum := sha256.Sum256(append([]byte("pannier secrets key id\x00"), material...))
+	copy(k.id[:], sum[:])
+	return k, nil
+}
+
+// ID names the key without telling it: 16 hexadecimal digits.
+func (k Key) ID() string { return hex.EncodeToString(k.id[:]) }
+
+// Material is the key itself, for a server that is to have it.
+func (k Key) Material() []byte { return k.material }
+
+// String keeps the key out of whatever prints it.
+func (k Key) String() string { return "secrets.Key(" + k.ID() + ")" }
+
+// Format is String for every verb.
+func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
+
 // readOrMakeKey reads the key in path, and makes one first where there is none.
-func readOrMakeKey(path string) ([]byte, error) {
+func readOrMakeKey(path string) (Key, error) {
 	key, err := readKey(path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return key, err
 	}
-	if err := makeKey(path); err != nil {
-		return nil, fmt.Errorf("make the secrets key %s: %w", path, err)
+	if err := writeKey(path, NewKey()); err != nil {
+		return Key{}, fmt.Errorf("make the secrets key %s: %w", path, err)
 	}
 	return readKey(path)
 }
 
 // readKey refuses a key that someone else may have read or replaced.
-func readKey(path string) ([]byte, error) {
+func readKey(path string) (Key, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("the secrets key %s is a symbolic link: put the key file itself there", path)
+		return Key{}, fmt.Errorf("the secrets key %s is a symbolic link: put the key file itself there", path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the secrets key: %w", err)
+		return Key{}, fmt.Errorf("open the secrets key: %w", err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("read the secrets key: %w", err)
+		return Key{}, fmt.Errorf("read the secrets key: %w", err)
 	}
 	if err := checkKeyFile(path, info); err != nil {
-		return nil, err
+		return Key{}, err
 	}
-	key := make([]byte, keySize)
-	if _, err := io.ReadFull(f, key); err != nil {
-		return nil, fmt.Errorf("read the secrets key %s: %w", path, err)
+	material := make([]byte, keySize)
+	if _, err := io.ReadFull(f, material); err != nil {
+		return Key{}, fmt.Errorf("read the secrets key %s: %w", path, err)
+	}
+	key, err := ParseKey(material)
+	if err != nil {
+		return Key{}, fmt.Errorf("use the secrets key %s: %w", path, err)
 	}
 	return key, nil
 }
@@ -69,19 +126,17 @@ func checkKeyFile(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// makeKey writes a random key so that path has either a whole key or none after
-// a crash. The link, unlike a rename, never replaces a key that another process
-// made meanwhile: that one is then the key.
-func makeKey(path string) (err error) {
+// writeKey writes a key so that path has either a whole key or none after a crash. The
+// link, unlike a rename, never replaces a key that another process made meanwhile: that
+// one is then the key.
+func writeKey(path string, key Key) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".secrets-key-*") // 0600
 	if err != nil {
 		return err
 	}
 	defer os.Remove(tmp.Name())
 	defer tmp.Close()
-	key := make([]byte, keySize)
-	rand.Read(key) // never fails
-	if _, err := tmp.Write(key); err != nil {
+	if _, err := tmp.Write(key.material); err != nil {
 		return err
 	}
 	if err := tmp.Sync(); err != nil {

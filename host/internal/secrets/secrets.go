@@ -2,18 +2,21 @@ package secrets
 
 import (
 	"bytes"
-	"crypto/aes"
-	"crypto/cipher"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 )
 
-// What Unseal refuses, for errors.Is.
+// What Seal and Unseal refuse, for errors.Is.
 var (
+	// ErrNoKey: this host has no key to seal with, or not yet.
+	ErrNoKey = errors.New("the key that seals secrets is not here yet")
 	// ErrKey: the value was sealed with a key that this host does not have.
 	ErrKey = errors.New("sealed with another key")
 	// ErrDamaged: the value was changed since it was sealed, or belongs to
@@ -27,11 +30,17 @@ const (
 	headerSize = 1 + keyIDSize
 )
 
-// Sealer seals and unseals with one key. It is safe for concurrent use.
+// Sealer seals with one key and unseals with all that a host has. It is safe for
+// concurrent use.
 type Sealer struct {
-	path  string // of the key file, for messages
-	keyID [keyIDSize]byte
-	aead  cipher.AEAD
+	path, dir string // of the first key's file and of the others
+
+	mu      sync.RWMutex
+	keys    map[string]Key // by id
+	offered Key            // zero: none
+	first   string         // id of the first key; empty: there is none
+	active  string         // id of the key that seals; empty: none does yet
+	named   string         // active, where the ledger names it
 }
 
 // Open reads the key file at path and makes it first where there is none; its
@@ -42,28 +51,38 @@ func Open(path string) (*Sealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, fmt.Errorf("use the secrets key %s: %w", path, err)
-	}
-	aead, err := cipher.NewGCM(block)
-	if err != nil {
-		return nil, fmt.Errorf("use the secrets key %s: %w", path, err)
-	}
-	s := &Sealer{path: path, aead: aead}
-	sum := sha256.Sum256(append([]byte("pannier secrets key id\x00"), key...))
-	copy(s.keyID[:], sum[:])
-	return s, nil
+	id := key.ID()
+	return &Sealer{path: path, dir: path + ".d", keys: map[string]Key{id: key}, first: id, active: id}, nil
 }
 
-// KeyID names the key without telling it: 16 hexadecimal digits.
-func (s *Sealer) KeyID() string { return hex.EncodeToString(s.keyID[:]) }
+// KeyID names the key that seals; empty: none does yet.
+func (s *Sealer) KeyID() string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.active
+}
 
-// String keeps the key out of whatever prints a Sealer.
+// Named is the key that seals, where the ledger names it; empty: it names none.
+func (s *Sealer) Named() string {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.named
+}
+
+// String keeps the keys out of whatever prints a Sealer.
 func (s *Sealer) String() string { return "secrets.Sealer(key " + s.KeyID() + ")" }
 
 // GoString is String, for %#v.
 func (s *Sealer) GoString() string { return s.String() }
+
+// KeyOf is the id of the key that a value is sealed with; empty: it is none of this
+// format.
+func KeyOf(sealed []byte) string {
+	if len(sealed) < headerSize || sealed[0] != version1 {
+		return ""
+	}
+	return hex.EncodeToString(sealed[1:headerSize])
+}
 
 // ForVolume is the additional data that binds sealed secrets to one volume.
 // Neither part may hold a NUL byte, which no valid name does.
@@ -71,23 +90,43 @@ func ForVolume(namespace, id string) []byte {
 	return []byte("volume\x00" + namespace + "\x00" + id)
 }
 
-// Seal encrypts secrets, bound to additional (see ForVolume). No secrets seal
-// to nil: what has none needs no key to be read.
-func (s *Sealer) Seal(secrets map[string]string, additional []byte) ([]byte, error) {
+// Seal encrypts secrets, bound to additional (see ForVolume), and says with which key; empty:
+// one that the ledger does not name. No secrets seal to nil: what has none needs no key to be
+// read. The error is ErrNoKey.
+func (s *Sealer) Seal(secrets map[string]string, additional []byte) (sealed []byte, named string, err error) {
 	if len(secrets) == 0 {
-		return nil, nil
+		return nil, "", nil
+	}
+	s.mu.RLock()
+	key, ok := s.get(s.active)
+	id, named := s.active, s.named
+	s.mu.RUnlock()
+	switch {
+	case id == "":
+		return nil, "", fmt.Errorf("seal secrets: %w: the servers make one together when the cluster is formed", ErrNoKey)
+	case !ok:
+		return nil, "", fmt.Errorf("seal secrets: %w: the key %s, which this server asks the others for (see: pannier operator secrets status)", ErrNoKey, id)
 	}
 	plain, err := json.Marshal(secrets)
 	if err != nil {
-		return nil, errors.New("seal secrets: they cannot be encoded") // the cause could quote them
+		return nil, "", errors.New("seal secrets: they cannot be encoded") // the cause could quote them
 	}
 	defer clear(plain)
-	nonce := make([]byte, s.aead.NonceSize())
+	nonce := make([]byte, key.aead.NonceSize())
 	rand.Read(nonce) // never fails
-	header := append([]byte{version1}, s.keyID[:]...)
-	sealed := make([]byte, 0, headerSize+len(nonce)+len(plain)+s.aead.Overhead())
+	header := append([]byte{version1}, key.id[:]...)
+	sealed = make([]byte, 0, headerSize+len(nonce)+len(plain)+key.aead.Overhead())
 	sealed = append(append(sealed, header...), nonce...)
-	return s.aead.Seal(sealed, nonce, plain, bind(header, additional)), nil
+	return key.aead.Seal(sealed, nonce, plain, bind(header, additional)), named, nil
+}
+
+// Reseal seals what is sealed with the key that seals now.
+func (s *Sealer) Reseal(sealed, additional []byte) (again []byte, named string, err error) {
+	open, err := s.Unseal(sealed, additional)
+	if err != nil {
+		return nil, "", err
+	}
+	return s.Seal(open, additional)
 }
 
 // Unseal reverses Seal. additional must be what the value was sealed with. Its
@@ -99,16 +138,20 @@ func (s *Sealer) Unseal(sealed, additional []byte) (map[string]string, error) {
 	if sealed[0] != version1 {
 		return nil, fmt.Errorf("unseal secrets: %w: unknown format %d: it may come from a newer version of this program", ErrDamaged, sealed[0])
 	}
-	if len(sealed) < headerSize+s.aead.NonceSize()+s.aead.Overhead() {
+	const nonceSize, tagSize = 12, 16 // NIST SP 800-38D
+	if len(sealed) < headerSize+nonceSize+tagSize {
 		return nil, fmt.Errorf("unseal secrets: %w: only %d bytes: register the volume's secrets again", ErrDamaged, len(sealed))
 	}
 	header, rest := sealed[:headerSize], sealed[headerSize:]
-	if id := header[1:]; !bytes.Equal(id, s.keyID[:]) {
-		return nil, fmt.Errorf("unseal secrets: %w: it needs the key %x, %s holds %s: restore that key file from a backup, "+
-			"or register the volume's secrets again", ErrKey, id, s.path, s.KeyID())
+	s.mu.RLock()
+	key, ok := s.get(KeyOf(sealed))
+	have := slices.Sorted(maps.Keys(s.keys))
+	s.mu.RUnlock()
+	if !ok {
+		return nil, fmt.Errorf("unseal secrets: %w: it needs the key %x, and %s and %s hold %s: restore that key's file from a backup, "+
+			"or register the volume's secrets again", ErrKey, header[1:], s.path, s.dir, strings.Join(have, ", "))
 	}
-	nonce, box := rest[:s.aead.NonceSize()], rest[s.aead.NonceSize():]
-	plain, err := s.aead.Open(nil, nonce, box, bind(header, additional))
+	plain, err := key.aead.Open(nil, rest[:nonceSize], rest[nonceSize:], bind(header, additional))
 	if err != nil {
 		return nil, fmt.Errorf("unseal secrets: %w: register the volume's secrets again", ErrDamaged)
 	}

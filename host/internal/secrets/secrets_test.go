@@ -28,7 +28,7 @@ func open(t *testing.T) *Sealer {
 
 func seal(t *testing.T, s *Sealer) []byte {
 	t.Helper()
-	sealed, err := s.Seal(plain, mysql)
+	sealed, _, err := s.Seal(plain, mysql)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestRoundTrip(t *testing.T) {
 
 func TestNoSecretsSealToNothing(t *testing.T) {
 	s := open(t)
-	sealed, err := s.Seal(map[string]string{}, mysql)
+	sealed, _, err := s.Seal(map[string]string{}, mysql)
 	if err != nil || sealed != nil {
 		t.Fatalf("got %x, %v", sealed, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -135,16 +136,37 @@ func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string,
 	return source.ExternalID, nil
 }
 
-// put writes a volume into the ledger.
+// put writes a volume into the ledger. Where another key seals since its secrets were
+// sealed, that is done anew, as soon as this server knows of it.
 func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	crashpoint.Here("volume", "put")
 	defer crashpoint.Here("volume", "written")
-	result, err := s.cfg.Ledger.RegisterVolume(ctx, v)
-	if err != nil {
-		return v, err
+	for deadline := time.Now().Add(newKeyPatience); ; {
+		result, err := s.cfg.Ledger.RegisterVolume(ctx, v)
+		if err == nil {
+			return result.Volume, nil
+		}
+		if !errors.Is(err, claim.ErrOldKey) || ctx.Err() != nil || time.Now().After(deadline) {
+			return v, err
+		}
+		if s.cfg.Sealer.Named() == v.SecretsKey {
+			select {
+			case <-time.After(newKeyPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Reseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+			return v, err
+		}
 	}
-	return result.Volume, nil
 }
+
+// How long this server may take to learn that another key seals, and how often it is looked.
+const (
+	newKeyPatience = 10 * time.Second
+	newKeyPause    = 10 * time.Millisecond
+)
 
 // shownNow reads a volume that was written just now.
 func (s *Server) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Volume, error) {
@@ -191,7 +213,7 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 		return v, invalid(object, "mount_options.mount_flags", shown)
 	}
 	var err error
-	if v.SealedSecrets, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+	if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID)); err != nil {
 		return v, err
 	}
 	// No driver shall make a volume that the ledger cannot take.

@@ -20,6 +20,8 @@ import (
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/sealing"
+	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/services"
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/host/internal/watcher"
@@ -35,7 +37,7 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping, errNoLeader,
+		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, secrets.ErrNoKey, sealing.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping, errNoLeader,
 	}},
 	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{

@@ -42,6 +42,7 @@ var ofLedger = map[string]bool{
 	hostv1connect.TokenServiceName:    true,
 	hostv1connect.NodeServiceName:     true,
 	hostv1connect.OperatorServiceName: true,
+	hostv1connect.SecretsServiceName:  true,
 	hostv1connect.SystemServiceName:   true,
 	hostv1connect.ACLServiceName:      true,
 }

@@ -86,6 +86,9 @@ var needs = map[string]need{
 	v1.OperatorServiceSaveSnapshotProcedure:    change(management),
 	v1.OperatorServiceRestoreSnapshotProcedure: change(management),
 
+	v1.SecretsServiceGetSecretsStatusProcedure: query(to(acl.Operator, acl.Read)),
+	v1.SecretsServiceRotateSecretsKeyProcedure: change(to(acl.Operator, acl.Write)),
+
 	v1.SystemServiceCollectGarbageProcedure: change(to(acl.Operator, acl.Write)),
 	v1.SystemServiceWatchProcedure:          query(topics),
 

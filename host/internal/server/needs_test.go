@@ -95,7 +95,7 @@ var who = map[string][]string{
 		v1.DeviceServiceListDevicesProcedure, v1.DeviceServiceDeviceStatsProcedure, v1.PluginServiceListPluginsProcedure,
 		v1.PluginServicePluginLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure, v1.NodeServiceGetNodeProcedure,
 		v1.MemberServiceListMembersProcedure, v1.OperatorServiceListPeersProcedure, v1.OperatorServiceGetAutopilotProcedure,
-		v1.OperatorServiceAutopilotHealthProcedure,
+		v1.OperatorServiceAutopilotHealthProcedure, v1.SecretsServiceGetSecretsStatusProcedure,
 		v1.VolumeServiceListVolumesProcedure, v1.WorkloadServiceListWorkloadsProcedure, v1.TokenServiceListTokensProcedure,
 	},
 	"write": {
@@ -111,7 +111,7 @@ var who = map[string][]string{
 		v1.MemberServiceJoinMembersProcedure, v1.MemberServiceForceLeaveProcedure, v1.MemberServiceLeaveProcedure,
 		v1.MemberServiceListKeysProcedure, v1.MemberServiceAddKeyProcedure, v1.MemberServiceUseKeyProcedure, v1.MemberServiceRemoveKeyProcedure,
 		v1.OperatorServiceTransferLeadershipProcedure, v1.OperatorServiceRemovePeerProcedure, v1.OperatorServiceSetAutopilotProcedure,
-		v1.SystemServiceCollectGarbageProcedure,
+		v1.SecretsServiceRotateSecretsKeyProcedure, v1.SystemServiceCollectGarbageProcedure,
 	},
 	"none other read write denied": {
 		v1.AgentServiceEventsProcedure, v1.SystemServiceWatchProcedure, // with no topic
@@ -152,6 +152,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	mux.Handle(v1.NewNodeServiceHandler(v1.UnimplementedNodeServiceHandler{}, options))
 	mux.Handle(v1.NewMemberServiceHandler(v1.UnimplementedMemberServiceHandler{}, options))
 	mux.Handle(v1.NewOperatorServiceHandler(v1.UnimplementedOperatorServiceHandler{}, options))
+	mux.Handle(v1.NewSecretsServiceHandler(v1.UnimplementedSecretsServiceHandler{}, options))
 	mux.Handle(v1.NewSystemServiceHandler(v1.UnimplementedSystemServiceHandler{}, options))
 	mux.Handle(v1.NewACLServiceHandler(v1.UnimplementedACLServiceHandler{}, options))
 	socket := filepath.Join(t.TempDir(), "s")

@@ -63,6 +63,8 @@ type Config struct {
 	Events *events.Bus
 	// Sealer seals volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
+	// SecretsKeys are the keys that it seals with; nil: this agent is no server.
+	SecretsKeys SecretsKeys
 
 	// Leader answers for the ledger where this agent does not lead; nil: it is alone.
 	Leader Leader
@@ -244,6 +246,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
 	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options))
 	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
+	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
 	s.handlePublic(mux)
 	return s.forward(mux)

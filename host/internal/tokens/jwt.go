@@ -131,18 +131,18 @@ func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error
 	if err != nil {
 		return k, err
 	}
-	if k.Sealed, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)}, forSigningKey(k.ID)); err != nil {
+	if k.Sealed, k.SecretsKey, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)}, ForSigningKey(k.ID)); err != nil {
 		return k, err
 	}
 	return a.Ledger.PutSigningKey(ctx, k)
 }
 
-// forSigningKey binds what is sealed to being the signing key of that id.
-func forSigningKey(id string) []byte { return []byte("signing key\x00" + id) }
+// ForSigningKey binds what is sealed to being the signing key of that id.
+func ForSigningKey(id string) []byte { return []byte("signing key\x00" + id) }
 
 // open unseals a key and makes its signer.
 func (a *Authority) open(k claim.SigningKey) (*signer, error) {
-	opened, err := a.Sealer.Unseal(k.Sealed, forSigningKey(k.ID))
+	opened, err := a.Sealer.Unseal(k.Sealed, ForSigningKey(k.ID))
 	switch {
 	case errors.Is(err, secrets.ErrKey):
 		return nil, errors.New("it was sealed with another secrets key than this agent's: restore secrets.key in the data directory from a backup")

@@ -142,14 +142,14 @@ func TestKeyIsSealed(t *testing.T) {
 		if err != nil || !found {
 			t.Fatalf("found %v, %v", found, err)
 		}
-		opened, err := w.Sealer.Unseal(k.Sealed, forSigningKey(k.ID))
+		opened, err := w.Sealer.Unseal(k.Sealed, ForSigningKey(k.ID))
 		if err != nil {
 			return err
 		}
 		if bytes.Contains(k.Sealed, []byte(opened[privateKey])) || bytes.Contains(k.Public, []byte(`"d"`)) {
 			t.Error("the private part is readable")
 		}
-		if _, err := w.Sealer.Unseal(k.Sealed, forSigningKey("another")); err == nil {
+		if _, err := w.Sealer.Unseal(k.Sealed, ForSigningKey("another")); err == nil {
 			t.Error("it opens as another key")
 		}
 		return nil

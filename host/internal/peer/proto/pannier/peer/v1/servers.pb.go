@@ -1121,6 +1121,192 @@ func (*ReplaceWorkloadResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{19}
 }
 
+type SecretsKeysRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// ids of the keys that are wanted.
+	Ids           []string `protobuf:"bytes,2,rep,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretsKeysRequest) Reset() {
+	*x = SecretsKeysRequest{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretsKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretsKeysRequest) ProtoMessage() {}
+
+func (x *SecretsKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretsKeysRequest.ProtoReflect.Descriptor instead.
+func (*SecretsKeysRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SecretsKeysRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SecretsKeysRequest) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+type SecretsKeysResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// keys themselves: they are never logged.
+	Keys          [][]byte `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretsKeysResponse) Reset() {
+	*x = SecretsKeysResponse{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretsKeysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretsKeysResponse) ProtoMessage() {}
+
+func (x *SecretsKeysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretsKeysResponse.ProtoReflect.Descriptor instead.
+func (*SecretsKeysResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SecretsKeysResponse) GetKeys() [][]byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type OfferSecretsKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferSecretsKeyRequest) Reset() {
+	*x = OfferSecretsKeyRequest{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferSecretsKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferSecretsKeyRequest) ProtoMessage() {}
+
+func (x *OfferSecretsKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferSecretsKeyRequest.ProtoReflect.Descriptor instead.
+func (*OfferSecretsKeyRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *OfferSecretsKeyRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *OfferSecretsKeyRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type OfferSecretsKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferSecretsKeyResponse) Reset() {
+	*x = OfferSecretsKeyResponse{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferSecretsKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferSecretsKeyResponse) ProtoMessage() {}
+
+func (x *OfferSecretsKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferSecretsKeyResponse.ProtoReflect.Descriptor instead.
+func (*OfferSecretsKeyResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{23}
+}
+
 var File_pannier_peer_v1_servers_proto protoreflect.FileDescriptor
 
 const file_pannier_peer_v1_servers_proto_rawDesc = "" +
@@ -1198,7 +1384,16 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x1a\n" +
 	"\bworkload\x18\x03 \x01(\tR\bworkload\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x19\n" +
-	"\x17ReplaceWorkloadResponse2\x93\x06\n" +
+	"\x17ReplaceWorkloadResponse\":\n" +
+	"\x12SecretsKeysRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x10\n" +
+	"\x03ids\x18\x02 \x03(\tR\x03ids\")\n" +
+	"\x13SecretsKeysResponse\x12\x12\n" +
+	"\x04keys\x18\x01 \x03(\fR\x04keys\">\n" +
+	"\x16OfferSecretsKeyRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\x19\n" +
+	"\x17OfferSecretsKeyResponse2\xd3\a\n" +
 	"\x0eServersService\x12F\n" +
 	"\x05Apply\x12\x1d.pannier.peer.v1.ApplyRequest\x1a\x1e.pannier.peer.v1.ApplyResponse\x12F\n" +
 	"\x05Query\x12\x1d.pannier.peer.v1.QueryRequest\x1a\x1e.pannier.peer.v1.QueryResponse\x12R\n" +
@@ -1208,7 +1403,9 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\vIntendToken\x12#.pannier.peer.v1.IntendTokenRequest\x1a$.pannier.peer.v1.IntendTokenResponse\x12X\n" +
 	"\vDeriveToken\x12#.pannier.peer.v1.DeriveTokenRequest\x1a$.pannier.peer.v1.DeriveTokenResponse\x12X\n" +
 	"\vRevokeToken\x12#.pannier.peer.v1.RevokeTokenRequest\x1a$.pannier.peer.v1.RevokeTokenResponse\x12d\n" +
-	"\x0fReplaceWorkload\x12'.pannier.peer.v1.ReplaceWorkloadRequest\x1a(.pannier.peer.v1.ReplaceWorkloadResponseBLZJgithub.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1;peerv1b\x06proto3"
+	"\x0fReplaceWorkload\x12'.pannier.peer.v1.ReplaceWorkloadRequest\x1a(.pannier.peer.v1.ReplaceWorkloadResponse\x12X\n" +
+	"\vSecretsKeys\x12#.pannier.peer.v1.SecretsKeysRequest\x1a$.pannier.peer.v1.SecretsKeysResponse\x12d\n" +
+	"\x0fOfferSecretsKey\x12'.pannier.peer.v1.OfferSecretsKeyRequest\x1a(.pannier.peer.v1.OfferSecretsKeyResponseBLZJgithub.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_pannier_peer_v1_servers_proto_rawDescOnce sync.Once
@@ -1222,7 +1419,7 @@ func file_pannier_peer_v1_servers_proto_rawDescGZIP() []byte {
 	return file_pannier_peer_v1_servers_proto_rawDescData
 }
 
-var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_pannier_peer_v1_servers_proto_goTypes = []any{
 	(*NotLeader)(nil),               // 0: pannier.peer.v1.NotLeader
 	(*Answer)(nil),                  // 1: pannier.peer.v1.Answer
@@ -1244,16 +1441,20 @@ var file_pannier_peer_v1_servers_proto_goTypes = []any{
 	(*RevokeTokenResponse)(nil),     // 17: pannier.peer.v1.RevokeTokenResponse
 	(*ReplaceWorkloadRequest)(nil),  // 18: pannier.peer.v1.ReplaceWorkloadRequest
 	(*ReplaceWorkloadResponse)(nil), // 19: pannier.peer.v1.ReplaceWorkloadResponse
-	nil,                             // 20: pannier.peer.v1.AttachResponse.PublishContextEntry
-	nil,                             // 21: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
-	(*durationpb.Duration)(nil),     // 22: google.protobuf.Duration
+	(*SecretsKeysRequest)(nil),      // 20: pannier.peer.v1.SecretsKeysRequest
+	(*SecretsKeysResponse)(nil),     // 21: pannier.peer.v1.SecretsKeysResponse
+	(*OfferSecretsKeyRequest)(nil),  // 22: pannier.peer.v1.OfferSecretsKeyRequest
+	(*OfferSecretsKeyResponse)(nil), // 23: pannier.peer.v1.OfferSecretsKeyResponse
+	nil,                             // 24: pannier.peer.v1.AttachResponse.PublishContextEntry
+	nil,                             // 25: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	(*durationpb.Duration)(nil),     // 26: google.protobuf.Duration
 }
 var file_pannier_peer_v1_servers_proto_depIdxs = []int32{
-	22, // 0: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
-	22, // 1: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
-	22, // 2: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
-	20, // 3: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
-	21, // 4: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	26, // 0: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
+	26, // 1: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
+	26, // 2: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
+	24, // 3: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
+	25, // 4: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
 	2,  // 5: pannier.peer.v1.ServersService.Apply:input_type -> pannier.peer.v1.ApplyRequest
 	4,  // 6: pannier.peer.v1.ServersService.Query:input_type -> pannier.peer.v1.QueryRequest
 	6,  // 7: pannier.peer.v1.ServersService.Heartbeat:input_type -> pannier.peer.v1.HeartbeatRequest
@@ -1263,17 +1464,21 @@ var file_pannier_peer_v1_servers_proto_depIdxs = []int32{
 	14, // 11: pannier.peer.v1.ServersService.DeriveToken:input_type -> pannier.peer.v1.DeriveTokenRequest
 	16, // 12: pannier.peer.v1.ServersService.RevokeToken:input_type -> pannier.peer.v1.RevokeTokenRequest
 	18, // 13: pannier.peer.v1.ServersService.ReplaceWorkload:input_type -> pannier.peer.v1.ReplaceWorkloadRequest
-	3,  // 14: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
-	5,  // 15: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
-	7,  // 16: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
-	9,  // 17: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
-	11, // 18: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
-	13, // 19: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
-	15, // 20: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
-	17, // 21: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
-	19, // 22: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
-	14, // [14:23] is the sub-list for method output_type
-	5,  // [5:14] is the sub-list for method input_type
+	20, // 14: pannier.peer.v1.ServersService.SecretsKeys:input_type -> pannier.peer.v1.SecretsKeysRequest
+	22, // 15: pannier.peer.v1.ServersService.OfferSecretsKey:input_type -> pannier.peer.v1.OfferSecretsKeyRequest
+	3,  // 16: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
+	5,  // 17: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
+	7,  // 18: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
+	9,  // 19: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
+	11, // 20: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
+	13, // 21: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
+	15, // 22: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
+	17, // 23: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
+	19, // 24: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
+	21, // 25: pannier.peer.v1.ServersService.SecretsKeys:output_type -> pannier.peer.v1.SecretsKeysResponse
+	23, // 26: pannier.peer.v1.ServersService.OfferSecretsKey:output_type -> pannier.peer.v1.OfferSecretsKeyResponse
+	16, // [16:27] is the sub-list for method output_type
+	5,  // [5:16] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1290,7 +1495,7 @@ func file_pannier_peer_v1_servers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_peer_v1_servers_proto_rawDesc), len(file_pannier_peer_v1_servers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,8 @@ const (
 	ServersService_DeriveToken_FullMethodName     = "/pannier.peer.v1.ServersService/DeriveToken"
 	ServersService_RevokeToken_FullMethodName     = "/pannier.peer.v1.ServersService/RevokeToken"
 	ServersService_ReplaceWorkload_FullMethodName = "/pannier.peer.v1.ServersService/ReplaceWorkload"
+	ServersService_SecretsKeys_FullMethodName     = "/pannier.peer.v1.ServersService/SecretsKeys"
+	ServersService_OfferSecretsKey_FullMethodName = "/pannier.peer.v1.ServersService/OfferSecretsKey"
 )
 
 // ServersServiceClient is the client API for ServersService service.
@@ -62,6 +64,12 @@ type ServersServiceClient interface {
 	// ReplaceWorkload asks the node of a workload to stop it, for one of the caller's that
 	// waits for its end. It does not wait. One that does not run is success.
 	ReplaceWorkload(ctx context.Context, in *ReplaceWorkloadRequest, opts ...grpc.CallOption) (*ReplaceWorkloadResponse, error)
+	// SecretsKeys gives a server the keys that seal secrets in the ledger, as far as the one that
+	// is asked has them. Each server answers, whether it leads or not.
+	SecretsKeys(ctx context.Context, in *SecretsKeysRequest, opts ...grpc.CallOption) (*SecretsKeysResponse, error)
+	// OfferSecretsKey gives a server a key that the ledger is about to name, from the leader.
+	// It has the key on its disk when it answers.
+	OfferSecretsKey(ctx context.Context, in *OfferSecretsKeyRequest, opts ...grpc.CallOption) (*OfferSecretsKeyResponse, error)
 }
 
 type serversServiceClient struct {
@@ -162,6 +170,26 @@ func (c *serversServiceClient) ReplaceWorkload(ctx context.Context, in *ReplaceW
 	return out, nil
 }
 
+func (c *serversServiceClient) SecretsKeys(ctx context.Context, in *SecretsKeysRequest, opts ...grpc.CallOption) (*SecretsKeysResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SecretsKeysResponse)
+	err := c.cc.Invoke(ctx, ServersService_SecretsKeys_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *serversServiceClient) OfferSecretsKey(ctx context.Context, in *OfferSecretsKeyRequest, opts ...grpc.CallOption) (*OfferSecretsKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OfferSecretsKeyResponse)
+	err := c.cc.Invoke(ctx, ServersService_OfferSecretsKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServersServiceServer is the server API for ServersService service.
 // All implementations must embed UnimplementedServersServiceServer
 // for forward compatibility.
@@ -186,6 +214,12 @@ type ServersServiceServer interface {
 	// ReplaceWorkload asks the node of a workload to stop it, for one of the caller's that
 	// waits for its end. It does not wait. One that does not run is success.
 	ReplaceWorkload(context.Context, *ReplaceWorkloadRequest) (*ReplaceWorkloadResponse, error)
+	// SecretsKeys gives a server the keys that seal secrets in the ledger, as far as the one that
+	// is asked has them. Each server answers, whether it leads or not.
+	SecretsKeys(context.Context, *SecretsKeysRequest) (*SecretsKeysResponse, error)
+	// OfferSecretsKey gives a server a key that the ledger is about to name, from the leader.
+	// It has the key on its disk when it answers.
+	OfferSecretsKey(context.Context, *OfferSecretsKeyRequest) (*OfferSecretsKeyResponse, error)
 	mustEmbedUnimplementedServersServiceServer()
 }
 
@@ -222,6 +256,12 @@ func (UnimplementedServersServiceServer) RevokeToken(context.Context, *RevokeTok
 }
 func (UnimplementedServersServiceServer) ReplaceWorkload(context.Context, *ReplaceWorkloadRequest) (*ReplaceWorkloadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReplaceWorkload not implemented")
+}
+func (UnimplementedServersServiceServer) SecretsKeys(context.Context, *SecretsKeysRequest) (*SecretsKeysResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SecretsKeys not implemented")
+}
+func (UnimplementedServersServiceServer) OfferSecretsKey(context.Context, *OfferSecretsKeyRequest) (*OfferSecretsKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OfferSecretsKey not implemented")
 }
 func (UnimplementedServersServiceServer) mustEmbedUnimplementedServersServiceServer() {}
 func (UnimplementedServersServiceServer) testEmbeddedByValue()                        {}
@@ -406,6 +446,42 @@ func _ServersService_ReplaceWorkload_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServersService_SecretsKeys_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SecretsKeysRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServersServiceServer).SecretsKeys(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServersService_SecretsKeys_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServersServiceServer).SecretsKeys(ctx, req.(*SecretsKeysRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ServersService_OfferSecretsKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OfferSecretsKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServersServiceServer).OfferSecretsKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServersService_OfferSecretsKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServersServiceServer).OfferSecretsKey(ctx, req.(*OfferSecretsKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServersService_ServiceDesc is the grpc.ServiceDesc for ServersService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -448,6 +524,14 @@ var ServersService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReplaceWorkload",
 			Handler:    _ServersService_ReplaceWorkload_Handler,
+		},
+		{
+			MethodName: "SecretsKeys",
+			Handler:    _ServersService_SecretsKeys_Handler,
+		},
+		{
+			MethodName: "OfferSecretsKey",
+			Handler:    _ServersService_OfferSecretsKey_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,220 @@
+package sealing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/secrets"
+)
+
+// Ledger is what a Keeper needs of cluster.Node.
+type Ledger interface {
+	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
+	// Servers are all in raft's configuration, this one included.
+	Servers() ([]string, error)
+	PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error)
+	RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error)
+	ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte, key string) (claim.Volume, error)
+	ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error
+}
+
+// Servers are the others (peer.Servers).
+type Servers interface {
+	// SecretsKeys asks them for keys by their ids; the error says who did not answer.
+	SecretsKeys(ctx context.Context, ids ...string) ([]secrets.Key, error)
+	// OfferSecretsKey gives one of them a key, which is on its disk when the error is nil.
+	OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error
+}
+
+// Config is what a Keeper works with.
+type Config struct {
+	// Name is this server's.
+	Name   string
+	Sealer *secrets.Sealer
+	Ledger Ledger
+	// Servers are the others; nil: this host is alone.
+	Servers Servers
+	// SigningKey is what binds the sealed part of a signing key to its id.
+	SigningKey func(id string) []byte
+	Log        hclog.Logger
+}
+
+// Keeper looks after this server's keys. It is safe for concurrent use.
+type Keeper struct {
+	Config
+
+	changing sync.Mutex // one change of keys at a time
+
+	mu      sync.Mutex
+	problem string
+}
+
+// New makes a Keeper.
+func New(cfg Config) *Keeper {
+	k := &Keeper{Config: cfg}
+	if cfg.Servers != nil {
+		k.problem = "the ledger has not said yet which keys seal secrets"
+	}
+	return k
+}
+
+// The pause after something could not be done grows from the first to the longest.
+const (
+	firstPause   = 100 * time.Millisecond
+	longestPause = 5 * time.Second
+	longestPass  = time.Minute // which looks at all volumes
+)
+
+// Problem is what keeps this server from sealing and opening secrets; empty: nothing.
+func (k *Keeper) Problem() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.problem
+}
+
+func (k *Keeper) note(problem string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.problem != problem && problem != "" {
+		k.Log.Info("secrets cannot be sealed, or not all opened, here", "problem", problem)
+	}
+	k.problem = problem
+}
+
+// Follow keeps this server's keys as the ledger says, until ctx ends.
+func (k *Keeper) Follow(ctx context.Context) {
+	k.again(ctx, longestPause, func(ctx context.Context) (done bool) {
+		err := k.Sync(ctx)
+		if ctx.Err() == nil {
+			k.note(text(err))
+		}
+		return err == nil
+	})
+}
+
+// again calls fn after each change of the keys' names, and until it is done.
+func (k *Keeper) again(ctx context.Context, longest time.Duration, fn func(ctx context.Context) (done bool)) {
+	pause := firstPause
+	for ctx.Err() == nil {
+		watching, stop := context.WithCancel(ctx)
+		changed := k.Ledger.Watch(watching, state.TopicSecretsKeys)
+		var retry <-chan time.Time
+		if fn(ctx) {
+			pause = firstPause
+		} else {
+			retry = time.After(pause)
+			pause = min(2*pause, longest)
+		}
+		select {
+		case <-changed:
+		case <-retry:
+		case <-ctx.Done():
+		}
+		stop()
+	}
+}
+
+// Sync brings this server's keys to what the ledger says once. The error says which key
+// is not to be had.
+func (k *Keeper) Sync(ctx context.Context) error {
+	var keys claim.SecretsKeys
+	err := k.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		keys, err = tx.SecretsKeys()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if keys.Active == "" && k.Servers != nil {
+		return errors.New("the cluster has no secrets key yet: the server that leads makes one when it has a majority")
+	}
+	return k.use(ctx, keys)
+}
+
+// use takes over what the ledger says of keys, and asks the other servers for those that
+// are not here.
+func (k *Keeper) use(ctx context.Context, keys claim.SecretsKeys) error {
+	missing, err := k.Sealer.Use(keys.Active, ids(keys), keys.Removed)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	asked := k.fetch(ctx, missing...)
+	if missing, err = k.Sealer.Use(keys.Active, ids(keys), keys.Removed); err != nil || len(missing) == 0 {
+		return err
+	}
+	return fmt.Errorf("no server that was asked has the secrets key %s: put its file, from a backup of a server's secrets.keys, there again, "+
+		"or register what it seals anew (see: pannier operator secrets status)%s", strings.Join(missing, ", "), because(asked))
+}
+
+func because(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
+}
+
+// fetch asks the other servers for keys.
+func (k *Keeper) fetch(ctx context.Context, missing ...string) error {
+	if k.Servers == nil {
+		return nil
+	}
+	found, err := k.Servers.SecretsKeys(ctx, missing...)
+	for _, key := range found {
+		if added := k.Sealer.Add(key); added != nil {
+			return added
+		}
+		k.Log.Info("took over a secrets key from another server", "key", key.ID())
+	}
+	return err
+}
+
+// Unseal opens secrets. A key that is not here yet is asked for first.
+func (k *Keeper) Unseal(ctx context.Context, sealed, additional []byte) (map[string]string, error) {
+	open, err := k.Sealer.Unseal(sealed, additional)
+	if !errors.Is(err, secrets.ErrKey) {
+		return open, err
+	}
+	if asked := k.fetch(ctx, secrets.KeyOf(sealed)); asked != nil {
+		k.Log.Debug("not every server was asked for a secrets key", "key", secrets.KeyOf(sealed), "error", asked)
+	}
+	return k.Sealer.Unseal(sealed, additional)
+}
+
+func ids(keys claim.SecretsKeys) (out []string) {
+	for _, key := range keys.Keys {
+		out = append(out, key.ID)
+	}
+	return out
+}
+
+// next is the key that is about to become active; empty: none.
+func next(keys claim.SecretsKeys) string {
+	if n := len(keys.Keys); keys.Active != "" && n > 0 && keys.Keys[n-1].ID != keys.Active {
+		return keys.Keys[n-1].ID
+	}
+	return ""
+}
+
+// old are the keys before the active one.
+func old(keys claim.SecretsKeys) []string {
+	all := ids(keys)
+	return all[:max(slices.Index(all, keys.Active), 0)]
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,198 @@
+package sealing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/secrets"
+)
+
+// Lead does what the leader does for keys, until ctx ends: it gives a cluster its first
+// one, finishes a change that another leader has begun, seals anew what an old key seals,
+// and removes keys that nothing needs.
+func (k *Keeper) Lead(ctx context.Context) {
+	told := ""
+	k.again(ctx, longestPass, func(ctx context.Context) (done bool) {
+		err := k.pass(ctx)
+		if err != nil && ctx.Err() == nil && err.Error() != told {
+			told = err.Error()
+			k.Log.Warn("the secrets keys are not as they should be, and it is tried again", "error", err)
+		}
+		return err == nil
+	})
+}
+
+// pass does all that can be done now.
+func (k *Keeper) pass(ctx context.Context) error {
+	k.changing.Lock()
+	defer k.changing.Unlock()
+	keys, err := k.read(ctx)
+	switch {
+	case err != nil:
+		return err
+	case keys.Active == "" && k.Servers == nil:
+		return nil
+	case keys.Active == "":
+		_, err := k.nameFirst(ctx)
+		return err
+	}
+	if err := k.use(ctx, keys); err != nil {
+		return err
+	}
+	if id := next(keys); id != "" {
+		return k.activate(ctx, id)
+	}
+	if len(old(keys)) == 0 {
+		return nil
+	}
+	resealed := k.resealAll(ctx, keys.Active)
+	removed := k.removeOld(ctx, keys)
+	return errors.Join(resealed, removed)
+}
+
+// removeOld removes the old keys that nothing needs. The error names one that is needed.
+func (k *Keeper) removeOld(ctx context.Context, keys claim.SecretsKeys) error {
+	needed, err := k.sealed(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range old(keys) {
+		if needed[id] > 0 {
+			errs = append(errs, fmt.Errorf("the secrets key %s is still needed", id))
+			continue
+		}
+		if keys, err = k.Ledger.RemoveSecretsKey(ctx, id); err != nil {
+			return err
+		}
+		k.Log.Info("a secrets key is gone: nothing needs it any more", "key", id)
+	}
+	return errors.Join(append(errs, k.use(ctx, keys))...)
+}
+
+// resealAll seals with the active key what another one seals. What cannot be opened stays.
+func (k *Keeper) resealAll(ctx context.Context, active string) error {
+	volumes, signing, err := k.records(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if with := secrets.KeyOf(signing.Sealed); with != "" && with != active {
+		errs = append(errs, k.resealSigningKey(ctx, signing))
+	}
+	for _, v := range volumes {
+		if with := secrets.KeyOf(v.SealedSecrets); with == "" || with == active {
+			continue
+		}
+		if err := k.reseal(ctx, v); ctx.Err() != nil {
+			return err
+		} else if err != nil {
+			errs = append(errs, fmt.Errorf("volume %q: %w", v.VolumeRef, err))
+		}
+	}
+	if len(errs) > maxTold {
+		errs = append(errs[:maxTold], fmt.Errorf("and %d more", len(errs)-maxTold))
+	}
+	return errors.Join(errs...)
+}
+
+// maxTold is how many records that cannot be sealed anew are named at once.
+const maxTold = 5
+
+// reseal seals one volume's secrets. One that was changed or removed meanwhile is left to
+// the next pass, where it still matters.
+func (k *Keeper) reseal(ctx context.Context, v claim.Volume) error {
+	sealed, with, err := k.Sealer.Reseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+	if err != nil {
+		return err
+	}
+	_, err = k.Ledger.ResealVolume(ctx, v.VolumeRef, v.ModifyIndex, sealed, with)
+	if errors.Is(err, claim.ErrConflict) || errors.Is(err, claim.ErrVolumeNotFound) {
+		return nil
+	}
+	return err
+}
+
+func (k *Keeper) resealSigningKey(ctx context.Context, key claim.SigningKey) error {
+	sealed, with, err := k.Sealer.Reseal(key.Sealed, k.SigningKey(key.ID))
+	if err == nil {
+		err = k.Ledger.ResealSigningKey(ctx, key, sealed, with)
+	}
+	if err != nil && !errors.Is(err, claim.ErrConflict) {
+		return fmt.Errorf("signing key %s: %w", key.ID, err)
+	}
+	return nil
+}
+
+// records are all that is sealed in the ledger.
+func (k *Keeper) records(ctx context.Context) (volumes []claim.Volume, signing claim.SigningKey, err error) {
+	err = k.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		if signing, _, err = tx.SigningKey(); err != nil {
+			return err
+		}
+		volumes, _, err = tx.Volumes(state.VolumeQuery{})
+		return err
+	})
+	return volumes, signing, err
+}
+
+// sealed counts the records by the key that seals them.
+func (k *Keeper) sealed(ctx context.Context) (map[string]int, error) {
+	volumes, signing, err := k.records(ctx)
+	count := map[string]int{}
+	for _, v := range volumes {
+		if with := secrets.KeyOf(v.SealedSecrets); with != "" {
+			count[with]++
+		}
+	}
+	if with := secrets.KeyOf(signing.Sealed); with != "" {
+		count[with]++
+	}
+	return count, err
+}
+
+// Status is how the keys stand.
+type Status struct {
+	// Active seals; empty: no key does yet.
+	Active string
+	Keys   []KeyStatus // the oldest first
+	// Problem is what keeps this server from opening secrets; empty: nothing.
+	Problem string
+}
+
+// KeyStatus is how one key stands.
+type KeyStatus struct {
+	ID string
+	// AddedAt is when the ledger named it; zero: it does not.
+	AddedAt time.Time
+	// Sealed is how many volumes, and signing keys, need it.
+	Sealed int
+	// Here: this server has it.
+	Here bool
+}
+
+// Status reads how the keys stand, on the server that leads.
+func (k *Keeper) Status(ctx context.Context) (Status, error) {
+	keys, err := k.read(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	count, err := k.sealed(ctx)
+	if err != nil {
+		return Status{}, err
+	}
+	s := Status{Active: keys.Active, Problem: k.Problem()}
+	if s.Active == "" && k.Servers == nil {
+		s.Active = k.Sealer.KeyID()
+		keys.Keys = []claim.SecretsKey{{ID: s.Active}}
+	}
+	for _, key := range keys.Keys {
+		_, here := k.Sealer.Get(key.ID)
+		s.Keys = append(s.Keys, KeyStatus{ID: key.ID, AddedAt: key.AddedAt, Sealed: count[key.ID], Here: here})
+	}
+	return s, nil
+}
