@@ -68,7 +68,8 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 		return 0, err
 	}
 	defer release()
-	tx := &writeTx{ReadTx: ReadTx{txn: g.db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &s.pruned}
+	tx := newWriteTx(g.db)
+	tx.pruned = &s.pruned
 	defer tx.txn.Discard()
 	applied := s.applied.Load()
 	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {
@@ -89,11 +90,9 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	if applied == s.applied.Load() {
 		return n, nil
 	}
-	if err := tx.setApplied(applied); err != nil {
+	tx.setApplied(applied)
+	if err := tx.commit(); err != nil {
 		return 0, err
-	}
-	if err := tx.txn.Commit(); err != nil {
-		return 0, fault("commit: %w", err)
 	}
 	s.applied.Store(applied)
 	s.changes.note(tx.topics, applied)

@@ -71,23 +71,37 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	return result, tx.prune(at)
 }
 
+// pruned is how far prune has come, by index keys: the last one that it has taken away, since Badger does
+// not clear away at once what comes before it, and the oldest that is left, empty where that is not known.
+type pruned struct{ last, oldest string }
+
 // prune forgets the oldest of what is kept, if it is too old.
 func (tx *writeTx) prune(at time.Time) error {
-	parts, err := tx.keys(span{base: keptByIndex, after: *tx.pruned, limit: pruneAtOnce})
+	before, first := timePart(at.Add(-keptFor)), indexPart(tx.index-min(tx.index, keptEntries))
+	tooOld := func(part string) (key string, is bool) {
+		index, rest, _ := strings.Cut(part, "/")
+		stamp, key, _ := strings.Cut(rest, "/")
+		return key, stamp < before || index < first
+	}
+	if oldest := tx.pruned.oldest; oldest != "" {
+		if _, is := tooOld(oldest); !is {
+			return nil
+		}
+	}
+	tx.pruned.oldest = ""
+	parts, err := tx.keys(span{base: keptByIndex, after: tx.pruned.last, limit: pruneAtOnce})
 	if err != nil {
 		return err
 	}
-	oldest, first := timePart(at.Add(-keptFor)), indexPart(tx.index-min(tx.index, keptEntries))
 	for _, part := range parts {
-		index, rest, _ := strings.Cut(part, "/")
-		stamp, key, _ := strings.Cut(rest, "/")
-		if stamp >= oldest && index >= first {
+		key, is := tooOld(part)
+		if !is {
+			tx.pruned.oldest = part
 			return nil
 		}
-		if err := errors.Join(tx.delete(keptKey(key)), tx.delete(keptByIndex+part)); err != nil {
-			return err
-		}
-		*tx.pruned = part
+		tx.delete(keptKey(key))
+		tx.delete(keptByIndex + part)
+		tx.pruned.last = part
 	}
 	return nil
 }

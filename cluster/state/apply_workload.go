@@ -37,10 +37,6 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := tx.ClaimsOf(c.Ref)
-	if err != nil {
-		return nil, err
-	}
 	result := command.StartWorkloadResult{Workload: workload, Created: !running}
 	taken := 0
 	for _, want := range wanted {
@@ -56,6 +52,10 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 		result.Volumes = append(result.Volumes, v)
 	}
 	if running {
+		own, err := tx.ClaimsOf(c.Ref)
+		if err != nil {
+			return nil, err
+		}
 		if taken > 0 || len(own) != len(wanted) {
 			return nil, fmt.Errorf("workload %q runs already with other claims: %w", c.Ref, claim.ErrConflict)
 		}
@@ -153,7 +153,7 @@ func settleOwner(c *command.StartWorkload, workload *claim.WorkloadRef, node *st
 
 // take asks the rules for one claim. It writes nothing.
 func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted claim.Claim, created bool, err error) {
-	v, err = tx.Volume(want.Volume)
+	v, err = tx.definition(want.Volume)
 	if err != nil {
 		return v, granted, false, err
 	}
@@ -161,12 +161,13 @@ func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted
 	if err != nil {
 		return v, granted, false, err
 	}
+	setModes(&v, held)
 	granted, created, err = claim.Take(v, held, want, at)
 	return v, granted, created, err
 }
 
-// holders are the claims that decide on another one: those of the volume or,
-// where no claim of others matters, the workload's own and one more for a
+// holders are the claims that decide on another one, the volume's first before others: those of the
+// volume or, where no claim of others matters, the workload's own and one more for a
 // refusal to name.
 func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
 	if !claim.AlwaysAllowed(want.AccessMode, want.Mode) {

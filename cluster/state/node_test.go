@@ -228,14 +228,14 @@ func TestDownTakesAll(t *testing.T) {
 // dropNode takes the node out of a claim's record, as an older program may have written it.
 func (l *ledger) dropNode(t *testing.T, v claim.VolumeRef, w claim.WorkloadRef) {
 	t.Helper()
-	tx := &writeTx{ReadTx: ReadTx{txn: l.gen.db.NewTransaction(true)}, topics: map[Topic]struct{}{}}
+	tx := newWriteTx(l.gen.db)
 	defer tx.txn.Discard()
 	held, err := tx.Claim(v, w)
 	if err != nil {
 		t.Fatal(err)
 	}
 	held.Node = ""
-	if err := errors.Join(tx.putClaim(&held), tx.txn.Commit()); err != nil {
+	if err := errors.Join(tx.putClaim(&held), tx.commit()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -33,31 +33,43 @@ func cut[T any](p Page, found []T, cursor func(T) string) ([]T, string) {
 // Volume reads one volume, with the modes that it is in use with. The error is
 // claim.ErrVolumeNotFound where it is not registered.
 func (tx *ReadTx) Volume(ref claim.VolumeRef) (claim.Volume, error) {
-	v, found, err := read[claim.Volume](tx, volumeKey(ref))
+	v, err := tx.definition(ref)
 	if err != nil {
 		return v, err
-	}
-	if !found {
-		return v, fmt.Errorf("volume %q: %w", ref, claim.ErrVolumeNotFound)
 	}
 	err = tx.setModes(&v)
 	return v, err
 }
 
-// setModes fills in the volume's modes. They are those of its claims, and are
-// kept nowhere else: so they come with the first claim and go with the last.
+// definition is a volume without the modes that it is in use with.
+func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
+	v, found, err := read[claim.Volume](tx, volumeKey(ref))
+	if err == nil && !found {
+		err = fmt.Errorf("volume %q: %w", ref, claim.ErrVolumeNotFound)
+	}
+	return v, err
+}
+
+// setModes fills in the modes that a volume is in use with.
 func (tx *ReadTx) setModes(v *claim.Volume) error {
 	held, err := records[claim.Claim](tx, span{base: claims + volumePart(v.VolumeRef) + "/", limit: 1})
 	if err != nil {
 		return err
 	}
-	if len(held) > 0 {
-		held[0].Repair(*v, "")
-		v.AccessMode, v.AttachmentMode = held[0].AccessMode, held[0].AttachmentMode
-		return nil
-	}
-	v.AccessMode, v.AttachmentMode = "", ""
+	setModes(v, held)
 	return nil
+}
+
+// setModes fills in a volume's modes. They are those of its claims, of which the first
+// is enough, and are kept nowhere else: so they come with the first claim and go with the last.
+func setModes(v *claim.Volume, held []claim.Claim) {
+	if len(held) == 0 {
+		v.AccessMode, v.AttachmentMode = "", ""
+		return
+	}
+	first := held[0]
+	first.Repair(*v, "")
+	v.AccessMode, v.AttachmentMode = first.AccessMode, first.AttachmentMode
 }
 
 // VolumeQuery selects volumes. Empty fields select all.

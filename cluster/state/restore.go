@@ -43,7 +43,7 @@ func (s *Store) Restore(r io.Reader) error {
 	s.mu.Lock()
 	s.gen, s.number, s.broken = next, number, nil
 	s.mu.Unlock()
-	s.pruned = ""
+	s.pruned = pruned{}
 	s.applied.Store(index)
 	s.changes.reset(index)
 	old.readers.Wait()

@@ -38,7 +38,7 @@ type Store struct {
 
 	writing  sync.Mutex // one writer: the log
 	broken   error      // set by a fault while applying; guarded by writing
-	pruned   string     // where prune goes on, past keys that Badger has not cleared away yet; guarded by writing
+	pruned   pruned     // guarded by writing
 	applied  atomic.Uint64
 	watchers watchers
 	changes  changes

@@ -12,7 +12,8 @@ import (
 // together. It may be used by one goroutine, and not after the function that
 // it was given to has returned.
 type ReadTx struct {
-	txn *badger.Txn
+	txn  *badger.Txn
+	over pending // what is read in the place of what Badger has
 }
 
 // Index is the raft index of the last entry that this snapshot has.
@@ -29,6 +30,9 @@ func (tx *ReadTx) Index() (uint64, error) {
 
 // get reads a value; nil where there is none.
 func (tx *ReadTx) get(key string) ([]byte, error) {
+	if value, ok := tx.over.values[key]; ok {
+		return value, nil
+	}
 	item, err := tx.txn.Get([]byte(key))
 	if errors.Is(err, badger.ErrKeyNotFound) {
 		return nil, nil
@@ -120,33 +124,57 @@ func (tx *ReadTx) any(prefix string) (bool, error) {
 
 // scan calls fn for each key of a span, without its base, in order. The value is
 // valid during the call only, and nil unless asked for. Badger allows one
-// iterator at a time in a writing transaction, so fn must not read.
+// iterator at a time in a writing transaction, so fn must not read, nor write.
 func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) error) error {
-	prefix := []byte(s.base + s.sub)
+	prefix := s.base + s.sub
+	start := prefix
+	if s.after != "" {
+		start = s.base + s.after + "\x00"
+	}
 	it := tx.txn.NewIterator(badger.IteratorOptions{
-		Prefix:         prefix,
+		Prefix:         []byte(prefix),
 		PrefetchValues: values && s.limit != 1,
 		PrefetchSize:   64,
 	})
 	defer it.Close()
-	start := prefix
-	if s.after != "" {
-		start = []byte(s.base + s.after + "\x00")
-	}
-	for it.Seek(start); it.ValidForPrefix(prefix); it.Next() {
-		item := it.Item()
+	it.Seek([]byte(start))
+	written := tx.over.from(start, prefix)
+	for stored := it.ValidForPrefix([]byte(prefix)); stored || len(written) > 0; stored = it.ValidForPrefix([]byte(prefix)) {
+		var key string
 		var value []byte
-		if values {
-			err := item.Value(func(v []byte) error { value = v; return nil })
-			if err != nil {
-				return fault("read %q: %w", item.Key(), err)
+		passed := false // the stored key, by this round
+		if stored {
+			key = string(it.Item().Key())
+		}
+		if len(written) > 0 && (!stored || written[0] <= key) {
+			passed = stored && written[0] == key
+			key, value, written = written[0], tx.over.values[written[0]], written[1:]
+			if value == nil { // deleted
+				if passed {
+					it.Next()
+				}
+				continue
+			}
+		} else {
+			passed = true
+			if values {
+				err := it.Item().Value(func(v []byte) error { value = v; return nil })
+				if err != nil {
+					return fault("read %q: %w", key, err)
+				}
 			}
 		}
-		if err := fn(string(item.Key()[len(s.base):]), value); err != nil {
+		if !values {
+			value = nil
+		}
+		if err := fn(key[len(s.base):], value); err != nil {
 			return err
 		}
 		if s.limit--; s.limit == 0 {
 			return nil
+		}
+		if passed {
+			it.Next()
 		}
 	}
 	return nil
@@ -157,27 +185,39 @@ type writeTx struct {
 	ReadTx
 	index  uint64 // of the entry being applied
 	topics map[Topic]struct{}
-	pruned *string // the last index key of what is not kept any more; see prune
+	pruned *pruned
 	// bytes and writes are what the transaction holds, to end it before it is
 	// more than Badger takes.
 	bytes, writes int
 }
 
-func (tx *writeTx) put(key string, value []byte) error {
-	if err := tx.txn.Set([]byte(key), value); err != nil {
-		return fault("put %q: %w", key, err)
-	}
-	tx.writes++
-	tx.bytes += len(key) + len(value)
-	return nil
+// newWriteTx begins a transaction of a Badger; its txn is discarded by the caller.
+func newWriteTx(db *badger.DB) *writeTx {
+	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{}}
 }
 
-func (tx *writeTx) delete(key string) error {
-	if err := tx.txn.Delete([]byte(key)); err != nil {
-		return fault("delete %q: %w", key, err)
+func (tx *writeTx) put(key string, value []byte) {
+	if value == nil {
+		value = []byte{}
 	}
+	tx.over.set(key, value)
+	tx.writes++
+	tx.bytes += len(key) + len(value)
+}
+
+func (tx *writeTx) delete(key string) {
+	tx.over.set(key, nil)
 	tx.writes++
 	tx.bytes += len(key)
+}
+
+func (tx *writeTx) commit() error {
+	if err := tx.over.store(tx.txn); err != nil {
+		return err
+	}
+	if err := tx.txn.Commit(); err != nil {
+		return fault("commit: %w", err)
+	}
 	return nil
 }
 
@@ -185,41 +225,33 @@ func (tx *writeTx) delete(key string) error {
 // were to what they are; deleting is writing nothing.
 func write[T any](tx *writeTx, key string, v *T, before, now []string) error {
 	if v == nil {
-		if err := tx.delete(key); err != nil {
-			return err
-		}
+		tx.delete(key)
 	} else {
 		data, err := encode(*v)
 		if err != nil {
 			return fault("put %q: %w", key, err)
 		}
-		if err := tx.put(key, data); err != nil {
-			return err
-		}
+		tx.put(key, data)
 	}
-	return tx.reindex(before, now)
+	tx.reindex(before, now)
+	return nil
 }
 
-func (tx *writeTx) reindex(before, now []string) error {
+func (tx *writeTx) reindex(before, now []string) {
 	for _, key := range before {
 		if !slices.Contains(now, key) {
-			if err := tx.delete(key); err != nil {
-				return err
-			}
+			tx.delete(key)
 		}
 	}
 	for _, key := range now {
 		if !slices.Contains(before, key) {
-			if err := tx.put(key, nil); err != nil {
-				return err
-			}
+			tx.put(key, nil)
 		}
 	}
-	return nil
 }
 
-func (tx *writeTx) setApplied(index uint64) error {
-	return tx.put(string(appliedKey), binary.BigEndian.AppendUint64(nil, index))
+func (tx *writeTx) setApplied(index uint64) {
+	tx.put(string(appliedKey), binary.BigEndian.AppendUint64(nil, index))
 }
 
 func (tx *writeTx) touch(topics ...Topic) {
