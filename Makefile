@@ -68,6 +68,12 @@ crash: SEED = $(shell date +%s)
 crash: hostpath consul ## Kill everything everywhere, and compare what is left (root; about five minutes)
 	@cd test/crash && go test -count=1 -timeout 30m -full -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
 
+.PHONY: chaos
+chaos: DURATION = 10m
+chaos: SEED = 0
+chaos: ## Let everything go wrong in clusters of real agents, for DURATION (10m), or once by a SEED (root)
+	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/chaos -duration=$(DURATION) -seed=$(SEED)
+
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 	@mkdir -p bin

@@ -1,0 +1,134 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// patience bounds one call: an agent that is cut off or stopped does not answer.
+const patience = 4 * time.Second
+
+// site is an agent that clients call.
+type site struct {
+	name   string
+	client *api.Client
+}
+
+// start starts a workload and says what became of its claim; where it runs, and where the
+// volume is mounted then. took says that it may have changed something.
+func (s site) start(ctx context.Context, spec *hostv1.WorkloadSpec) (path string, out outcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	stream, err := s.client.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: spec}))
+	if err != nil {
+		return "", of(err), err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if w := stream.Msg().GetWorkload(); w != nil {
+			path = w.GetMounts()[0].GetHostPath()
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return "", of(err), err
+	}
+	return path, done, nil
+}
+
+// nothing is the outcome of a call that changed nothing, and tells nothing about the volume.
+const nothing outcome = ""
+
+// of tells what a call came to that failed with an error.
+func of(err error) outcome {
+	switch code := connect.CodeOf(err); {
+	case errors.As(err, new(*api.UnreachableError)):
+		return nothing
+	case code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), ": held by "):
+		return refused
+	case code == connect.CodeNotFound && strings.Contains(err.Error(), "volume not found"):
+		return absent
+	default:
+		return unknown
+	}
+}
+
+// stop stops a workload, and says whether nothing is left of it.
+func (s site) stop(ctx context.Context, workload string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	stream, err := s.client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: workload}))
+	if err == nil {
+		for stream.Receive() {
+		}
+		err = errors.Join(stream.Err(), stream.Close())
+	}
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return nil // the agent was told of it, and has never begun
+	}
+	return err
+}
+
+// read reads a volume with its claims.
+func (s site) read(ctx context.Context, id string) (shown, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	resp, err := s.client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Id: id}))
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return shown{absent: true}, nil
+	}
+	if err != nil {
+		return shown{}, err
+	}
+	var answer shown
+	for _, c := range resp.Msg.GetVolume().GetClaims() {
+		answer.claims = append(answer.claims, held{
+			workload: c.GetWorkload(), node: c.GetNode(), write: c.GetMode() == "write", leaving: c.GetState() != "taken",
+		})
+	}
+	return answer, nil
+}
+
+func (s site) detach(ctx context.Context, id, node string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := s.client.Volumes.DetachVolume(ctx, connect.NewRequest(&hostv1.DetachVolumeRequest{Id: id, Node: node}))
+	return err
+}
+
+func (s site) deregister(ctx context.Context, id string) outcome {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := s.client.Volumes.DeregisterVolume(ctx, connect.NewRequest(&hostv1.DeregisterVolumeRequest{Id: id}))
+	if err != nil {
+		return of(err)
+	}
+	return done
+}
+
+func (s site) register(ctx context.Context, spec *hostv1.VolumeSpec) outcome {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := s.client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+	switch {
+	case err == nil:
+		return done
+	case errors.As(err, new(*api.UnreachableError)):
+		return nothing
+	default:
+		return unknown
+	}
+}
+
+func pick[T any](chance *rand.Rand, from []T) T { return from[chance.IntN(len(from))] }
+
+func between(chance *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(chance.Int64N(int64(most-least)))
+}

@@ -1,0 +1,252 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// target is a volume that clients use.
+type target struct {
+	id, access string
+	spec       *hostv1.VolumeSpec // as it is registered again
+}
+
+// mostRuns is how many workloads run at a time.
+const mostRuns = 12
+
+// run is one workload: when it was started and stopped, and what its start came to.
+type run struct {
+	volume                         *target
+	on                             site
+	id                             string
+	write                          bool
+	started, answered, stop, ended time.Time
+	out                            outcome
+}
+
+// detached is a detach, which takes down what uses a volume on a node.
+type detached struct {
+	volume   string
+	node     string
+	asked    time.Time
+	answered time.Time // zero: it may go on
+}
+
+// load is what clients do, and what they were answered.
+type load struct {
+	sites   []site // all agents
+	volumes []*target
+	writers *writers
+	began   time.Time
+	slots   chan struct{} // has something in it for each workload that runs
+	running sync.WaitGroup
+
+	mu       sync.Mutex
+	runs     []run
+	detaches []detached
+	ops      map[string][]porcupine.Operation // by volume: all but what runs and detaches are
+	wrong    []string
+}
+
+// note adds an operation to a volume's history. The zero time is a time after everything.
+func (l *load) note(volume string, input, output any, call, ret time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ops[volume] = append(l.ops[volume], l.op(input, output, call, ret))
+}
+
+func (l *load) op(input, output any, call, ret time.Time) porcupine.Operation {
+	end := int64(1) << 62
+	if !ret.IsZero() {
+		end = int64(ret.Sub(l.began))
+	}
+	return porcupine.Operation{Input: input, Output: output, Call: int64(call.Sub(l.began)), Return: end}
+}
+
+func (l *load) fail(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wrong = append(l.wrong, fmt.Sprintf(format, args...))
+}
+
+// use is one client, until over is closed. ctx bounds also what it has to finish then.
+func (l *load) use(ctx context.Context, over <-chan struct{}, seed uint64, client int) {
+	chance := rand.New(rand.NewPCG(seed, uint64(client)))
+	for n := 0; ; n++ {
+		select {
+		case <-over:
+			return
+		case <-time.After(between(chance, 0, 100*time.Millisecond)):
+		}
+		v, s := pick(chance, l.volumes), pick(chance, l.sites)
+		switch what := chance.IntN(100); {
+		case what < 60:
+			l.run(ctx, over, run{volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v)}, holds(chance))
+		case what < 93:
+			l.read(ctx, s, v)
+		case what < 97:
+			l.detach(ctx, s, v, pick(chance, l.sites).name)
+		default:
+			l.register(ctx, s, pick(chance, l.sites), v)
+		}
+	}
+}
+
+// watch reads all volumes through all agents.
+func (l *load) watch(ctx context.Context, over <-chan struct{}, seed uint64, client int) {
+	chance := rand.New(rand.NewPCG(seed, uint64(client)))
+	for {
+		select {
+		case <-over:
+			return
+		case <-time.After(between(chance, 0, 60*time.Millisecond)):
+			l.read(ctx, pick(chance, l.sites), pick(chance, l.volumes))
+		}
+	}
+}
+
+// holds is how long a workload runs: a moment, or longer than claims outlive the silence of
+// their node.
+func holds(chance *rand.Rand) time.Duration {
+	if chance.IntN(3) == 0 {
+		return letGo + between(chance, 0, 4*time.Second)
+	}
+	return between(chance, 0, 500*time.Millisecond)
+}
+
+func (l *load) writes(chance *rand.Rand, v *target) bool {
+	return !strings.HasSuffix(v.access, "reader-only") && (v.access == "single-node-writer" || chance.IntN(2) == 0)
+}
+
+// run starts a workload, and lets it write for a while and stop beside what the client does
+// next. Of these there are mostRuns at a time.
+func (l *load) run(ctx context.Context, over <-chan struct{}, r run, hold time.Duration) {
+	select {
+	case l.slots <- struct{}{}:
+	default:
+		return
+	}
+	spec := &hostv1.WorkloadSpec{Id: r.id, Volumes: []*hostv1.VolumeRequest{{
+		Name: "v", Source: r.volume.id, ReadOnly: !r.write, Destination: "/srv/v",
+	}}}
+	r.started = time.Now()
+	path, out, err := r.on.start(ctx, spec)
+	r.answered, r.out = time.Now(), out
+	switch out {
+	case nothing, refused, absent:
+		if out != nothing {
+			l.note(r.volume.id, r.claim(), out, r.started, r.answered)
+		}
+		<-l.slots
+		return
+	case unknown:
+		if strings.Contains(err.Error(), "is attached to [") {
+			l.fail("workload %s was given volume %s on node %s at %v, while its driver had it attached elsewhere: %v", r.id, r.volume.id, r.on.name, r.answered, err)
+		}
+	}
+	l.running.Go(func() {
+		defer func() { <-l.slots }()
+		if out == done {
+			l.hold(over, &r, path, hold)
+		}
+		l.stop(ctx, r)
+	})
+}
+
+func (r *run) claim() start {
+	return start{access: r.volume.access, workload: r.id, node: r.on.name, write: r.write}
+}
+
+// stop stops a workload, until that has worked.
+func (l *load) stop(ctx context.Context, r run) {
+	r.stop = time.Now()
+	for err := r.on.stop(ctx, r.id); err != nil; err = r.on.stop(ctx, r.id) {
+		select {
+		case <-ctx.Done():
+			l.fail("workload %s on node %s could not be stopped: %v", r.id, r.on.name, err)
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	r.ended = time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.runs = append(l.runs, r)
+}
+
+// hold writes into the volume, or only has it.
+func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duration) {
+	if r.write {
+		w, err := l.writers.start(r, path)
+		if err != nil {
+			l.fail("the writer of workload %s: %v", r.id, err)
+			return
+		}
+		defer l.writers.end(w)
+	}
+	select {
+	case <-over:
+	case <-time.After(hold):
+	}
+}
+
+func (l *load) read(ctx context.Context, s site, v *target) {
+	call := time.Now()
+	answer, err := s.read(ctx, v.id)
+	if err == nil {
+		l.note(v.id, read{}, answer, call, time.Now())
+	}
+}
+
+// detach lets go of a volume on a node. Whoever writes there is ended first, as an operator
+// would: a volume that is in use stays.
+func (l *load) detach(ctx context.Context, s site, v *target, node string) {
+	l.writers.endAll(v.id, node)
+	d := detached{volume: v.id, node: node, asked: time.Now()}
+	if err := s.detach(ctx, v.id, node); err == nil {
+		d.answered = time.Now()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.detaches = append(l.detaches, d)
+}
+
+// register takes a volume out, and registers it again through another agent.
+func (l *load) register(ctx context.Context, s, other site, v *target) {
+	call := time.Now()
+	out := s.deregister(ctx, v.id)
+	l.noteChange(v, deregister{}, out, call)
+	if out == refused {
+		return
+	}
+	for ctx.Err() == nil {
+		call = time.Now()
+		out = other.register(ctx, v.spec)
+		l.noteChange(v, register{}, out, call)
+		if out == done {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (l *load) noteChange(v *target, input any, out outcome, call time.Time) {
+	switch out {
+	case nothing:
+	case unknown:
+		l.note(v.id, input, out, call, time.Time{})
+	default:
+		l.note(v.id, input, out, call, time.Now())
+	}
+}

@@ -1,0 +1,78 @@
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// step is some faults that begin together, and what comes after them.
+type step struct {
+	faults []fault
+	lasts  time.Duration
+	calm   time.Duration // after all is well again
+}
+
+func (s step) String() string {
+	var faults []string
+	for _, f := range s.faults {
+		faults = append(faults, fmt.Sprint(f))
+	}
+	return fmt.Sprintf("%s, for %v, then calm for %v", strings.Join(faults, " and "), s.lasts, s.calm)
+}
+
+// fault is one thing that goes wrong. Its numbers pick hosts, and whatever else it needs.
+type fault struct {
+	name    string
+	numbers [4]int
+}
+
+func (f fault) String() string { return f.name + fmt.Sprint(f.numbers) }
+
+// network are the faults of links: there is one of them at a time.
+var network = []string{
+	"cut off the leader", "cut off some servers", "cut off a node", "cut off a node from the servers", "nothing leaves a host", "nothing reaches a host",
+	"30 % of the packets are lost", "packets are 200 ms late", "a host is far away",
+}
+
+// hosts are the faults of hosts.
+var hosts = []string{
+	"kill the leader", "kill a host", "kill the servers", "stop the leader", "stop a host", "stop a host for long", "stop a host in bursts",
+	"a slow disk", "a slow disk of the leader", "restart from a snapshot", "another leader",
+}
+
+// plan is what goes wrong in a time, by a seed.
+func plan(seed uint64, lasts time.Duration) (steps []step) {
+	chance := rand.New(rand.NewPCG(seed, 1))
+	one := func(names []string) fault {
+		f := fault{name: names[chance.IntN(len(names))]}
+		for n := range f.numbers {
+			f.numbers[n] = chance.IntN(1000)
+		}
+		return f
+	}
+	var all time.Duration
+	for all < lasts {
+		s := step{lasts: between(chance, 500*time.Millisecond, 3*time.Second), calm: between(chance, 200*time.Millisecond, 1500*time.Millisecond)}
+		if chance.IntN(3) == 0 {
+			s.lasts = letGo + between(chance, 0, 2*time.Second) // claims are let go of
+		}
+		switch chance.IntN(4) {
+		case 0:
+			s.faults = []fault{one(network)}
+		case 1:
+			s.faults = []fault{one(hosts)}
+		default:
+			s.faults = []fault{one(network), one(hosts)}
+		}
+		steps = append(steps, s)
+		all += s.lasts + s.calm
+	}
+	if seed%2 == 1 {
+		// A server comes after the first step, and goes before the last.
+		steps[0].faults = append(steps[0].faults, fault{name: "a server is added"})
+		steps[len(steps)-1].faults = []fault{{name: "it is removed"}}
+	}
+	return steps
+}

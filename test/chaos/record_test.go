@@ -1,0 +1,159 @@
+package chaos
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// did is a line of what the hosts' drivers wrote down.
+type did struct {
+	at                        int64
+	node, what, volume, where string
+}
+
+func readDone(path string) (all []did, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if len(words) != 5 {
+			return nil, fmt.Errorf("%s has the line %q", path, line)
+		}
+		at, err := strconv.ParseInt(words[0], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, did{at, words[1], words[2], words[3], words[4]})
+	}
+	return all, nil
+}
+
+// fenced is what the fence of a host unmounted, and when all of it was done.
+type fenced struct {
+	Done      int64    `json:"done"`
+	Unmounted []string `json:"unmounted"`
+}
+
+func readFenced(path string) (all []fenced, err error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = json.Unmarshal(text, &all)
+	return all, err
+}
+
+// publication is the time in which a node had a volume mounted.
+type publication struct {
+	node, volume, target string
+	from, to             int64 // to is 0: to the end
+}
+
+// publications are those of the drivers, each to the moment at which its driver or its host's
+// fence had taken it away.
+func publications(done []did, fences []fenced) (all []publication) {
+	for _, d := range done {
+		switch d.what {
+		case "publish":
+			all = append(all, publication{node: d.node, volume: d.volume, target: d.where, from: d.at})
+		case "unpublish":
+			for n, p := range all {
+				if p.to == 0 && p.node == d.node && p.target == d.where {
+					all[n].to = d.at
+				}
+			}
+		}
+	}
+	for _, f := range fences {
+		for n, p := range all {
+			if f.Done != 0 && p.from < f.Done && (p.to == 0 || p.to > f.Done) && slices.Contains(f.Unmounted, p.target) {
+				all[n].to = f.Done
+			}
+		}
+	}
+	return all
+}
+
+// twice tells of each pair of nodes that had one of these volumes at the same time.
+func twice(all []publication, volume string) (wrong []string) {
+	for n, a := range all {
+		for _, b := range all[n+1:] {
+			if a.volume == volume && b.volume == volume && a.node != b.node && (a.to == 0 || b.from < a.to) && (b.to == 0 || a.from < b.to) {
+				wrong = append(wrong, fmt.Sprintf("volume %s was published on %s (%d to %d, %s) and on %s (%d to %d, %s) at once",
+					volume, a.node, a.from, a.to, a.target, b.node, b.from, b.to, b.target))
+			}
+		}
+	}
+	return wrong
+}
+
+// wrote is all that a workload wrote into a volume: its lines stand between the first and
+// the last, whose times are from and to.
+type wrote struct {
+	node, workload string
+	first, last    int
+	from, to       int64
+}
+
+// readWritten reads what the writers of a volume left, in the order in which they wrote.
+func readWritten(path string) (all []wrote, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if len(words) != 3 {
+			return nil, fmt.Errorf("%s has the line %q", path, line)
+		}
+		at, err := strconv.ParseInt(words[0], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		who := slices.IndexFunc(all, func(w wrote) bool { return w.workload == words[2] })
+		if who < 0 {
+			who, all = len(all), append(all, wrote{node: words[1], workload: words[2], first: n, from: at})
+		}
+		all[who].last, all[who].to = n, at
+		n++
+	}
+	return all, nil
+}
+
+// mixed tells of each pair of workloads that wrote at the same time, though the access mode
+// lets only one of them.
+func mixed(all []wrote, access string) (wrong []string) {
+	for n, a := range all {
+		for _, b := range all[n+1:] {
+			if (access != "single-node-multi-writer" || a.node != b.node) && a.first < b.last && b.first < a.last {
+				wrong = append(wrong, fmt.Sprintf("workload %s on %s (lines %d to %d) and workload %s on %s (lines %d to %d) wrote at once",
+					a.workload, a.node, a.first, a.last, b.workload, b.node, b.first, b.last))
+			}
+		}
+	}
+	return wrong
+}
+
+// after tells of each workload that wrote after another node had the volume published.
+func after(all []wrote, published []publication, volume string) (wrong []string) {
+	for _, w := range all {
+		for _, p := range published {
+			if p.volume == volume && p.node != w.node && w.from < p.from && p.from < w.to {
+				wrong = append(wrong, fmt.Sprintf("workload %s on %s wrote until %d, and node %s published volume %s at %d", w.workload, w.node, w.to, p.node, volume, p.from))
+			}
+		}
+	}
+	return wrong
+}

@@ -1,0 +1,121 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// envWriter is set for a process that writes: to what each of its lines says.
+const envWriter = "PANNIER_CHAOS_WRITER"
+
+// written is the file of a volume that its writers append to.
+const written = "written"
+
+// beat is the pause between two lines of a writer.
+const beat = 4 * time.Millisecond
+
+// boottime is the clock that leases are counted by, which all hosts of a test share.
+func boottime() int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		panic(err)
+	}
+	return now.Nano()
+}
+
+// write is the process of a workload: it appends lines to its volume until it is killed,
+// or its input ends with the test.
+func write(path, who string) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	over := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(over)
+	}()
+	for {
+		if _, err := fmt.Fprintln(f, boottime(), who); err != nil {
+			return err
+		}
+		select {
+		case <-over:
+			return nil
+		case <-time.After(beat):
+		}
+	}
+}
+
+// writers are the processes that write now.
+type writers struct {
+	mu  sync.Mutex
+	all map[*writer]bool
+}
+
+type writer struct {
+	volume, node string
+	cmd          *exec.Cmd
+	stdin        io.Closer
+	ended        chan struct{}
+}
+
+// start starts a workload's process. Where the volume is gone again, as its node was cut off,
+// that ends at once.
+func (w *writers) start(r *run, path string) (*writer, error) {
+	cmd := exec.Command("/proc/self/exe", filepath.Join(path, written))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", envWriter, r.on.name, r.id))
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	one := &writer{volume: r.volume.id, node: r.on.name, cmd: cmd, stdin: stdin, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // however it was ended
+		close(one.ended)
+	}()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all[one] = true
+	return one, nil
+}
+
+// end kills a writer and waits for it.
+func (w *writers) end(one *writer) {
+	if err := one.cmd.Process.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		panic(err)
+	}
+	<-one.ended
+	_ = one.stdin.Close()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.all, one)
+}
+
+// endAll ends those of a volume on a node.
+func (w *writers) endAll(volume, node string) {
+	w.mu.Lock()
+	var these []*writer
+	for one := range w.all {
+		if one.volume == volume && one.node == node {
+			these = append(these, one)
+		}
+	}
+	w.mu.Unlock()
+	for _, one := range these {
+		w.end(one)
+	}
+}
