@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -46,17 +47,18 @@ func TestCommandsAreDocumented(t *testing.T) {
 // What the reference pages show as HCL is accepted.
 func TestDocumentedSpecsParse(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)\n```hcl\n(.*?)```")
+	agent := func(path string) error {
+		_, err := config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
+		return err
+	}
 	for name, parse := range map[string]func(path string) error{
-		"configuration.md": func(path string) error {
-			_, err := config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
-			return err
-		},
-		"drivers.md": func(path string) error {
-			_, err := config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
-			return err
-		},
-		"volume-spec.md":   func(path string) error { _, err := config.ReadVolume(path); return err },
-		"workload-spec.md": func(path string) error { _, err := config.ReadWorkload(path); return err },
+		"configuration.md":      agent,
+		"operations/forming.md": agent,
+		// What a host of a cluster has besides.
+		"operations/tuning.md": func(path string) error { return errors.Join(addTLS(path), agent(path)) },
+		"drivers.md":           agent,
+		"volume-spec.md":       func(path string) error { _, err := config.ReadVolume(path); return err },
+		"workload-spec.md":     func(path string) error { _, err := config.ReadWorkload(path); return err },
 	} {
 		page, err := os.ReadFile(filepath.Join(docs, name))
 		if err != nil {
@@ -76,4 +78,15 @@ func TestDocumentedSpecsParse(t *testing.T) {
 			}
 		}
 	}
+}
+
+// addTLS makes a configuration that of a host of a cluster.
+func addTLS(path string) error {
+	const block = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"cert.pem\"\n  key_file = \"key.pem\"\n}\nbind_addr = \"192.0.2.11\"\n"
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(block)
+	return errors.Join(err, f.Close())
 }
