@@ -97,7 +97,7 @@ var kinds = map[kind]row{
 type row struct {
 	level  int
 	empty  func() Command
-	result func(data []byte) (any, error)
+	result func(outcome []byte) (any, *failure, error)
 }
 
 // rowOf is the row of a command C with the result R.
@@ -105,7 +105,7 @@ func rowOf[C, R any, P interface {
 	*C
 	Command
 }](level int) row {
-	return row{level, func() Command { return P(new(C)) }, decoded[R]}
+	return row{level, func() Command { return P(new(C)) }, decodedOutcome[R]}
 }
 
 // decoded reads an R that was encoded as JSON. Fields that a newer program added are passed over.
@@ -115,4 +115,22 @@ func decoded[R any](data []byte) (any, error) {
 		return nil, fmt.Errorf("read a %T: %w", r, err)
 	}
 	return r, nil
+}
+
+// decodedOutcome reads the outcome of a command whose result is an R, at once: an R that is read
+// apart from what is round it is looked at twice.
+func decodedOutcome[R any](data []byte) (any, *failure, error) {
+	var o struct {
+		Result *R       `json:"result"`
+		Error  *failure `json:"error"`
+	}
+	err := json.Unmarshal(data, &o)
+	switch {
+	case err != nil || o.Error != nil:
+		return nil, o.Error, err
+	case o.Result == nil:
+		return nil, nil, fmt.Errorf("there is no %T", *new(R))
+	default:
+		return *o.Result, nil, nil
+	}
 }

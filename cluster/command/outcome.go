@@ -3,9 +3,10 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
-// outcome is what became of a command, as it travels between agents.
+// outcome is what became of a command or a query, as it travels between agents.
 type outcome struct {
 	Result json.RawMessage `json:"result,omitempty"`
 	Error  *failure        `json:"error,omitempty"`
@@ -22,22 +23,20 @@ func EncodeOutcome(result any, err error) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %T: %w", result, err)
 	}
-	return json.Marshal(outcome{Result: body})
+	// What is encoded already, json.Marshal would look at again.
+	return slices.Concat([]byte(`{"result":`), body, []byte("}")), nil
 }
 
 // DecodeOutcome reads what became of c. Any bytes may be given. The error is the
 // command's, or ErrMalformed.
 func DecodeOutcome(c Command, data []byte) (result any, err error) {
-	var o outcome
-	if err := json.Unmarshal(data, &o); err != nil {
+	result, refused, err := kinds[c.kind()].result(data)
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("%w: outcome of %T: %w", ErrMalformed, c, err)
+	case refused != nil:
+		return nil, refused.err()
+	default:
+		return result, nil
 	}
-	if o.Error != nil {
-		return nil, o.Error.err()
-	}
-	result, err = kinds[c.kind()].result(o.Result)
-	if err != nil {
-		return nil, fmt.Errorf("%w: outcome of %T: %w", ErrMalformed, c, err)
-	}
-	return result, nil
 }
