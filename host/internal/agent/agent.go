@@ -336,12 +336,12 @@ func (a *agent) openServer(ctx context.Context) error {
 		Events: a.events, Sealer: a.sealer, SecretsKeys: a.secretsKeys(), AuditPath: a.cfg.AuditPath, SocketRoot: a.cfg.ACL.SocketRoot && a.hosts == nil,
 	}
 	if a.cluster != nil {
-		cfg.Ledger, cfg.Releaser, cfg.Collector = a.cluster, a.watcher, a.watcher
+		cfg.Ledger, cfg.Raft, cfg.Releaser, cfg.Collector = a.cluster, a.cluster, a.watcher, a.watcher
 	}
 	if h := a.hosts; h != nil {
 		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster}, h.discovery, h.port, h.certs
 		if a.cluster != nil {
-			cfg.Raft, cfg.Heartbeats, cfg.Nodes = a.cluster, h.beats, h.nodes
+			cfg.Heartbeats, cfg.Nodes = h.beats, h.nodes
 		}
 	}
 	cfg.ACL = a.resolver()
