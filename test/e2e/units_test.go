@@ -30,6 +30,12 @@ func TestUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	units["pannier.service"] = string(agent)
+	// The fence and the plugins outlive the agent, and it comes back unless it was asked to end.
+	for key, want := range map[string]string{"KillMode": "process", "OOMPolicy": "continue", "Restart": "on-failure", "StartLimitIntervalSec": "0"} {
+		if got := setting(t, string(agent), key); got != want {
+			t.Errorf("pannier.service has %s=%s, not %s", key, got, want)
+		}
+	}
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
