@@ -96,11 +96,22 @@ func (s site) read(ctx context.Context, id string) (shown, error) {
 	return answer, nil
 }
 
-func (s site) detach(ctx context.Context, id, node string) error {
+// detach detaches a volume from a node. It is absent there, or an attempt of the agent's whose
+// answer was lost has detached it.
+func (s site) detach(ctx context.Context, id, node string) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := s.client.Volumes.DetachVolume(ctx, connect.NewRequest(&hostv1.DetachVolumeRequest{Id: id, Node: node}))
-	return err
+	switch {
+	case err == nil:
+		return done
+	case connect.CodeOf(err) == connect.CodeNotFound:
+		return absent
+	case errors.As(err, new(*api.UnreachableError)):
+		return nothing
+	default:
+		return unknown
+	}
 }
 
 func (s site) deregister(ctx context.Context, id string) outcome {

@@ -14,12 +14,11 @@ import (
 	"github.com/pannier/pannier/test/testhost"
 )
 
-// late is how much later than its answers an agent that was stopped says in its log that its
-// lease had ended.
+// late is how much later than its answers an agent that was stopped may still do something:
+// say in its log that its lease had ended, or go on with a call whose caller has left.
 const late = 10 * time.Second
 
-// histories are the operations of each volume. lost are the times at which nodes lost their leases: only
-// then claims may go that nobody let go of.
+// histories are the operations of each volume. lost are the times at which nodes lost their leases.
 func (l *load) histories(lost map[string][]time.Time) map[string][]porcupine.Operation {
 	all := map[string][]porcupine.Operation{}
 	for volume, ops := range l.ops {
@@ -29,28 +28,37 @@ func (l *load) histories(lost map[string][]time.Time) map[string][]porcupine.Ope
 		add := func(input, output any, from, to time.Time) {
 			all[r.volume.id] = append(all[r.volume.id], l.op(input, output, from, to))
 		}
-		claim := r.claim()
-		mayGo := slices.ContainsFunc(lost[r.on.name], func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) })
 		if r.out == unknown {
-			// A start that fails takes back what it has taken. When nothing is left after a stop,
-			// nothing comes after that.
-			add(claim, unknown, r.started, r.ended)
-			mayGo = true
+			// When nothing is left after a stop, nothing comes after that.
+			add(r.claim(), unknown, r.started, r.ended)
 		} else {
-			add(claim, done, r.started, r.answered)
+			add(r.claim(), done, r.started, r.answered)
 		}
-		if mayGo {
-			add(release{r.id}, unknown, r.started, r.ended)
-		}
-		for _, d := range l.detaches {
-			if d.volume == r.volume.id && d.node == r.on.name && d.asked.Before(r.ended) && (d.answered.IsZero() || d.answered.After(r.started)) {
-				add(release{r.id}, unknown, d.asked, r.ended)
-			}
-		}
-		add(release{r.id}, done, r.stop, r.ended)
+		add(release{r.id}, done, l.mayGo(r, lost[r.on.name]), r.ended)
 		add(gone{r.id}, done, r.stop, r.ended)
 	}
 	return all
+}
+
+// mayGo is from when on a workload's claim may be let go of: when it is stopped; before that only
+// when its start failed, its node lost its lease, or somebody detached it.
+func (l *load) mayGo(r run, lost []time.Time) time.Time {
+	if r.out == unknown || slices.ContainsFunc(lost, func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) }) {
+		return r.started
+	}
+	from := r.stop
+	for _, d := range l.detaches {
+		if d.volume != r.volume.id || d.node != r.on.name || d.over.Before(r.started) {
+			continue
+		}
+		if d.asked.Before(r.started) {
+			return r.started
+		}
+		if d.asked.Before(from) {
+			from = d.asked
+		}
+	}
+	return from
 }
 
 // check proves that each volume's history is one of a ledger that does one thing at a time.

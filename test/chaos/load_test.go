@@ -34,10 +34,8 @@ type run struct {
 
 // detached is a detach, which takes down what uses a volume on a node.
 type detached struct {
-	volume   string
-	node     string
-	asked    time.Time
-	answered time.Time // zero: it may go on
+	volume, node string
+	asked, over  time.Time
 }
 
 // load is what clients do, and what they were answered.
@@ -211,8 +209,12 @@ func (l *load) read(ctx context.Context, s site, v *target) {
 func (l *load) detach(ctx context.Context, s site, v *target, node string) {
 	l.writers.endAll(v.id, node)
 	d := detached{volume: v.id, node: node, asked: time.Now()}
-	if err := s.detach(ctx, v.id, node); err == nil {
-		d.answered = time.Now()
+	out := s.detach(ctx, v.id, node)
+	if out == nothing {
+		return
+	}
+	if d.over = time.Now(); out != absent {
+		d.over = d.over.Add(late)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
