@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
-// ErrNotEverywhere: a key was not taken by all servers that must have it.
+// ErrNotEverywhere says that a key was not taken by all servers that must have it.
 var ErrNotEverywhere = errors.New("not every server has the new secrets key, so the old one stays in use")
 
 // Rotate makes a new key and lets it seal from now on. What is sealed with old ones is
