@@ -142,7 +142,7 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 	for stored := it.ValidForPrefix([]byte(prefix)); stored || len(written) > 0; stored = it.ValidForPrefix([]byte(prefix)) {
 		var key string
 		var value []byte
-		passed := false // the stored key, by this round
+		var passed bool // the stored key, by this round
 		if stored {
 			key = string(it.Item().Key())
 		}
