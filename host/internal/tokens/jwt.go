@@ -145,7 +145,7 @@ func (a *Authority) open(k claim.SigningKey) (*signer, error) {
 	opened, err := a.Sealer.Unseal(k.Sealed, ForSigningKey(k.ID))
 	switch {
 	case errors.Is(err, secrets.ErrKey):
-		return nil, errors.New("it was sealed with another secrets key than this agent's: restore secrets.key in the data directory from a backup")
+		return nil, errors.New("it was sealed with another secrets key than this agent's: restore the file of that key in the data directory from a backup")
 	case err != nil:
 		return nil, errors.New("what is sealed in the ledger is damaged: restore the ledger from a backup")
 	}
