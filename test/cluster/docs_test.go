@@ -179,6 +179,8 @@ func TestOperations(t *testing.T) {
 	authority := []string{"-dir new", "-dir new -ca " + c.Dir + "/ca.pem -ca-key " + c.Dir + "/ca-key.pem"}
 	p.run(server, "security.md", "renew", authority...)
 	p.gossipKey(server)
+	p.run(server, "security.md", "secrets-key")
+	p.shows(server, "^KEY.*\n.*active.*\n$", "operator", "secrets", "status") // no other is left
 
 	p.run(node, "forming.md", "maintenance", here...)
 	ready(node)
