@@ -92,11 +92,11 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 	@tools/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: consul ## Measure what Pannier costs, and keep the table in bench/results.txt (root)
+bench: consul ## Measure what Pannier costs, and keep the table in bench/results.txt (root, etcd-server)
 	@mkdir -p bench
 	@rm -f bench/results.txt
-	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins)$$' -benchtime 1x -timeout 15m \
-		./test/bench ./host/internal/meshbench ./host/internal/pluginbench -args -out $(CURDIR)/bench/results.txt
+	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 30m \
+		./test/bench ./host/internal/meshbench ./host/internal/pluginbench ./host/internal/clusterbench -args -out $(CURDIR)/bench/results.txt
 	@cat bench/results.txt
 
 .PHONY: lint

@@ -1,0 +1,44 @@
+package clusterbench
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testns"
+)
+
+var (
+	out  = flag.String("out", "", "the file whose table gets the rows")
+	only = flag.String("only", "", "the name of the one section to measure; empty: all")
+)
+
+func TestMain(m *testing.M) { testns.Main(m, 0) }
+
+// BenchmarkCluster measures everything once, whatever b.N is.
+func BenchmarkCluster(b *testing.B) {
+	testbin.RequireRoot(b, "agents with volumes")
+	r := &table.Report{}
+	for _, section := range []struct {
+		name, title string
+		measure     func(b *testing.B, r *table.Report)
+	}{
+		{"claims", "Durable claims on three servers, beside Consul and etcd on three servers", measureClaims},
+		{"election", "The leader is killed", measureElection},
+		{"nodes", "1,000 nodes", measureNodes},
+		{"ledger", "100,000 claims on three servers", measureLedger},
+		{"release", "1,000 claims of a node that is down", measureRelease},
+	} {
+		if *only != "" && *only != section.name {
+			continue
+		}
+		r.Section(section.title)
+		section.measure(b, r)
+	}
+	if *out == "" {
+		b.Log("\n" + r.String())
+	} else if err := r.Write(*out); err != nil {
+		b.Fatal(err)
+	}
+}

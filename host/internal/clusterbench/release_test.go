@@ -1,0 +1,133 @@
+package clusterbench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+const (
+	releases = 1000
+	// atOnce is how many calls the leader makes to one driver at the same time.
+	atOnce = 16
+)
+
+// measureRelease lets a node claim and attach 1,000 volumes, and an operator say that it is
+// down: its claims are free when the driver has detached each and the ledger has it. Before
+// that, the driver alone attaches and detaches them, called on its own socket.
+func measureRelease(b *testing.B, r *table.Report) {
+	volumes := filepath.Join(b.TempDir(), "volumes")
+	s := form(b, fmt.Sprintf(`
+csi_driver "shared" {
+  command = [%q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-dir", %q]
+}
+`, testbin.Build(b, "test/shareddriver"), volumes))
+	for _, h := range s.all {
+		h.AwaitDrivers()
+	}
+	ctx, cancel := context.WithTimeout(b.Context(), 5*patience)
+	defer cancel()
+	const name = "node-1"
+	// The driver ran on that node too.
+	if err := os.WriteFile(filepath.Join(volumes, ".nodes", name), nil, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	floor := detachAlone(ctx, b, s.leader(b).Path("data/csi/shared/csi.sock"), name)
+	operator := s.operator(b)
+	err := parallel(releases, atOnce, func(i int) error { return register(ctx, operator, i, "shared") })
+	if err != nil {
+		b.Fatal(err)
+	}
+
+	n := s.agent(b, pki.Node, name)
+	_, err = n.PutNode(ctx, claim.Node{Name: n.name, SecretHash: n.secret.Hash(), Drivers: map[string]claim.NodeDriver{"shared": {
+		ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
+		Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
+	}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	n.live(b)
+	err = parallel(releases, atOnce, func(i int) error {
+		if err := take(ctx, n.Client, i, n.name); err != nil {
+			return err
+		}
+		_, err := n.Attach(ctx, claim.Volume{VolumeRef: volumeRef(i)}, storage.Capability{
+			AccessMode: storage.AccessMode(claim.SingleNodeWriter), AttachmentMode: storage.AttachmentMode(claim.FileSystem),
+		}, n.name)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	at := time.Now()
+	if _, err := operator.SetNodeStatus(ctx, n.name, claim.NodeDown, "the benchmark"); err != nil {
+		b.Fatal(err)
+	}
+	for index, left := uint64(0), releases; left > 0; {
+		on, now, err := operator.OnNode(ctx, n.name, cluster.Blocking{MinIndex: index, Wait: patience})
+		if err != nil {
+			b.Fatal(err)
+		}
+		index, left = now, len(on.Claims)
+	}
+	took := time.Since(at)
+	r.Add(
+		table.Row{What: "a node is down → its 1,000 claims are free", Value: took.Seconds(), Unit: "s"},
+		table.Row{What: "the driver alone detaches as many volumes", Value: floor.Seconds(), Unit: "s"},
+		table.Row{What: "the first over the second", Value: took.Seconds() / floor.Seconds()},
+	)
+}
+
+// detachAlone makes all volumes, and is how long the driver takes to detach them, called on its
+// socket.
+func detachAlone(ctx context.Context, b *testing.B, socket, node string) time.Duration {
+	b.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	controller := csi.NewControllerClient(conn)
+	writer := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+	err = parallel(releases, atOnce, func(i int) error {
+		_, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+			Name: volumeRef(i).ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{writer},
+		})
+		if err == nil {
+			_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+				VolumeId: volumeRef(i).ID, NodeId: node, VolumeCapability: writer,
+			})
+		}
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	at := time.Now()
+	err = parallel(releases, atOnce, func(i int) error {
+		_, err := controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: volumeRef(i).ID, NodeId: node})
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return time.Since(at)
+}

@@ -1,0 +1,247 @@
+package clusterbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/peer"
+	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/test/testhost"
+)
+
+// servers is how many form a cluster.
+const servers = 3
+
+// formed are agents' processes that form a cluster on loopback.
+type formed struct {
+	ca   pkitest.Authority
+	all  []*server
+	more string // HCL that each has besides
+}
+
+type server struct {
+	*testhost.Host
+	rpc, serf int
+}
+
+// form starts three servers with default timings and waits until they are ready.
+func form(b *testing.B, more string) *formed {
+	b.Helper()
+	s := &formed{ca: pkitest.New(b), more: more}
+	ports := freePorts(b, 2*servers)
+	for n := range servers {
+		s.all = append(s.all, &server{rpc: ports[2*n], serf: ports[2*n+1]})
+	}
+	for n, h := range s.all {
+		s.prepare(b, h, fmt.Sprint("server-", n+1))
+	}
+	for _, h := range s.all {
+		h.Begin()
+	}
+	for _, h := range s.all {
+		h.AwaitReady()
+	}
+	s.awaitVoters(b)
+	return s
+}
+
+// add prepares one more server, and does not start it.
+func (s *formed) add(b *testing.B, name string) *server {
+	b.Helper()
+	ports := freePorts(b, 2)
+	h := &server{rpc: ports[0], serf: ports[1]}
+	s.prepare(b, h, name)
+	s.all = append(s.all, h)
+	return h
+}
+
+func (s *formed) prepare(b *testing.B, h *server, name string) {
+	b.Helper()
+	var join []string
+	for _, other := range s.all {
+		join = append(join, fmt.Sprintf("%q", other.gossip()))
+	}
+	files := s.ca.Files(b, pki.Server, name)
+	h.Host = testhost.NewNamed(b, name, fmt.Sprintf(`
+leave_plugins_on_stop = false
+bind_addr = "127.0.0.1"
+ports {
+  http = 0
+  rpc  = %d
+  serf = %d
+}
+server {
+  bootstrap_expect = %d
+}
+retry_join = [%s]
+tls {
+  ca_file   = %q
+  cert_file = %q
+  key_file  = %q
+}
+%s`, h.rpc, h.serf, servers, strings.Join(join, ", "), files.CA, files.Cert, files.Key, s.more))
+	config, err := os.ReadFile(h.Path("agent.hcl"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	// It logs what an agent logs by default.
+	h.Write("agent.hcl", regexp.MustCompile(`log_level.*\n`).ReplaceAllString(string(config), ""))
+}
+
+func (h *server) gossip() string { return fmt.Sprint("127.0.0.1:", h.serf) }
+
+// leader waits until one of those that run leads.
+func (s *formed) leader(b *testing.B) *server {
+	b.Helper()
+	var leader *server
+	s.all[0].Eventually("a server leads", func() error {
+		for _, h := range s.all {
+			if !h.Alive() {
+				continue
+			}
+			if status, err := h.Status(); err == nil && status.GetLeader() {
+				leader = h
+				return nil
+			}
+		}
+		return errors.New("nobody leads")
+	})
+	return leader
+}
+
+// awaitVoters waits until all servers vote.
+func (s *formed) awaitVoters(b *testing.B) {
+	b.Helper()
+	leader := s.leader(b)
+	leader.Eventually("all servers vote", func() error {
+		peers := leader.Try("operator", "raft", "list-peers", "-o", "json")
+		if n := strings.Count(strings.ReplaceAll(peers.Stdout, " ", ""), `"voter":true`); n < len(s.all) {
+			return fmt.Errorf("%d of %d servers vote: %s%s", n, len(s.all), peers.Stdout, peers.Stderr)
+		}
+		return nil
+	})
+}
+
+// pids are those of the agents' processes.
+func (s *formed) pids() (pids []int) {
+	for _, h := range s.all {
+		pids = append(pids, h.PID())
+	}
+	return pids
+}
+
+// members are the servers as an agent finds them by gossip.
+func (s *formed) members() (all []peer.Member) {
+	for _, h := range s.all {
+		all = append(all, peer.Member{Name: h.Name, Addr: fmt.Sprint("127.0.0.1:", h.rpc), Server: true})
+	}
+	return all
+}
+
+// node is an agent without a ledger, as the servers see it: a certificate, a secret, and
+// calls over its one connection to each server.
+type node struct {
+	*peer.Servers
+	*cluster.Client
+	name   string
+	secret peer.Secret
+}
+
+// node makes one that is registered.
+func (s *formed) node(b *testing.B, name string) *node {
+	b.Helper()
+	n := s.agent(b, pki.Node, name)
+	ctx, cancel := context.WithTimeout(b.Context(), patience)
+	defer cancel()
+	if _, err := n.PutNode(ctx, claim.Node{Name: name, SecretHash: n.secret.Hash()}); err != nil {
+		b.Fatal(err)
+	}
+	n.live(b)
+	return n
+}
+
+// live sends heartbeats as often as agents do by default, until the end.
+func (n *node) live(b *testing.B) {
+	ctx, cancel := context.WithCancel(b.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		beat := time.NewTicker(lease.Default.HeartbeatTTL / 3)
+		defer beat.Stop()
+		for seq := uint64(1); ; seq++ {
+			// One that is lost, in an election say, is followed by the next.
+			_, _ = n.Heartbeat(ctx, n.name, seq)
+			select {
+			case <-ctx.Done():
+				return
+			case <-beat.C:
+			}
+		}
+	})
+	b.Cleanup(func() { cancel(); wg.Wait() })
+}
+
+// operator calls as a server does, which may send every command.
+func (s *formed) operator(b *testing.B) *cluster.Client {
+	b.Helper()
+	return s.agent(b, pki.Server, "operator").Client
+}
+
+func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
+	b.Helper()
+	secret, err := peer.OpenSecret(filepath.Join(b.TempDir(), "node.secret"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	dialer := rpc.NewDialer(s.ca.Certs(b, role, name))
+	b.Cleanup(func() {
+		if err := dialer.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	n := &node{name: name, secret: secret}
+	n.Servers = peer.NewServers(peer.ServersConfig{Name: name, Secret: secret, Members: s.members, Dialer: dialer, Terms: &peer.Terms{}})
+	n.Client = cluster.NewClient(n.Servers)
+	return n
+}
+
+// freePorts are ports on loopback that nobody has at this moment, for TCP and UDP. All are
+// held until the last is found, so that they differ.
+func freePorts(b *testing.B, n int) (ports []int) {
+	b.Helper()
+	var held []io.Closer
+	defer func() {
+		for _, h := range held {
+			_ = h.Close()
+		}
+	}()
+	for len(ports) < n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			b.Fatal(err)
+		}
+		held = append(held, l)
+		port := l.Addr().(*net.TCPAddr).Port
+		if p, err := net.ListenPacket("udp", fmt.Sprint("127.0.0.1:", port)); err == nil {
+			held, ports = append(held, p), append(ports, port)
+		}
+	}
+	return ports
+}
+
+// patience bounds one call: a slow machine needs long.
+const patience = time.Minute
