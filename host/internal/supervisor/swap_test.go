@@ -86,7 +86,7 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *l
 
 // one makes one call, on a lease of its own.
 func (l *load) one(s *supervisor.Supervisor, kind string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	lease, err := s.Acquire(ctx, "fixture")
 	if err != nil {
@@ -138,7 +138,7 @@ func TestSwapUnderLoadOfTheOtherKinds(t *testing.T) {
 
 func swapsUnderLoad(t *testing.T, kind string, rate int, bad []string) {
 	w := newWorld(t)
-	w.cfg.StartTimeout = time.Second
+	w.cfg.StartTimeout = 2 * time.Second
 	w.put("fixture", "good", "1.2.3 "+kind)
 	s := w.open()
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
