@@ -254,6 +254,9 @@ func (l *Lease) begin() {
 
 // end tells that the lease is over. l.mu is held.
 func (l *Lease) end(why string) {
+	if !l.over {
+		l.log.Warn("the lease on this node's claims is over, its workloads with volumes are stopped", "since", l.times.Stop, "reason", why)
+	}
 	l.over, l.why = true, why
 	select {
 	case <-l.lost:
@@ -279,6 +282,5 @@ func (l *Lease) watch(left time.Duration) {
 			return
 		}
 		l.end(unanswered)
-		l.log.Warn("the lease on this node's claims is over, its workloads with volumes are stopped", "since", l.times.Stop)
 	})
 }
