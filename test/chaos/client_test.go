@@ -22,8 +22,7 @@ type site struct {
 	client *api.Client
 }
 
-// start starts a workload and says what became of its claim; where it runs, and where the
-// volume is mounted then. took says that it may have changed something.
+// start starts a workload, and says what became of its claim and where its volume is mounted.
 func (s site) start(ctx context.Context, spec *hostv1.WorkloadSpec) (path string, out outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -60,8 +59,8 @@ func of(err error) outcome {
 	}
 }
 
-// stop stops a workload, and says whether nothing is left of it.
-func (s site) stop(ctx context.Context, workload string) error {
+// stop stops a workload: done when nothing is left of it, absent when the agent does not know it.
+func (s site) stop(ctx context.Context, workload string) (outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	stream, err := s.client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: workload}))
@@ -70,10 +69,14 @@ func (s site) stop(ctx context.Context, workload string) error {
 		}
 		err = errors.Join(stream.Err(), stream.Close())
 	}
-	if connect.CodeOf(err) == connect.CodeNotFound {
-		return nil // the agent was told of it, and has never begun
+	switch {
+	case err == nil:
+		return done, nil
+	case connect.CodeOf(err) == connect.CodeNotFound:
+		return absent, nil
+	default:
+		return unknown, err
 	}
-	return err
 }
 
 // read reads a volume with its claims.

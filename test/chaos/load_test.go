@@ -166,10 +166,9 @@ func (r *run) claim() start {
 // stop stops a workload, until that has worked.
 func (l *load) stop(ctx context.Context, r run) {
 	r.stop = time.Now()
-	for err := r.on.stop(ctx, r.id); err != nil; err = r.on.stop(ctx, r.id) {
+	for !l.stopped(ctx, r) {
 		select {
 		case <-ctx.Done():
-			l.fail("workload %s on node %s could not be stopped: %v", r.id, r.on.name, err)
 			return
 		case <-time.After(100 * time.Millisecond):
 		}
@@ -178,6 +177,23 @@ func (l *load) stop(ctx context.Context, r run) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.runs = append(l.runs, r)
+}
+
+// stopped asks for the stop once. An agent that does not know the workload may have been stopped
+// itself before it has read the request to start it: it reads that soon after it runs again.
+func (l *load) stopped(ctx context.Context, r run) bool {
+	out, err := r.on.stop(ctx, r.id)
+	for first := time.Now(); out == absent && r.out == unknown && time.Since(first) < late; out, err = r.on.stop(ctx, r.id) {
+		select {
+		case <-ctx.Done():
+			return true
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+	if out == unknown && ctx.Err() != nil {
+		l.fail("workload %s on node %s could not be stopped: %v", r.id, r.on.name, err)
+	}
+	return out != unknown
 }
 
 // hold writes into the volume, or only has it.
