@@ -106,7 +106,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // what it starts goes on after ctx, until Close
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		Streams: cfg.Streams, Members: cfg.Members, Autopilot: cfg.Autopilot, Report: n.report,
-		FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),
+		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),
 	})
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
@@ -116,6 +116,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if cfg.Streams != nil {
 		n.loops.Go(func() { n.catchUp(n.running) })
 		n.loops.Go(func() { n.WhileLeader(n.running, n.manage) })
+		n.loops.Go(func() { n.WhileLeader(n.running, n.leaveForRoom) })
 	}
 	return n, nil
 }
@@ -176,6 +177,7 @@ type Stats struct {
 	SnapshotIndex uint64 // of the newest snapshot's last entry
 	Size          int64  // of the ledger on disk, in bytes
 	Err           error  // ErrStopped and why, when the ledger takes no command any more
+	Full          error  // ErrDiskFull and where, when there is no room for more
 }
 
 // Stats tells the node's numbers.
@@ -192,5 +194,6 @@ func (n *Node) Stats() Stats {
 		SnapshotIndex: n.raft.SnapshotIndex(),
 		Size:          n.store.Size(),
 		Err:           n.store.Err(),
+		Full:          needSpace(n.dir, spaceToGrow),
 	}
 }

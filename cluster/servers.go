@@ -40,7 +40,7 @@ var (
 
 // report tells other servers of this one's ledger.
 func (n *Node) report() raftnode.Report {
-	r := raftnode.Report{Leads: n.Leader(), Index: n.store.AppliedIndex()}
+	r := raftnode.Report{Leads: n.Leader(), Index: n.store.AppliedIndex(), Room: needSpace(n.dir, spaceToGrow) == nil}
 	err := n.store.View(func(tx *state.ReadTx) error {
 		c, _, err := tx.Cluster()
 		r.Cluster = c.ID

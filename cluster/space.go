@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -24,6 +26,55 @@ func freeSpace(dir string) (uint64, error) {
 		return 0, fmt.Errorf("free space of the ledger's disk: statfs %s: %w", dir, err)
 	}
 	return s.Bavail * uint64(s.Bsize), nil
+}
+
+// room keeps the log of one of several servers from growing where it cannot be applied any
+// more: nobody asks this server before others agree on an entry. A server alone has let the
+// command in.
+func room(cfg Config) func() error {
+	if cfg.Streams == nil {
+		return nil
+	}
+	return func() error { return needSpace(cfg.Dir, spaceToRelease) }
+}
+
+// roomPause is how often a leader looks whether it has room.
+const roomPause = time.Second
+
+// leaveForRoom gives the lead to a voter that has room, when this server has none any more:
+// the cluster need not stand still because of one full disk.
+func (n *Node) leaveForRoom(ctx context.Context) {
+	tick := time.NewTicker(roomPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		full := needSpace(n.dir, spaceToGrow)
+		if full == nil {
+			continue
+		}
+		voters, err := n.voters()
+		if err != nil {
+			return // it is being closed
+		}
+		for _, name := range voters {
+			if name == n.name || ctx.Err() != nil {
+				continue
+			}
+			if s, err := n.raft.Ask(ctx, name); err != nil || !s.Report.Room {
+				continue
+			}
+			n.log.Warn("this server gives the lead away", "to", name, "because", full)
+			err := n.TransferLeadership(ctx, name)
+			if err == nil {
+				return
+			}
+			n.log.Warn("the lead was not taken", "by", name, "error", err)
+		}
+	}
 }
 
 // needSpace refuses with ErrDiskFull.

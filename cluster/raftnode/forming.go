@@ -91,6 +91,10 @@ func (f *forming) run(ctx context.Context) {
 // try forms the cluster, if it is time, and this server's part. The error says what is missing.
 func (f *forming) try(ctx context.Context) error {
 	expect := f.n.cfg.BootstrapExpect
+	if damage := f.n.abstention.damage(); damage != "" {
+		f.say("waits for the cluster's other servers to get back what it has lost", "lost", damage)
+		return nil
+	}
 	if expect < 1 {
 		f.say("waits to be added to a cluster")
 		return nil
@@ -173,7 +177,7 @@ func (f *forming) give(ctx context.Context, p promise) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case !f.given.equal(before), f.n.formed():
+	case !f.given.equal(before), f.n.formed(), f.n.abstention.damage() != "":
 		return false
 	case len(p.Servers) != f.n.cfg.BootstrapExpect, !slices.Contains(p.Servers, f.n.cfg.ID):
 		return false
@@ -182,7 +186,8 @@ func (f *forming) give(ctx context.Context, p promise) bool {
 	case f.given.equal(p):
 		return true
 	}
-	if err := f.keep(p); err != nil {
+	// Who forms a cluster has lost none.
+	if err := errors.Join(f.n.abstention.end(), f.keep(p)); err != nil {
 		f.log.Error("a promise to form a cluster cannot be kept", "error", err)
 		return false
 	}

@@ -36,7 +36,9 @@ type Config struct {
 	Autopilot *Autopilot
 	// Report tells other servers of the ledger; nil: there is none.
 	Report func() Report
-	FSM    raft.BatchingFSM
+	// Room says why the log must not grow now; nil: it always may.
+	Room func() error
+	FSM  raft.BatchingFSM
 	// Applied is the index that the FSM holds by itself, and SnapshotIndex reads that
 	// index out of a snapshot: a snapshot is restored at the start only if it is ahead.
 	Applied       uint64
@@ -89,8 +91,10 @@ type Node struct {
 		raft.Transport
 		raft.WithClose
 	}
-	streams *streams // nil: there are no others
-	forming *forming
+	network    *raft.NetworkTransport // and streams: nil where there are no others
+	streams    *streams
+	forming    *forming
+	abstention *abstention
 
 	autopilotMu sync.Mutex
 	autopilot   Autopilot
@@ -127,29 +131,42 @@ func Open(cfg Config) (n *Node, err error) {
 	if n.forming, err = newForming(n, logger.Named("forming")); err != nil {
 		return n, err
 	}
-	if n.log, err = wal.Open(walDir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quieter(logger.Named("wal"), cfg))); err != nil {
+	if n.abstention, err = readAbstention(cfg.Dir); err != nil {
+		return n, err
+	}
+	if err := n.openLog(walDir); err != nil {
 		return n, fmt.Errorf("log: %w", err)
 	}
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(cfg.Dir, snapshotsKept, quieter(logger.Named("snapshots"), cfg))
 	if err != nil {
 		return n, fmt.Errorf("snapshots: %w", err)
 	}
-	n.connect(logger)
 	leadership := make(chan bool, 8)
 	n.Leadership = leadership
 	conf := config(cfg, logger, leadership)
-	if err := recoverPeers(cfg, conf, n.log, snapshots, n.transport, logger); err != nil {
-		return n, err
-	}
-	ahead, err := snapshotAhead(cfg, snapshots)
+	snapshot, err := snapshotIndex(cfg, snapshots)
 	if err != nil {
 		return n, err
 	}
-	conf.NoSnapshotRestoreOnStart = !ahead
+	if err := n.checkEnd(snapshots, snapshot); err != nil {
+		return n, err
+	}
+	n.connect(ctx, logger)
+	obeyed, err := recoverPeers(cfg, conf, n.log, snapshots, n.transport, logger)
+	if err == nil && obeyed { // an operator has said that nobody has more
+		err = n.abstention.end()
+	}
+	if err != nil {
+		return n, err
+	}
+	if snapshot, err = snapshotIndex(cfg, snapshots); err != nil {
+		return n, err
+	}
+	conf.NoSnapshotRestoreOnStart = snapshot <= cfg.Applied
 	if err := bootstrap(cfg, conf, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
-	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, n.log, n.log, snapshots, n.transport); err != nil {
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, roomy{n.log, cfg.Room}, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
 	close(n.opened)
@@ -158,21 +175,28 @@ func Open(cfg Config) (n *Node, err error) {
 	}
 	if n.streams != nil {
 		n.running.Go(func() { n.forming.run(ctx) })
+		n.running.Go(func() { n.catchUp(ctx) })
 	}
 	return n, nil
 }
 
 // connect makes the transport: a way to the other servers, or one that leads nowhere.
-func (n *Node) connect(logger hclog.Logger) {
+func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	if n.cfg.Streams == nil {
 		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
 		return
 	}
 	log := quieter(logger.Named("transport"), n.cfg)
 	n.streams = newStreams(n.cfg, log, n.reply)
-	n.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	n.network = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
+	n.transport = n.network
+	if n.abstention.stands() {
+		t := &abstaining{n.network, n.abstention, make(chan raft.RPC)}
+		n.running.Go(func() { t.run(ctx) })
+		n.transport = t
+	}
 }
 
 func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Config {
@@ -193,25 +217,25 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	return conf
 }
 
-// snapshotAhead says whether the newest snapshot has entries that the FSM lacks.
-// Raft itself goes on after its snapshot, so the FSM would miss them.
-func snapshotAhead(cfg Config, snapshots raft.SnapshotStore) (bool, error) {
+// snapshotIndex is the index that the newest snapshot brings the FSM to; 0: there is none.
+// Raft itself goes on after its snapshot, so the FSM would miss entries that only that has.
+func snapshotIndex(cfg Config, snapshots raft.SnapshotStore) (uint64, error) {
 	list, err := snapshots.List()
 	if err != nil {
-		return false, fmt.Errorf("list snapshots: %w", err)
+		return 0, fmt.Errorf("list snapshots: %w", err)
 	}
 	if len(list) == 0 {
-		return false, nil
+		return 0, nil
 	}
 	_, r, err := snapshots.Open(list[0].ID)
 	if err != nil {
-		return false, fmt.Errorf("open snapshot %s: %w", list[0].ID, err)
+		return 0, fmt.Errorf("open snapshot %s: %w", list[0].ID, err)
 	}
 	index, err := cfg.SnapshotIndex(bufio.NewReader(r))
 	if err := errors.Join(err, r.Close()); err != nil {
-		return false, fmt.Errorf("read snapshot %s: %w", list[0].ID, err)
+		return 0, fmt.Errorf("read snapshot %s: %w", list[0].ID, err)
 	}
-	return index > cfg.Applied, nil
+	return index, nil
 }
 
 // bootstrap makes this node a cluster of one, once: never where there is raft state
@@ -272,8 +296,8 @@ func (n *Node) Close() error {
 		if n.Raft != nil {
 			n.closeErr = n.Shutdown().Error()
 		}
-		if t, ok := n.transport.(*raft.NetworkTransport); ok {
-			t.CloseStreams()
+		if n.network != nil {
+			n.network.CloseStreams()
 		}
 		if n.transport != nil {
 			n.closeErr = errors.Join(n.closeErr, n.transport.Close())

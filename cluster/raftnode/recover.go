@@ -29,28 +29,29 @@ type peer struct {
 	Address string `json:"address,omitempty"`
 }
 
-// recoverPeers obeys a peers file. All entries of the log count as committed then.
-func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport, log hclog.Logger) error {
+// recoverPeers obeys a peers file, where there is one. All entries of the log count as
+// committed then.
+func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport, log hclog.Logger) (obeyed bool, err error) {
 	path := filepath.Join(cfg.Dir, peersFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	servers, err := parsePeers(data)
 	if err != nil {
-		return fmt.Errorf("%s: %w (it is to be a list of the servers that are left: [{\"id\": %q}])", path, err, cfg.ID)
+		return false, fmt.Errorf("%s: %w (it is to be a list of the servers that are left: [{\"id\": %q}])", path, err, cfg.ID)
 	}
 	if err := raft.RecoverCluster(conf, releasing{cfg.FSM}, store, store, snapshots, transport, servers); err != nil {
-		return fmt.Errorf("recover the cluster with %s: %w", path, err)
+		return false, fmt.Errorf("recover the cluster with %s: %w", path, err)
 	}
 	if err := os.Rename(path, filepath.Join(cfg.Dir, peersApplied)); err != nil {
-		return err
+		return false, err
 	}
 	log.Warn("the cluster has the servers that an operator gave it", "file", path, "servers", servers.Servers)
-	return syncDir(cfg.Dir)
+	return true, syncDir(cfg.Dir)
 }
 
 func parsePeers(data []byte) (c raft.Configuration, err error) {

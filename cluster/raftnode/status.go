@@ -45,6 +45,8 @@ type Report struct {
 	Leads bool `json:"leads,omitempty"`
 	// Index is that of the last entry in the ledger.
 	Index uint64 `json:"index"`
+	// Room: its disk has room for more.
+	Room bool `json:"room,omitempty"`
 	// Cluster is the cluster's identity; empty: it has none yet.
 	Cluster string `json:"cluster,omitempty"`
 }

@@ -47,7 +47,11 @@ func (a *agent) declared() []drivers.Spec {
 // health is what keeps the agent from doing its work.
 func (a *agent) health() (reasons []string) {
 	if a.cluster != nil {
-		reasons = append(reasons, ledgerHealth(a.cluster.Stats())...)
+		stats := a.cluster.Stats()
+		reasons = append(reasons, ledgerHealth(stats)...)
+		if a.hosts != nil && stats.Full != nil { // others go on without this server
+			reasons = append(reasons, stats.Full.Error())
+		}
 	}
 	if a.keys != nil {
 		if problem := a.keys.Problem(); problem != "" {

@@ -1,0 +1,181 @@
+package raftnode
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+
+	"github.com/hashicorp/raft"
+	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/metadb"
+)
+
+// raft-wal checks the sum of its last batch only. Where a batch before that is damaged it serves
+// wrong entries, and where the log is cut off it goes on from there: both as if nothing were
+// wrong. So all sums are checked here before the log is opened, and its end is compared with
+// the ledger.
+
+// ErrDamaged is of a raft log that is not what it was.
+var ErrDamaged = errors.New("the raft log is damaged")
+
+// openLog opens the log. A damaged one is set aside where other servers have it too.
+func (n *Node) openLog(dir string) error {
+	open := func() (err error) {
+		n.log, err = wal.Open(dir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quieter(n.logger.Named("wal"), n.cfg)))
+		return err
+	}
+	if n.cfg.Streams == nil {
+		return open()
+	}
+	damage := checkLog(dir)
+	if damage == nil {
+		err := open()
+		if !errors.Is(err, wal.ErrCorrupt) {
+			return err
+		}
+		damage = fmt.Errorf("%w: %s: %w", ErrDamaged, dir, err)
+	}
+	if !errors.Is(damage, ErrDamaged) {
+		return damage
+	}
+	votes, err := readVotes(dir)
+	if err != nil {
+		return errors.Join(damage, err)
+	}
+	if err := n.abstain(damage); err != nil {
+		return err
+	}
+	aside := dir + ".damaged"
+	n.logger.Error("the log is set aside; this server gets another one from the others, and does not vote until it has it", "error", damage, "aside", aside)
+	if err := errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700), syncDir(n.cfg.Dir)); err != nil {
+		return err
+	}
+	if err := open(); err != nil {
+		return err
+	}
+	for key, value := range votes {
+		if err := n.log.Set([]byte(key), value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) abstain(damage error) error { return n.abstention.begin(loss{Why: damage.Error()}) }
+
+// votesKeys are those under which raft keeps its term, and whom it has voted for: what may
+// not be forgotten with the log.
+var votesKeys = []string{"CurrentTerm", "LastVoteTerm", "LastVoteCand"}
+
+func readVotes(dir string) (map[string][]byte, error) {
+	var db metadb.BoltMetaDB
+	_, err := db.Load(dir)
+	votes := map[string][]byte{}
+	for _, key := range votesKeys {
+		if err != nil {
+			break
+		}
+		var value []byte
+		if value, err = db.GetStable([]byte(key)); value != nil {
+			votes[key] = value
+		}
+	}
+	if err := errors.Join(err, db.Close()); err != nil {
+		return nil, fmt.Errorf("read the votes that this server has given: %w", err)
+	}
+	return votes, nil
+}
+
+// checkEnd compares the log's end with the ledger, which has only what the log had before.
+// A server without raft state is new, or has lost everything.
+func (n *Node) checkEnd(snapshots raft.SnapshotStore, snapshot uint64) error {
+	if n.cfg.Streams == nil {
+		return nil
+	}
+	end, err := n.log.LastIndex()
+	if err != nil {
+		return err
+	}
+	list, err := snapshots.List()
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		end = max(end, s.Index)
+	}
+	switch end = max(end, snapshot); {
+	case n.cfg.Applied > end:
+		damage := fmt.Errorf("%w: it ends at index %d, and the ledger had %d already", ErrDamaged, end, n.cfg.Applied)
+		if n.abstention.damage() == "" {
+			n.logger.Error("this server gets the rest of its log from the others, and does not vote until it has it", "error", damage)
+		}
+		return n.abstain(damage)
+	case end == 0 && n.forming.promised().To == "":
+		return n.abstention.begin(loss{})
+	default:
+		return nil
+	}
+}
+
+// Of a log's file (github.com/hashicorp/raft-wal, README, Segment Files): a header, then
+// frames of a header and a payload, padded to eight bytes. A batch ends in a frame that has the
+// Castagnoli sum of the bytes since the one before.
+const (
+	fileHeader  = 32
+	frameHeader = 8
+
+	frameEntry  = 1
+	frameIndex  = 2
+	frameCommit = 3
+)
+
+// checkLog reads the whole log and checks its sums: ErrDamaged, with the file. The last batch of
+// a file may be one that was being written when the host ended.
+func checkLog(dir string) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.wal"))
+	if err != nil {
+		return err
+	}
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if at, ok := damagedAt(data); !ok {
+			return fmt.Errorf("%w: the batch before byte %d of %s has another sum", ErrDamaged, at, path)
+		}
+	}
+	return nil
+}
+
+// damagedAt finds a batch whose sum is wrong and which a whole one follows.
+func damagedAt(data []byte) (at int, ok bool) {
+	sums := crc32.MakeTable(crc32.Castagnoli)
+	begin, wrong := 0, 0
+	for at := fileHeader; at+frameHeader <= len(data); {
+		size := int64(binary.LittleEndian.Uint32(data[at+4:]))
+		switch data[at] {
+		case frameEntry, frameIndex:
+			size += -size & 7 // padding
+			if size > int64(len(data)-at-frameHeader) {
+				return 0, true
+			}
+			at += frameHeader + int(size)
+		case frameCommit:
+			switch whole := crc32.Checksum(data[begin:at], sums) == uint32(size); {
+			case whole && wrong > 0:
+				return wrong, false
+			case !whole:
+				wrong = at
+			}
+			at += frameHeader
+			begin = at
+		default:
+			return 0, true
+		}
+	}
+	return 0, true
+}
