@@ -1,0 +1,9 @@
+package faults
+
+import (
+	"testing"
+
+	"github.com/pannier/pannier/test/testns"
+)
+
+func TestMain(m *testing.M) { testns.Main(m, 3) }
