@@ -74,6 +74,10 @@ func (a *actor) over() {
 // round kills those that hold what is guarded, and unmounts what nobody holds. It says
 // whether anything was left to do: then another round has to follow at once.
 func (a *actor) round(s State) (left bool) {
+	if len(s.Mounts) == 0 && len(s.Processes) == 0 && len(a.copies) == 0 {
+		a.done()
+		return false
+	}
 	sc, err := look(s, a.copies)
 	if err != nil {
 		a.log.Error("the mounts and processes of this machine cannot be read, it is tried again", "error", err)

@@ -166,7 +166,7 @@ func TestADeadlineThatIsPutOff(t *testing.T) {
 	first := boottime.Now().Add(400 * time.Millisecond)
 	setDeadline(t, c, first)
 	setDeadline(t, c, first.Add(time.Hour))
-	eventually(t, "the first deadline", func() bool { return boottime.Now() > first.Add(2*watch) })
+	eventually(t, "the first deadline", func() bool { return boottime.Now() > first.Add(2*firstWatch) })
 	setDeadline(t, c, first.Add(2*time.Hour)) // it has looked since then
 	if !w.lives() || !mounted(t, v.target) {
 		t.Error("the fence acted before its deadline")

@@ -38,9 +38,9 @@ const (
 	grace = 2 * time.Second
 	// idle is how long a fence without anything to guard waits for its agent.
 	idle = time.Minute
-	// watch is how often the fence looks, after its deadline, whether something came back, such
-	// as a mount that a driver was just making.
-	watch = 250 * time.Millisecond
+	// The fence looks after its deadline whether something came back, such as a mount that a
+	// driver was just making: often at first, and ever less.
+	firstWatch, longestWatch = 250 * time.Millisecond, 5 * time.Second
 	// busyPause lies between two rounds that have something to do.
 	busyPause = 5 * time.Millisecond
 )
@@ -103,6 +103,7 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 	started := time.Now()
 	pause := time.NewTimer(grace)
 	defer pause.Stop()
+	watch := firstWatch
 	for set := boottime.Instant(0); ; {
 		if d := s.deadline(); d != set { // one that has passed rings once
 			if err := alarm.set(d); err != nil {
@@ -128,11 +129,14 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 			pause.Reset(grace)
 		case !s.due():
 			a.over()
+			watch = firstWatch
 			pause.Reset(idle)
 		case a.round(s.known()):
+			watch = firstWatch
 			pause.Reset(busyPause)
 		default:
 			pause.Reset(watch)
+			watch = min(2*watch, longestWatch)
 		}
 	}
 }
