@@ -240,7 +240,7 @@ func mayStand(c claim.Claim, l last, name func(int) claim.WorkloadRef) bool {
 func allWorkloads(t *testing.T, dir string) (all []claim.Workload) {
 	t.Helper()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := s.Read(ctx, func(tx *state.ReadTx) (err error) {
 		all, _, err = tx.Workloads("", state.Page{})

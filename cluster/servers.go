@@ -184,8 +184,12 @@ func (n *Node) Leave(ctx context.Context, leave func() error) error {
 		return err
 	}
 	for {
-		if _, leader := n.raft.LeaderWithID(); leader != "" && string(leader) != n.name {
-			s, err := n.raft.Ask(ctx, string(leader))
+		// Who leads is not told to a server that was taken out: each of the others is asked.
+		for _, other := range voters {
+			if other == n.name {
+				continue
+			}
+			s, err := n.raft.Ask(ctx, other)
 			if err == nil && s.Report.Leads && !slices.Contains(s.Servers, n.name) {
 				return nil
 			}

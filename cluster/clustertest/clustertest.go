@@ -11,7 +11,7 @@ import (
 )
 
 // startTimeout bounds how long a node may take to lead.
-const startTimeout = 20 * time.Second
+const startTimeout = time.Minute
 
 // Server is one node that can be restarted in place.
 type Server struct {

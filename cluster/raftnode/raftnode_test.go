@@ -47,7 +47,7 @@ func leads(t *testing.T, n *raftnode.Node) {
 		if !leads {
 			t.Fatal("leadership was lost")
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("no leader")
 	}
 }

@@ -169,7 +169,7 @@ func TestSnapshotStandsStill(t *testing.T) {
 	restored := make(chan error, 1)
 	err = l.View(func(tx *ReadTx) error {
 		go func() { restored <- l.Restore(&out) }()
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for l.AppliedIndex() == l.index && time.Now().Before(deadline) {
 			time.Sleep(time.Millisecond)
 		}
@@ -297,7 +297,7 @@ func TestWatch(t *testing.T) {
 		cancel()
 		select {
 		case <-c:
-		case <-time.After(5 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("%s: not closed when the context ended", name)
 		}
 	}

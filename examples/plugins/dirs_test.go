@@ -85,7 +85,7 @@ func serves(t *testing.T, name, program string) {
 // reaped yet (proc_pid_stat(5)).
 func gone(p *hostv1.Plugin) error {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.GetPid()))
-	if err != nil || strings.Contains(string(stat), ") Z ") {
+	if err != nil || strings.Contains(string(stat), ") Z ") || strings.Contains(string(stat), ") X ") {
 		return nil //nolint:nilerr // there is no such process
 	}
 	return fmt.Errorf("process %d runs", p.GetPid())

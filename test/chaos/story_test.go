@@ -123,13 +123,15 @@ const (
 // happen lets clients use the cluster while a plan is done to it.
 func (s *story) happen(n *nemesis, seed uint64, steps []step) {
 	ctx, cancel := context.WithCancel(s.t.Context())
-	defer cancel()
 	over := make(chan struct{})
 	var clients sync.WaitGroup
-	defer s.load.running.Wait()
-	defer clients.Wait()
 	end := sync.OnceFunc(func() { close(over) })
-	defer end()
+	defer func() { // also where an agent does not come back
+		end()
+		cancel()
+		clients.Wait()
+		s.load.running.Wait()
+	}()
 	for client := range users {
 		clients.Go(func() { s.load.use(ctx, over, seed, client+2) })
 	}

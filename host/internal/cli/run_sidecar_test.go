@@ -157,7 +157,7 @@ func awaitProcess(t *testing.T, out *output, path string) (pid int) {
 
 func lives(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err == nil && !strings.Contains(string(stat), ") Z")
+	return err == nil && !strings.Contains(string(stat), ") Z") && !strings.Contains(string(stat), ") X")
 }
 
 // Each finds what is its own, in arguments and environment, and never the token itself.

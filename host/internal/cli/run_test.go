@@ -77,7 +77,7 @@ func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.C
 // await polls until ok or fails with what was written so far.
 func await(t *testing.T, out *output, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s; output:\n%s", what, out)
 		}

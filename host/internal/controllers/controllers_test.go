@@ -293,7 +293,7 @@ func TestAttachAndDetachDoNotOverlap(t *testing.T) {
 			t.Error(called, err)
 		}
 	})
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if c.attachments.Users(attachment{vol.VolumeRef, "n1"}) == 2 {
 			break
 		}

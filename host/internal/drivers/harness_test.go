@@ -273,7 +273,7 @@ func (h *host) setUsers(users ...string) {
 // wait waits until the driver is as told and returns it.
 func (h *host) wait(id, what string, is func(Driver) bool) Driver {
 	h.t.Helper()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		changed := h.Changed()
 		d, err := h.Get(id)
@@ -296,7 +296,7 @@ func (h *host) healthy(id string) Driver {
 // waitGone waits until there is no such driver.
 func (h *host) waitGone(id string) {
 	h.t.Helper()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		changed := h.Changed()
 		if _, err := h.Get(id); errors.Is(err, ErrNotFound) {
@@ -333,7 +333,7 @@ func (h *host) kinds() []string {
 // mustHaveHappened waits for events in this order; an event follows its change.
 func (h *host) mustHaveHappened(kinds ...string) {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(h.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
 	defer cancel()
 	next := 0
 	for e := range h.bus.Subscribe(ctx, 1000) {

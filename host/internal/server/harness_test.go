@@ -348,7 +348,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 
 // stopAll leaves no mount behind, whatever a test did.
 func stopAll(t *testing.T, m *workload.Manager) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, w := range m.List() {
 		if _, err := m.Stop(ctx, w.Spec.WorkloadRef, "the test is over", nil); err != nil {
@@ -366,7 +366,7 @@ func must(t *testing.T, err error) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not in time: %s", what)
 		}

@@ -47,7 +47,7 @@ func call(socket string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	_, err = client.Agent.Status(ctx, request(&hostv1.StatusRequest{}))
 	stream, streamErr := client.Agent.Events(ctx, request(&hostv1.EventsRequest{Recent: 1}))

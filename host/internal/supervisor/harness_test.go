@@ -238,7 +238,7 @@ func alive(pid int) bool {
 		return false
 	}
 	_, rest, _ := strings.Cut(string(data), ") ")
-	return rest != "" && rest[0] != 'Z'
+	return rest != "" && rest[0] != 'Z' && rest[0] != 'X'
 }
 
 // output is a log that can be read while it is written.

@@ -82,7 +82,7 @@ func (p program) kill(t *testing.T) {
 // alive says whether the process itself has not ended.
 func (p program) alive() bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
-	return err == nil && !strings.Contains(string(stat), ") Z ")
+	return err == nil && !strings.Contains(string(stat), ") Z ") && !strings.Contains(string(stat), ") X ")
 }
 
 func TestTheOwnerEnds(t *testing.T) {
