@@ -140,7 +140,7 @@ func replayedGossip(t *testing.T, i intruder) {
 	damaged := bytes.Clone(again[0])
 	damaged[len(damaged)/2] ^= 1
 	send(damaged, []byte("in clear"), nil, bytes.Repeat([]byte{0}, 60_000))
-	logged(leader, "ecrypt")
+	logged(i.c.Servers(), "ecrypt")
 
 	for _, key := range [][]byte{nil, bytes.Repeat([]byte{7}, 32)} {
 		if err := join(t, i, key); err == nil {

@@ -6,12 +6,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +153,20 @@ func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte)
 	return conn.Invoke(ctx, method, msg, &answer)
 }
 
+// ask makes one call to the server that leads, which may change.
+func (i intruder) ask(servers []*grpc.ClientConn, method, secret string, msg []byte) (err error) {
+	i.c.Hosts[0].Eventually("the server that leads answers", func() error {
+		for _, conn := range servers {
+			err = i.call(conn, method, secret, msg)
+			if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable {
+				return nil
+			}
+		}
+		return err
+	})
+	return err
+}
+
 // methods are those of a service between agents, from its protobuf file.
 func methods(t *testing.T, file, service string) (paths []string) {
 	t.Helper()
@@ -204,27 +218,20 @@ func goesOn(t *testing.T, c *testcluster.Cluster) {
 	n.Run("workload", "stop", "meanwhile")
 }
 
-// logged waits until a host's log says something.
-func logged(h *testhost.Host, words ...string) {
-	h.Eventually("the log says "+strings.Join(words, " … "), func() error {
-		f, err := os.Open(h.Path("agent.log"))
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		text, err := io.ReadAll(f)
-		if err != nil {
-			return err
-		}
-		for line := range strings.Lines(string(text)) {
-			all := true
-			for _, w := range words {
-				all = all && strings.Contains(line, w)
+// logged waits until a line of some host's log has all of these words.
+func logged(hosts []*testhost.Host, words ...string) {
+	hosts[0].Eventually("a log says "+strings.Join(words, " … "), func() error {
+		for _, h := range hosts {
+			text, err := os.ReadFile(h.Path("agent.log"))
+			if err != nil {
+				return err
 			}
-			if all {
-				return nil
+			for line := range strings.Lines(string(text)) {
+				if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+					return nil
+				}
 			}
 		}
-		return errors.New("it does not")
+		return errors.New("none does")
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -98,12 +99,12 @@ func wrongCertificates(t *testing.T, i intruder) {
 			}
 		}
 	}
-	logged(leader, "a connection was refused", "may not speak "+raftProtocol)
+	logged(i.c.Servers(), "a connection was refused", "may not speak "+raftProtocol)
 }
 
 // A node that was taken over has its certificate and its secret, and speaks for itself only.
 func callsOfANode(t *testing.T, i intruder) {
-	leader, n1, n2 := i.c.Leader(), i.c.Host("node-1"), i.c.Host("node-2")
+	n1, n2 := i.c.Host("node-1"), i.c.Host("node-2")
 	own, others := secretOf(t, n2), secretOf(t, n1)
 	as := i.ours("node", n2.Name)
 	servers := methods(t, "host/internal/peer/proto/pannier/peer/v1/servers.proto", "pannier.peer.v1.ServersService")
@@ -116,25 +117,28 @@ func callsOfANode(t *testing.T, i intruder) {
 		t.Fatal(err)
 	}
 
-	toLeader := i.agent(leader, as)
+	var toServers []*grpc.ClientConn
+	for _, h := range i.c.Servers() {
+		toServers = append(toServers, i.agent(h, as))
+	}
 	for _, m := range servers {
 		end := end
 		if strings.HasSuffix(m, "/Query") {
 			end = look
 		}
 		for what, secret := range map[string]string{"its own secret": own, "the other's secret": others, "no secret": ""} {
-			denied(t, fmt.Sprintf("%s for another node, with %s", m, what), i.call(toLeader, m, secret, message(n1.Name, end)))
+			denied(t, fmt.Sprintf("%s for another node, with %s", m, what), i.ask(toServers, m, secret, message(n1.Name, end)))
 		}
-		denied(t, m+" with another node's secret", i.call(toLeader, m, others, message(n2.Name, end)))
-		denied(t, m+" without a secret", i.call(toLeader, m, "", message(n2.Name, end)))
+		denied(t, m+" with another node's secret", i.ask(toServers, m, others, message(n2.Name, end)))
+		denied(t, m+" without a secret", i.ask(toServers, m, "", message(n2.Name, end)))
 	}
 	for _, m := range append(nodes, drivers...) {
-		denied(t, m+" of a server", i.call(toLeader, m, own, []byte{}))
+		denied(t, m+" of a server", i.ask(toServers, m, own, []byte{}))
 		denied(t, m+" of a node", i.call(i.agent(n1, as), m, own, []byte{}))
 	}
-	denied(t, "a query about another node", i.call(toLeader, "/pannier.peer.v1.ServersService/Query", own, message(n2.Name, look)))
+	denied(t, "a query about another node", i.ask(toServers, "/pannier.peer.v1.ServersService/Query", own, message(n2.Name, look)))
 	for _, m := range []string{"SecretsKeys", "OfferSecretsKey"} {
-		denied(t, m+" of a node", i.call(toLeader, "/pannier.peer.v1.ServersService/"+m, own, message(n2.Name, bytes.Repeat([]byte{1}, 32))))
+		denied(t, m+" of a node", i.ask(toServers, "/pannier.peer.v1.ServersService/"+m, own, message(n2.Name, bytes.Repeat([]byte{1}, 32))))
 	}
 	held := claim.VolumeRef{Namespace: "default", ID: "held"}
 	for what, c := range map[string]command.Command{
@@ -147,15 +151,15 @@ func callsOfANode(t *testing.T, i intruder) {
 		"secrets sealed anew":           &command.ResealVolume{Ref: held, SealedSecrets: []byte("x"), KeyID: "mine"},
 		"all rights":                    &command.BootstrapACL{},
 	} {
-		denied(t, what, i.call(toLeader, "/pannier.peer.v1.ServersService/Apply", own, message(n2.Name, entry(t, c))))
+		denied(t, what, i.ask(toServers, "/pannier.peer.v1.ServersService/Apply", own, message(n2.Name, entry(t, c))))
 	}
 	// Secrets and attachments are for nodes with a claim.
 	for _, m := range []string{"VolumeSecrets", "Attach"} {
 		msg := message(n2.Name, []byte("default"))
 		msg = append(msg, 0x1a, 4)
-		denied(t, m+" without a claim", i.call(toLeader, "/pannier.peer.v1.ServersService/"+m, own, append(msg, "held"...)))
+		denied(t, m+" without a claim", i.ask(toServers, "/pannier.peer.v1.ServersService/"+m, own, append(msg, "held"...)))
 	}
-	logged(leader, "a call of another agent was refused", n2.Name)
+	logged(i.c.Servers(), "a call of another agent was refused", n2.Name)
 }
 
 const huge = 100 << 20

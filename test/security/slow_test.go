@@ -129,7 +129,7 @@ func slowClients(t *testing.T, i intruder) {
 			t.Fatalf("a slow client is not cut off: %v", err)
 		}
 	}
-	logged(leader, "a connection was refused", "not_told=")
+	logged(i.c.Servers(), "a connection was refused", "not_told=")
 }
 
 // httpPort is where health, metrics and, by HTTPS, the API are served.
