@@ -339,7 +339,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		cfg.Ledger, cfg.Raft, cfg.Releaser, cfg.Collector = a.cluster, a.cluster, a.watcher, a.watcher
 	}
 	if h := a.hosts; h != nil {
-		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster}, h.discovery, h.port, h.certs
+		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster, a.ledger}, h.discovery, h.port, h.certs
 		if a.cluster != nil {
 			cfg.Heartbeats, cfg.Nodes = h.beats, h.nodes
 		}

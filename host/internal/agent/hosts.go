@@ -273,19 +273,33 @@ func shownMember(m discovery.Member) peer.Member {
 type leading struct {
 	hosts   *hosts
 	cluster *cluster.Node // nil: this agent is no server
+	ledger  ledger
 }
 
 var errNoServer = errors.New("no server is known: see retry_join in the agent's configuration, and: pannier server members")
 
 func (l leading) IsLeader() bool { return l.cluster != nil && l.cluster.Leader() }
 
-func (l leading) LeaderURL(context.Context) (*url.URL, http.RoundTripper, error) {
+// findTimeout bounds the search for a leader: it is begun again.
+const findTimeout = 5 * time.Second
+
+func (l leading) LeaderURL(ctx context.Context, sure bool) (*url.URL, http.RoundTripper, error) {
+	if l.cluster == nil && (sure || l.LeaderName() == "") {
+		// Whoever answers a query leads, and is remembered.
+		asking, cancel := context.WithTimeout(ctx, findTimeout)
+		defer cancel()
+		if _, _, err := l.ledger.Cluster(asking, cluster.Blocking{}); err != nil {
+			return nil, nil, err
+		}
+	}
 	m, ok := l.hosts.servers.Leader()
 	if !ok {
 		return nil, nil, errNoServer
 	}
 	return &url.URL{Scheme: "https", Host: m.Addr}, l.hosts.dialer.Transport(), nil
 }
+
+func (l leading) Misled(where *url.URL) { l.hosts.servers.Forget(where.Host) }
 
 func (l leading) LeaderName() string { return l.hosts.servers.LeaderName() }
 

@@ -248,6 +248,18 @@ func (s *Servers) LeaderName() string {
 	return s.leader
 }
 
+// Forget takes back that the server at an address leads: who is asked next is any of them, until
+// one answers as the leader.
+func (s *Servers) Forget(addr string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.cfg.Members() {
+		if m.Addr == addr && m.Name == s.leader {
+			s.leader = ""
+		}
+	}
+}
+
 func (s *Servers) remember(leader string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

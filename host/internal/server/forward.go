@@ -29,9 +29,11 @@ import (
 type Leader interface {
 	// IsLeader says whether it is this one.
 	IsLeader() bool
-	// LeaderURL finds it elsewhere: where its API is, and what brings requests there. The
-	// error says why it is not known, as during an election.
-	LeaderURL(ctx context.Context) (*url.URL, http.RoundTripper, error)
+	// LeaderURL finds it elsewhere: where its API is, and what brings requests there. sure asks for
+	// more than who it was a moment ago. The error says why it is not known, as during an election.
+	LeaderURL(ctx context.Context, sure bool) (*url.URL, http.RoundTripper, error)
+	// Misled says that the one whose address this is did not answer as the leader.
+	Misled(where *url.URL)
 	// LeaderName is who answered as the leader last; empty: nobody is known.
 	LeaderName() string
 }
@@ -177,7 +179,7 @@ func (f *forwarded) once(r *http.Request) (*http.Response, error) {
 	if f.cfg.Leader.IsLeader() {
 		return nil, errLeadsNow
 	}
-	where, transport, err := f.cfg.Leader.LeaderURL(r.Context())
+	where, transport, err := f.cfg.Leader.LeaderURL(r.Context(), f.method.IsStreamingClient())
 	if err != nil {
 		return nil, err
 	}
@@ -189,9 +191,11 @@ func (f *forwarded) once(r *http.Request) (*http.Response, error) {
 	}
 	resp, err := transport.RoundTrip(out)
 	if err != nil {
+		f.cfg.Leader.Misled(where)
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusMisdirectedRequest {
+		f.cfg.Leader.Misled(where)
 		return nil, errors.Join(errMisdirected, resp.Body.Close())
 	}
 	return resp, nil

@@ -383,9 +383,11 @@ func (e *elsewhere) IsLeader() bool {
 	return e.here
 }
 
+func (e *elsewhere) Misled(*url.URL) {}
+
 func (e *elsewhere) LeaderName() string { return "leader" }
 
-func (e *elsewhere) LeaderURL(context.Context) (*url.URL, http.RoundTripper, error) {
+func (e *elsewhere) LeaderURL(context.Context, bool) (*url.URL, http.RoundTripper, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.errs > 0 {
