@@ -184,7 +184,7 @@ func TestEventsOutliveAKilledHost(t *testing.T) {
 
 // A process that was replaced just when the host was killed still tells what it has.
 func TestEventsOfAHostKilledInASwap(t *testing.T) {
-	w, l := newEmitter(t, 500)
+	w, l := newEmitter(t, 100)
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
 	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
