@@ -38,11 +38,10 @@ func TestForming(t *testing.T) {
 			return nil
 		})
 		for _, h := range []*testhost.Host{s1, s2} {
-			var s *hostv1.StatusResponse
-			h.Eventually("it answers", func() (err error) {
-				s, err = h.Status()
-				return err
-			})
+			s, err := h.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
 			if s.GetReady() || s.GetLeader() {
 				t.Errorf("%s is ready (%t) or leads (%t) before the third server is there", h.Name, s.GetReady(), s.GetLeader())
 			}

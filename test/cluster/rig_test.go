@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -74,42 +72,6 @@ func awaitVoters(t *testing.T, through *testhost.Host, names ...string) {
 	})
 }
 
-// node reads one as the ledger has it.
-func node(t *testing.T, through *testhost.Host, name string) (*hostv1.GetNodeResponse, error) {
-	t.Helper()
-	resp, err := through.Client().Nodes.GetNode(soon(t), connect.NewRequest(&hostv1.GetNodeRequest{Name: name}))
-	if err != nil {
-		return nil, err
-	}
-	return resp.Msg, nil
-}
-
-// awaitNode waits until a node has a status.
-func awaitNode(t *testing.T, through *testhost.Host, name, status string) {
-	t.Helper()
-	through.Eventually("node "+name+" is "+status, func() error {
-		n, err := node(t, through, name)
-		if err != nil {
-			return err
-		}
-		if got := n.GetNode().GetStatus(); got != status {
-			return fmt.Errorf("it is %s", got)
-		}
-		return nil
-	})
-}
-
-// awaitFree waits until no claim of a volume is left.
-func awaitFree(t *testing.T, through *testhost.Host, volume string) {
-	t.Helper()
-	through.Eventually("volume "+volume+" is free", func() error {
-		if claims := through.Volume(volume).GetClaims(); len(claims) > 0 {
-			return fmt.Errorf("it has the claims %v", claims)
-		}
-		return nil
-	})
-}
-
 // holder is who has the one claim of a volume.
 func holder(t *testing.T, through *testhost.Host, volume string) *hostv1.Claim {
 	t.Helper()
@@ -136,61 +98,6 @@ func awaitStarted(c *testcluster.Cluster, on *testhost.Host, id string, volumes 
 	})
 }
 
-// run runs a program in the foreground, with a volume at /srv/ID, and returns it when it has
-// begun: it writes a line into the volume, again and again, with its name and the seconds since the
-// machine came up.
-func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume string) *program {
-	t.Helper()
-	const script = `while read up idle </proc/uptime; do echo "$0 $up" >>"$1"; sleep 0.01; done`
-	cmd := on.Command("workload", "run", c.Workload(on, id, volume), "--", "sh", "-c", script, id, "/srv/"+volume+"/writes")
-	p := &program{cmd: cmd, ended: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = &p.out, &p.out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = cmd.Wait(); close(p.ended) }()
-	t.Cleanup(func() { _ = cmd.Process.Kill(); <-p.ended })
-	on.Eventually("workload "+id+" writes", func() error {
-		select {
-		case <-p.ended:
-			t.Fatalf("workload %s ended: %s", id, p.out.String())
-		default:
-		}
-		if len(writes(t, c, on, volume, id)) == 0 {
-			return errors.New("it has written nothing")
-		}
-		return nil
-	})
-	return p
-}
-
-// program is a workload that runs in the foreground.
-type program struct {
-	cmd   *exec.Cmd
-	out   strings.Builder
-	ended chan struct{}
-}
-
-// data is the folder in which the driver keeps a volume.
-func data(c *testcluster.Cluster, through *testhost.Host, volume string) string {
-	return filepath.Join(c.Volumes, through.Volume(volume).GetSpec().GetExternalId(), "data")
-}
-
-// writes are the lines that a workload has written into a volume, or with an empty id all.
-func writes(t *testing.T, c *testcluster.Cluster, through *testhost.Host, volume, id string) (lines []string) {
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(data(c, through, volume), "writes"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(raw)) {
-		if id == "" || strings.HasPrefix(line, id+" ") {
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
-
 // rewrite changes a host's configuration for its next start.
 func rewrite(t *testing.T, h *testhost.Host, old, new string) {
 	t.Helper()
@@ -202,4 +109,9 @@ func rewrite(t *testing.T, h *testhost.Host, old, new string) {
 		t.Fatalf("the configuration of %s has no %q:\n%s", h.Name, old, raw)
 	}
 	h.Write("agent.hcl", strings.Replace(string(raw), old, new, 1))
+}
+
+// volumeMounts are the volumes that are mounted on a host.
+func volumeMounts(h *testhost.Host) []string {
+	return slices.DeleteFunc(h.Mounts(), func(m string) bool { return !strings.Contains(m, "/csi/") })
 }
