@@ -38,10 +38,11 @@ func TestForming(t *testing.T) {
 			return nil
 		})
 		for _, h := range []*testhost.Host{s1, s2} {
-			s, err := h.Status()
-			if err != nil {
-				t.Fatal(err)
-			}
+			var s *hostv1.StatusResponse
+			h.Eventually("it answers", func() (err error) {
+				s, err = h.Status()
+				return err
+			})
 			if s.GetReady() || s.GetLeader() {
 				t.Errorf("%s is ready (%t) or leads (%t) before the third server is there", h.Name, s.GetReady(), s.GetLeader())
 			}
