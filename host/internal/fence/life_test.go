@@ -155,6 +155,7 @@ func TestOneFenceForAFolder(t *testing.T) {
 	}
 	update(t, c, func(c Change) { c.Protect(Mount{Path: "/nowhere"}) })
 	fence := fencePID(t, dir)
+	must(t, c.Close()) // a folder has one agent, too
 	other := open(t, dir)
 	if len(other.State().Mounts) != 1 || fencePID(t, dir) != fence {
 		t.Errorf("a second client found %+v", other.State())

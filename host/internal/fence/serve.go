@@ -40,7 +40,7 @@ const (
 	idle = time.Minute
 	// The fence looks after its deadline whether something came back, such as a mount that a
 	// driver was just making: often at first, and ever less.
-	firstWatch, longestWatch = 250 * time.Millisecond, 5 * time.Second
+	firstWatch, longestWatch = 250 * time.Millisecond, time.Second
 	// busyPause lies between two rounds that have something to do.
 	busyPause = 5 * time.Millisecond
 )
