@@ -99,7 +99,7 @@ func awaitStarted(c *testcluster.Cluster, on *testhost.Host, id string, volumes 
 }
 
 // rewrite changes a host's configuration for its next start.
-func rewrite(t *testing.T, h *testhost.Host, old, new string) {
+func rewrite(t *testing.T, h *testhost.Host, old, with string) {
 	t.Helper()
 	raw, err := os.ReadFile(h.Path("agent.hcl"))
 	if err != nil {
@@ -108,7 +108,7 @@ func rewrite(t *testing.T, h *testhost.Host, old, new string) {
 	if !strings.Contains(string(raw), old) {
 		t.Fatalf("the configuration of %s has no %q:\n%s", h.Name, old, raw)
 	}
-	h.Write("agent.hcl", strings.Replace(string(raw), old, new, 1))
+	h.Write("agent.hcl", strings.Replace(string(raw), old, with, 1))
 }
 
 // volumeMounts are the volumes that are mounted on a host.
