@@ -102,10 +102,15 @@ func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, c
 		return nil, denied(fmt.Sprintf("node %q holds a claim on volume %q as %s %s, and asks for %s %s",
 			node, ref, held.AccessMode, held.AttachmentMode, capability.AccessMode, capability.AttachmentMode))
 	}
-	return l.Controllers.AttachIf(ctx, v, capability, node, func(ctx context.Context) error {
+	published, err := l.Controllers.AttachIf(ctx, v, capability, node, func(ctx context.Context) error {
 		_, _, err := l.held(ctx, node, ref)
 		return err
 	})
+	if err != nil && !l.leads() {
+		// It failed since another server leads, or that one will say why: an attach may be repeated.
+		err = fmt.Errorf("%w: %w", cluster.ErrNotLeader, err)
+	}
+	return published, err
 }
 
 // VolumeSecrets opens the secrets of a volume that a node holds a claim on.

@@ -36,7 +36,7 @@ const (
 // The pause after all servers were asked and none led: an election takes a second or two.
 const (
 	firstPause   = 50 * time.Millisecond
-	longestPause = time.Second
+	longestPause = 300 * time.Millisecond
 )
 
 // Dialer gives connections to agents (rpc.Dialer).

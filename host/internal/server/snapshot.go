@@ -2,11 +2,13 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"io"
 
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
@@ -38,8 +40,25 @@ func (send chunks) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
+// nothingClaimed refuses while claims stand: the snapshot may not know of them, and would let
+// others write to what their workloads have mounted.
+func (s *Server) nothingClaimed(ctx context.Context) error {
+	return s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		claims, err := tx.AllClaims()
+		if err != nil || len(claims) == 0 {
+			return err
+		}
+		c := claims[0]
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%d claims stand, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
+			"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s", len(claims), c.Workload, c.Volume, c.Node, c.Node))
+	})
+}
+
 // RestoreSnapshot puts a snapshot in place of the ledger.
 func (s operatorService) RestoreSnapshot(ctx context.Context, stream *connect.ClientStream[hostv1.RestoreSnapshotRequest]) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+	if err := s.nothingClaimed(ctx); err != nil {
+		return nil, err
+	}
 	s.log.Warn("the ledger is replaced by a snapshot", "by", callerOf(ctx).who())
 	info, err := s.cfg.Raft.Restore(ctx, &received{stream: stream})
 	if err != nil {

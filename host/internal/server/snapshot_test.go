@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
@@ -64,6 +65,15 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	if _, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "lost"})); err != nil {
 		t.Errorf("a damaged snapshot has changed the ledger: %v", err)
 	}
+	held := claim.WorkloadRef{Namespace: "default", ID: "db"}
+	_, err = h.ledger.StartWorkload(h.ctx, held, "n2", []claim.Claim{{
+		Volume: claim.VolumeRef{Namespace: "default", ID: "lost"}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+	}})
+	must(t, err)
+	_, err = h.restore(saved.Bytes())
+	wantError(t, err, connect.CodeFailedPrecondition, `"db"`, `"lost"`, `"n2"`, "pannier node drain")
+	_, err = h.ledger.DeregisterVolume(h.ctx, claim.VolumeRef{Namespace: "default", ID: "lost"}, true)
+	must(t, err)
 	back, err := h.restore(saved.Bytes())
 	must(t, err)
 	if back.GetSnapshot().GetChecksum() != b.SHA256 {
