@@ -16,7 +16,10 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// memberlist does not wait at its end for the probe of another that is under way.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
 
 // deadline bounds what gossip needs at most.
 const deadline = 60 * time.Second

@@ -12,7 +12,10 @@ import (
 	"github.com/pannier/pannier/cluster/raftnode"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// memberlist does not wait at its end for the probe of another that is under way.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
 
 // empty is an FSM that keeps nothing.
 type empty struct{}

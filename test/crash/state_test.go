@@ -106,7 +106,7 @@ func (r *rig) decode(into any, args ...string) {
 
 // changing are keys whose values say when, in which order, or how the driver is
 // at the moment.
-var changing = regexp.MustCompile(`^(index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
+var changing = regexp.MustCompile(`^(run|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
