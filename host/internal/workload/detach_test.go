@@ -160,7 +160,9 @@ func TestTheLeaderFreesTheClaims(t *testing.T) {
 	if c := h.ledger.claims(); len(c) != 1 || c[0].State != claim.NodeDetached {
 		t.Errorf("claims: %+v", c)
 	}
-	h = h.restart(t) // and the next process of the host waits on
+	h = h.next(t) // and the next process of the host waits on
+	h.ledger.keep = true
+	h.open(t)
 	h.eventually(t, "w", "stopping", func(w Workload) bool { return w.State == Stopping })
 	must(t, h.ledger.free(ref("w")))
 	h.ended(t, "w")
