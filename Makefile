@@ -47,15 +47,13 @@ demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its v
 demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
-# Clusters have elections, and times that a busy machine breaks: their tests run one
-# package after the other, when all others are done.
+# Clusters of real agents have elections, and times that a busy machine breaks: their
+# tests run one package after the other, when all others are done.
 CLUSTERS := test/cluster test/chaos test/faults test/security
-SEVERALS := cluster host/internal/peer
 
 .PHONY: test
 test: hostpath consul node-plugin ## Run all tests on one host (root, for those of mounts)
-	$(GO_TEST) $$(go list ./... | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%) $(SEVERALS:%=-e github.com/pannier/pannier/%))
-	$(GO_TEST) -p 1 $(SEVERALS:%=./%)
+	$(GO_TEST) $$(go list ./... | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
 
 .PHONY: test-cluster
 test-cluster: ## Run the tests of clusters: several hosts, each in a network of its own (root)
