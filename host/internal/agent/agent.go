@@ -189,24 +189,34 @@ func (a *agent) openJournal(context.Context) (err error) {
 }
 
 func (a *agent) openCluster(ctx context.Context) (err error) {
-	if a.hosts != nil {
-		return a.openRemoteLedger(ctx)
+	h := a.hosts
+	if h != nil && h.local == nil { // other hosts keep it
+		a.ledger = cluster.NewClient(h)
+		return nil
 	}
 	key, err := a.cfg.Ledger.Read()
 	if err != nil {
 		return err
 	}
-	a.cluster, err = cluster.Open(ctx, cluster.Config{
+	cfg := cluster.Config{
 		Dir: filepath.Join(a.cfg.DataDir, "ledger"), Name: a.cfg.Name,
 		BootstrapExpect: a.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: a.log.Named("ledger"),
-	})
-	if err != nil {
+	}
+	if h != nil {
+		h.join(&cfg, a.cfg.Autopilot)
+	}
+	if a.cluster, err = cluster.Open(ctx, cfg); err != nil {
 		return err
 	}
 	a.closers.add(a.cluster.Close)
 	a.ledger = a.cluster
-	_, err = a.clusterID(ctx)
-	return err
+	if h == nil {
+		_, err = a.clusterID(ctx)
+		return err
+	}
+	h.nodes = peer.NewNodes(peer.NodesConfig{Name: a.cfg.Name, Local: h.here, Member: h.member, Dialer: h.dialer, Term: a.cluster.Term})
+	h.beats = &watcher.Heartbeats{Cluster: a.cluster, Terms: a.cfg.Server.Liveness, Log: a.log.Named("heartbeats")}
+	return nil
 }
 
 func (a *agent) openPlugins(ctx context.Context) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fence"
 	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/host/internal/node"
@@ -135,33 +136,12 @@ func (a *agent) openLease(ctx context.Context) (err error) {
 	return nil
 }
 
-// openRemoteLedger joins the servers that keep the ledger, or finds them.
-func (a *agent) openRemoteLedger(ctx context.Context) (err error) {
-	h := a.hosts
-	if h.local == nil {
-		a.ledger = cluster.NewClient(h)
-		return nil
-	}
+// join gives a server's ledger what it reaches the other servers by.
+func (h *hosts) join(cfg *cluster.Config, wanted config.Autopilot) {
 	autopilot := cluster.DefaultAutopilot()
-	autopilot.CleanupDeadServers, autopilot.MinQuorum = a.cfg.Autopilot.CleanupDeadServers, a.cfg.Autopilot.MinQuorum
-	autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = a.cfg.Autopilot.LastContactThreshold, a.cfg.Autopilot.ServerStabilizationTime
-	key, err := a.cfg.Ledger.Read()
-	if err != nil {
-		return err
-	}
-	a.cluster, err = cluster.Open(ctx, cluster.Config{
-		Dir: filepath.Join(a.cfg.DataDir, "ledger"), Name: a.cfg.Name, BootstrapExpect: a.cfg.Server.BootstrapExpect,
-		Streams: rpc.NewRaftLayer(h.port, h.dialer), Members: h.discovery, Remote: h, Autopilot: &autopilot,
-		Key: key.Bytes(), Logger: a.log.Named("ledger"),
-	})
-	if err != nil {
-		return err
-	}
-	a.closers.add(a.cluster.Close)
-	a.ledger = a.cluster
-	h.nodes = peer.NewNodes(peer.NodesConfig{Name: a.cfg.Name, Local: h.here, Member: h.member, Dialer: h.dialer, Term: a.cluster.Term})
-	h.beats = &watcher.Heartbeats{Cluster: a.cluster, Terms: a.cfg.Server.Liveness, Log: a.log.Named("heartbeats")}
-	return nil
+	autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
+	autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold, wanted.ServerStabilizationTime
+	cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = rpc.NewRaftLayer(h.port, h.dialer), h.discovery, h, &autopilot
 }
 
 // openPeers answers other agents, and begins to ask them.
