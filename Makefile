@@ -18,7 +18,9 @@ GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.ve
 # gotestsum ends with the number of tests that ran, failed and were skipped. Packages
 # mostly wait, so that more of them run at the same time than there are processors.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -count=1 -p 4 -timeout 10m
+GO_TEST   = $(GOTESTSUM) -count=1 -p 3 -timeout 10m
+# The packages of one run share the programs that they build (test/testbin).
+export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto host/api/proto host/internal/peer/proto
 MODULES     := . examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
@@ -51,12 +53,16 @@ demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and 
 # tests run one package after the other, when all others are done.
 CLUSTERS := test/cluster test/chaos test/faults test/security
 
+# These take longest. They begin first, or one of them would be alone in the end.
+LONGEST := test/e2e test/crash
+
 .PHONY: test
-test: hostpath consul node-plugin ## Run all tests on one host (root, for those of mounts)
-	$(GO_TEST) $$(go list ./... | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
+test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
+	$(GO_TEST) $(LONGEST:%=./%) $$(go list ./... | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
+	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
 
 .PHONY: test-cluster
-test-cluster: ## Run the tests of clusters: several hosts, each in a network of its own (root)
+test-cluster: ## Run the tests of clusters only: several hosts, each in a network of its own (root)
 	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
 
 .PHONY: test-short
@@ -75,6 +81,10 @@ e2e: hostpath consul ## Run the end-to-end tests only (root)
 crash: SEED = $(shell date +%s)
 crash: hostpath consul ## Kill everything everywhere, and compare what is left (root; about five minutes)
 	@cd test/crash && go test -count=1 -timeout 30m -full -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
+
+.PHONY: conformance
+conformance: ## Run the whole conformance kit with every bad plugin (some minutes)
+	$(GO_TEST) ./sdk/conformance -full
 
 .PHONY: chaos
 chaos: DURATION = 10m

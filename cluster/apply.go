@@ -38,40 +38,74 @@ func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 		if err := n.WaitReady(ctx); err != nil {
 			return nil, err
 		}
-		return n.execute(ctx, c)
+		own := n.execute(ctx, c)[0]
+		return own.Result, own.Err
 	}
-	command.SetKey(c, rand.Text())
+	if err := setKey(ctx, c); err != nil {
+		return nil, err
+	}
 	if n.Leader() {
-		result, err := n.execute(ctx, c)
-		moved := errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain)
+		own := n.execute(ctx, c)[0]
+		moved := errors.Is(own.Err, ErrNotLeader) || errors.Is(own.Err, ErrUncertain)
 		if !moved || ctx.Err() != nil {
-			return result, err
+			return own.Result, own.Err
 		}
 	}
 	return forward(ctx, n.remote, c)
 }
 
-// ApplyEntry applies a command that another agent encoded, with this server's time, and
-// encodes what became of it. It is for the leader: an error is not the command's but of
-// the way there (ErrNotLeader, ErrUncertain, ErrClosed), and the command may be sent again.
-func (n *Node) ApplyEntry(ctx context.Context, entry []byte) (outcome []byte, err error) {
-	c, err := command.Decode(entry)
-	if err != nil {
-		return command.EncodeOutcome(nil, err)
-	}
-	if !n.Leader() {
-		return nil, ErrNotLeader
-	}
-	result, err := n.execute(ctx, c)
-	if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrUncertain) || errors.Is(err, ErrClosed) {
-		return nil, err
-	}
-	return command.EncodeOutcome(result, err)
+// Applied is what became of another agent's command: its encoded outcome. Err is not the
+// command's but of the way there (ErrNotLeader, ErrUncertain, ErrClosed), and the command may be
+// sent again.
+type Applied struct {
+	Outcome []byte
+	Err     error
 }
 
-// execute puts a command into this server's log and waits for its result. Commands of
-// many callers share one write of the log and one transaction.
-func (n *Node) execute(ctx context.Context, c command.Command) (any, error) {
+// ApplyFor applies other agents' commands in their order, with this server's time. It is for
+// the leader.
+func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Applied {
+	applied := make([]Applied, len(commands))
+	if !n.Leader() {
+		for i := range applied {
+			applied[i].Err = ErrNotLeader
+		}
+		return applied
+	}
+	for i, o := range n.execute(ctx, commands...) {
+		if errors.Is(o.Err, ErrNotLeader) || errors.Is(o.Err, ErrUncertain) || errors.Is(o.Err, ErrClosed) {
+			applied[i].Err = o.Err
+			continue
+		}
+		applied[i].Outcome, applied[i].Err = command.EncodeOutcome(o.Result, o.Err)
+	}
+	return applied
+}
+
+// execute puts commands into this server's log and waits for their results. They share
+// writes of the log and transactions, with one another and with those of other callers.
+func (n *Node) execute(ctx context.Context, commands ...command.Command) []state.Outcome {
+	var (
+		outcomes = make([]state.Outcome, len(commands))
+		entries  [][]byte
+		of       []int // which command each is
+	)
+	for i, c := range commands {
+		entry, err := n.entry(c)
+		if err != nil {
+			outcomes[i].Err = err
+			continue
+		}
+		entries, of = append(entries, entry), append(of, i)
+	}
+	for i, o := range n.submit(ctx, entries) {
+		outcomes[of[i]] = o
+	}
+	return outcomes
+}
+
+// entry lets a command in, and writes it down as of now.
+func (n *Node) entry(c command.Command) ([]byte, error) {
 	if err := needSpace(n.dir, spaceFor(c)); err != nil {
 		return nil, err
 	}
@@ -79,51 +113,58 @@ func (n *Node) execute(ctx context.Context, c command.Command) (any, error) {
 		return nil, err
 	}
 	command.SetAt(c, n.now().UTC())
-	entry, err := command.Encode(c)
-	if err != nil {
-		return nil, err
-	}
-	outcome, err := n.submit(ctx, entry)
-	if err != nil {
-		return nil, err
-	}
-	return outcome.Result, outcome.Err
+	return command.Encode(c)
 }
 
-// submit gives an entry to raft and waits for its outcome, or for ctx: raft
+// submit gives entries to raft and waits for all their outcomes, or for ctx: raft
 // cannot be told to give up.
-func (n *Node) submit(ctx context.Context, entry []byte) (state.Outcome, error) {
+func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
-		return state.Outcome{}, ErrClosed
+		return allFailed(entries, ErrClosed)
 	}
 	n.inFlight.Add(1)
 	n.mu.Unlock()
-	type answer struct {
-		outcome state.Outcome
-		err     error
-	}
-	answers := make(chan answer, 1)
+	done := make(chan []state.Outcome, 1)
 	go func() {
 		defer n.inFlight.Done()
-		future := n.raft.Apply(entry, 0)
-		if err := future.Error(); err != nil {
-			answers <- answer{err: raftError(err)}
-			return
+		futures := make([]raft.ApplyFuture, len(entries))
+		for i, entry := range entries {
+			futures[i] = n.raft.Apply(entry, 0)
 		}
-		outcome, ok := future.Response().(state.Outcome)
-		if !ok {
-			outcome.Err = fmt.Errorf("raft answered %T", future.Response())
+		outcomes := make([]state.Outcome, len(entries))
+		for i, future := range futures {
+			outcomes[i] = outcomeOf(future)
 		}
-		answers <- answer{outcome: outcome}
+		done <- outcomes
 	}()
 	select {
-	case a := <-answers:
-		return a.outcome, a.err
+	case outcomes := <-done:
+		return outcomes
 	case <-ctx.Done():
-		return state.Outcome{}, fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+		return allFailed(entries, fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx)))
 	}
+}
+
+// outcomeOf waits until raft is done with an entry.
+func outcomeOf(future raft.ApplyFuture) state.Outcome {
+	if err := future.Error(); err != nil {
+		return state.Outcome{Err: raftError(err)}
+	}
+	outcome, ok := future.Response().(state.Outcome)
+	if !ok {
+		outcome.Err = fmt.Errorf("raft answered %T", future.Response())
+	}
+	return outcome
+}
+
+func allFailed(entries [][]byte, err error) []state.Outcome {
+	outcomes := make([]state.Outcome, len(entries))
+	for i := range outcomes {
+		outcomes[i].Err = err
+	}
+	return outcomes
 }
 
 func raftError(err error) error {

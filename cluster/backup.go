@@ -103,9 +103,10 @@ func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
 	return b, err
 }
 
-// Inspect reads a whole backup, checks it and says what is in it.
+// Inspect reads a whole backup, compares it with its checksums and says what is in it. Restore
+// looks into each record besides.
 func Inspect(r io.Reader) (Backup, error) {
-	return readBackup(r, io.Discard, func(b Backup) (uint64, error) { return b.Index, nil })
+	return readBackup(r, func(_ Backup, snapshot io.Reader) (uint64, error) { return state.CheckSnapshot(snapshot) })
 }
 
 // Restore replaces the ledger of the whole cluster by a backup, of this cluster or another. It is
@@ -129,10 +130,13 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	}
 	defer func() { err = errors.Join(err, remove()) }()
 	var index uint64
-	b, err = readBackup(r, f, func(b Backup) (uint64, error) {
+	b, err = readBackup(r, func(b Backup, snapshot io.Reader) (uint64, error) {
 		index = max(b.Index, n.raft.LastIndex()) + indexGap
 		// Here, in raft's snapshots, and in the ledger itself.
-		return index, needSpace(n.dir, spaceToGrow+3*uint64(b.Size))
+		if err := needSpace(n.dir, spaceToGrow+3*uint64(b.Size)); err != nil {
+			return 0, err
+		}
+		return state.Reindex(f, snapshot, index)
 	})
 	if err != nil {
 		return b, err
@@ -151,8 +155,8 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	return b, nil
 }
 
-// readBackup checks a backup, and copies its snapshot with the index that as chooses.
-func readBackup(r io.Reader, to io.Writer, as func(Backup) (uint64, error)) (b Backup, err error) {
+// readBackup checks a backup. Its snapshot is read, and checked, by a function that returns its index.
+func readBackup(r io.Reader, read func(Backup, io.Reader) (uint64, error)) (b Backup, err error) {
 	in := bufio.NewReaderSize(r, maxBackupHeader)
 	line, err := in.ReadSlice('\n')
 	if err != nil {
@@ -164,15 +168,13 @@ func readBackup(r io.Reader, to io.Writer, as func(Backup) (uint64, error)) (b B
 	if b.Format != backupFormat || b.Size <= 0 {
 		return b, fmt.Errorf("%w: it has the format %q and %d bytes, this program knows %q", ErrBadBackup, b.Format, b.Size, backupFormat)
 	}
-	index, err := as(b)
+	sum := sha256.New()
+	had, err := read(b, io.TeeReader(io.LimitReader(in, b.Size), sum))
+	if errors.Is(err, state.ErrBadSnapshot) {
+		return b, fmt.Errorf("%w: %w", ErrBadBackup, err)
+	}
 	if err != nil {
 		return b, err
-	}
-	sum := sha256.New()
-	body := io.TeeReader(io.LimitReader(in, b.Size), sum)
-	had, err := state.Reindex(to, body, index)
-	if err != nil {
-		return b, fmt.Errorf("%w: %w", ErrBadBackup, err)
 	}
 	if hex.EncodeToString(sum.Sum(nil)) != b.SHA256 || had != b.Index {
 		return b, fmt.Errorf("%w: its checksum or its index is wrong", ErrBadBackup)

@@ -13,6 +13,7 @@ import (
 // TestBackup takes the ledger of a host alone into a cluster of three, whose own it replaces, and
 // starts all of that again.
 func TestBackup(t *testing.T) {
+	t.Parallel()
 	alone := clustertest.Start(t)
 	register(t, alone, "theirs")
 	var backup bytes.Buffer

@@ -41,14 +41,14 @@ func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, for
 
 // StartWorkload records that a workload runs on a node, takes all the claims that
 // it wants, or none, and notes the tokens that Consul will be asked for. It may be
-// repeated with the same arguments. Claims need Volume, Mode, AccessMode and
+// repeated with the same arguments. run.Index says nothing here. Claims need Volume, Mode, AccessMode and
 // AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Tokens of a
 // run before stay noted until they are deleted, and their ids cannot be used again. Errors:
 // ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrIneligible where the
 // node takes no workloads; ErrConflict where it runs already with other arguments, waits on
-// another node, or a token's id is taken; ErrInvalid.
-func (c Commands) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
-	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{Ref: ref, Node: node, Claims: claims, Tokens: tokens})
+// another node, the run was ended, or a token's id is taken; ErrInvalid.
+func (c Commands) StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
+	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{Ref: run.Ref, Node: run.Node, RunID: run.ID, Claims: claims, Tokens: tokens})
 }
 
 // EndWorkload records that a workload has ended and sends its claims on their way
@@ -58,10 +58,11 @@ func (c Commands) EndWorkload(ctx context.Context, ref claim.WorkloadRef) (comma
 	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: ref})
 }
 
-// EndRun is EndWorkload for the run that began on a node at an index of the ledger: one that
-// runs elsewhere, or again, is left alone, and Found is then false.
-func (c Commands) EndRun(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) (command.EndWorkloadResult, error) {
-	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: ref, Node: node, Run: run})
+// EndRun is EndWorkload for one run: one that runs elsewhere, or again, is left alone, and Found is
+// then false. A start of the run that is still on its way is refused when it arrives, where the
+// run has an id.
+func (c Commands) EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error) {
+	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: run.Ref, Node: run.Node, Run: run.Index, RunID: run.ID})
 }
 
 // AdvanceClaims checkpoints claims on their way out, all items or none, at most
@@ -83,6 +84,12 @@ func (c Commands) PutNode(ctx context.Context, node claim.Node) (command.PutNode
 // there are claims on it, or workloads that run or wait there: SetNodeStatus(down) lets go of them.
 func (c Commands) DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error) {
 	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name, IfUnused: true})
+}
+
+// DeleteDownNode is DeleteNode for a node that was read when it was down: one that has come
+// back since is left alone, and Found is then false.
+func (c Commands) DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error) {
+	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: read.Name, IfUnused: true, IfDown: read.StatusIndex})
 }
 
 // DeleteDrivers removes those of the drivers (at most command.MaxItems) that no
@@ -121,9 +128,9 @@ func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.
 // AwaitWorkload records that a workload waits on a node for others to end, and returns those
 // that have not. It may be repeated, and is over with StartWorkload or EndWorkload.
 // Errors: ErrCycle; ErrIneligible where the node takes no workloads; ErrConflict where the
-// workload runs, or waits elsewhere; ErrInvalid.
-func (c Commands) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error) {
-	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{Ref: ref, Node: node, After: after})
+// workload runs, or waits elsewhere, or the run was ended; ErrInvalid.
+func (c Commands) AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error) {
+	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{Ref: run.Ref, Node: run.Node, RunID: run.ID, After: after})
 }
 
 // SetNodeStatus records whether a node is heard from. With down, by the operator who vouches

@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/testns"
 )
 
 // crashDir makes this test program a server that changes its ledger until it is
@@ -31,6 +32,9 @@ const (
 	crashers   = 8 // concurrent callers
 )
 
+// sideBySide is how many tests run at the same time: they mostly wait for elections.
+const sideBySide = 5
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		if err := changeUntilKilled(dir, os.Getenv(crashRound)); err != nil {
@@ -39,6 +43,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	testns.SideBySide(sideBySide)
 	// memberlist does not wait at its end for the probe of another that is under way.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
@@ -98,7 +103,7 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string, 
 	for i := 0; ; i++ {
 		w := workload(prefix + strconv.Itoa(i))
 		token := claim.Token{ID: crashToken(w), Service: "web", Consul: "default"}
-		started, err := n.StartWorkload(ctx, w, "a", []claim.Claim{want(v, claim.Write)}, token)
+		started, err := n.StartWorkload(ctx, claim.Run{Ref: w, Node: "a"}, []claim.Claim{want(v, claim.Write)}, token)
 		if err != nil {
 			return err
 		}

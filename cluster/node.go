@@ -34,8 +34,9 @@ type Config struct {
 	// Remote brings commands and queries to the server that leads; nil: they are refused
 	// with ErrNotLeader where this one does not.
 	Remote Remote
-	// Autopilot is how a leader looks after the servers; nil: DefaultAutopilot.
-	Autopilot *Autopilot
+	// Autopilot is how a leader looks after the servers while no operator has said otherwise
+	// (SetAutopilot); nil: claim.DefaultAutopilot.
+	Autopilot *claim.Autopilot
 	// Logger may be nil.
 	Logger hclog.Logger
 	// Now stamps commands; nil: time.Now.
@@ -59,6 +60,7 @@ type Node struct {
 	log     hclog.Logger
 	now     func() time.Time
 
+	autopilot  claim.Autopilot // while the ledger has none
 	leadership leadership
 	verifying  verifier
 	levels     levels
@@ -103,9 +105,12 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now}
 	n.Commands, n.Queries = Commands{to: n}, Queries{to: n}
 	n.leadership.init()
+	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {
+		n.autopilot = *cfg.Autopilot
+	}
 	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // what it starts goes on after ctx, until Close
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
-		Streams: cfg.Streams, Members: cfg.Members, Autopilot: cfg.Autopilot, Report: n.report,
+		Streams: cfg.Streams, Members: cfg.Members, Autopilot: n.Autopilot, Report: n.report,
 		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),
 	})
 	if err != nil {

@@ -48,14 +48,14 @@ func TestLifeOfAClaim(t *testing.T) {
 	if _, err := s.RegisterVolume(ctx, v); err != nil {
 		t.Fatal(err)
 	}
-	started, err := s.StartWorkload(ctx, workload("db-1"), "a", []claim.Claim{want(v, claim.Write)})
+	started, err := s.StartWorkload(ctx, claim.Run{Ref: workload("db-1"), Node: "a"}, []claim.Claim{want(v, claim.Write)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if started.Volumes[0].ExternalID != "ext-mysql" || started.Volumes[0].AccessMode != claim.SingleNodeWriter {
 		t.Errorf("the claim came with the volume %+v", started.Volumes[0])
 	}
-	_, err = s.StartWorkload(ctx, workload("db-2"), "a", []claim.Claim{want(v, claim.Write)})
+	_, err = s.StartWorkload(ctx, claim.Run{Ref: workload("db-2"), Node: "a"}, []claim.Claim{want(v, claim.Write)})
 	text := `volume "mysql" has no write claim left: held by workload "db-1" on node "a" (write, taken, 0s)`
 	if !errors.Is(err, cluster.ErrHeld) || err.Error() != text {
 		t.Errorf("got %v, want %s", err, text)
@@ -99,7 +99,7 @@ func TestOneOfManyWins(t *testing.T) {
 	var callers sync.WaitGroup
 	for i := range 64 {
 		callers.Go(func() {
-			_, err := s.StartWorkload(t.Context(), workload(fmt.Sprint("w", i)), "a", []claim.Claim{want(v, claim.Write)})
+			_, err := s.StartWorkload(t.Context(), claim.Run{Ref: workload(fmt.Sprint("w", i)), Node: "a"}, []claim.Claim{want(v, claim.Write)})
 			var refusal *claim.Refusal
 			switch {
 			case err == nil:
@@ -212,7 +212,7 @@ func TestCloseUnderLoad(t *testing.T) {
 		callers.Go(func() {
 			for i := 0; ; i++ {
 				id := fmt.Sprintf("w-%d-%d", g, i)
-				_, err := s.StartWorkload(context.Background(), workload(id), "a", nil)
+				_, err := s.StartWorkload(context.Background(), claim.Run{Ref: workload(id), Node: "a"}, nil)
 				if err != nil {
 					if !errors.Is(err, cluster.ErrClosed) {
 						t.Errorf("%s: %v", id, err)

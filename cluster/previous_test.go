@@ -123,7 +123,7 @@ func checkPrevious(t *testing.T, node *cluster.Node, running []string) {
 func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 	t.Helper()
 	ctx := t.Context()
-	if _, err := node.AwaitWorkload(ctx, claim.WorkloadRef{Namespace: "default", ID: "next"}, "b", []claim.WorkloadRef{{Namespace: "default", ID: "w0"}}); err != nil {
+	if _, err := node.AwaitWorkload(ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "next"}, Node: "b"}, []claim.WorkloadRef{{Namespace: "default", ID: "w0"}}); err != nil {
 		t.Error(err)
 	}
 	if _, err := node.DeleteNode(ctx, "a"); !errors.Is(err, cluster.ErrNodeInUse) {

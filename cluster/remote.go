@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/rand"
 
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -34,7 +33,9 @@ func (f forwarder) apply(ctx context.Context, c command.Command) (any, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
-	command.SetKey(c, rand.Text())
+	if err := setKey(ctx, c); err != nil {
+		return nil, err
+	}
 	return forward(ctx, f.remote, c)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/raftnode"
@@ -21,14 +22,9 @@ import (
 type (
 	// Members says which agents there are: a *discovery.Discovery.
 	Members = raftnode.Members
-	// Autopilot says how the leader looks after the servers.
-	Autopilot = raftnode.Autopilot
 	// Peer is one server of raft's configuration.
 	Peer = raftnode.Peer
 )
-
-// DefaultAutopilot is what an operator gets who says nothing.
-func DefaultAutopilot() Autopilot { return raftnode.DefaultAutopilot() }
 
 // What is asked of servers that are not so.
 var (
@@ -72,11 +68,30 @@ func (n *Node) manage(ctx context.Context) {
 // how it is.
 func (n *Node) Peers(ctx context.Context) ([]Peer, error) { return n.raft.Peers(ctx) }
 
-// Autopilot is how this server would look after the others, or does.
-func (n *Node) Autopilot() Autopilot { return n.raft.Autopilot() }
+// Autopilot is how this server would look after the others, or does: as the ledger has it from
+// an operator, or else as this server was opened with.
+func (n *Node) Autopilot() claim.Autopilot {
+	var a claim.Autopilot
+	var found bool
+	err := n.store.View(func(tx *state.ReadTx) (err error) {
+		a, found, err = tx.Autopilot()
+		return err
+	})
+	if err != nil {
+		n.log.Debug("what the ledger says of autopilot cannot be read", "error", err)
+	}
+	if !found {
+		return n.autopilot
+	}
+	return a
+}
 
-// SetAutopilot changes that, until this server is started again.
-func (n *Node) SetAutopilot(a Autopilot) { n.raft.SetAutopilot(a) }
+// SetAutopilot changes that on all servers, for good, and returns what counts from now on.
+// Errors: ErrInvalid.
+func (n *Node) SetAutopilot(ctx context.Context, by claim.AutopilotChange) (claim.Autopilot, error) {
+	result, err := apply[command.SetAutopilotResult](ctx, n, &command.SetAutopilot{Change: by, First: n.autopilot})
+	return result.Autopilot, err
+}
 
 // TransferLeadership makes another voter the leader: the one with the name, or, where it
 // is empty, the one with the newest log. Errors: ErrNotLeader, ErrNoPeer.
@@ -87,10 +102,8 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	var f raft.Future
-	if name == "" {
-		f = n.raft.LeadershipTransfer()
-	} else {
+	transfer := n.raft.LeadershipTransfer
+	if name != "" {
 		voters, err := n.voters()
 		if err != nil {
 			return err
@@ -101,13 +114,38 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 		if name == n.name {
 			return nil
 		}
-		f = n.raft.LeadershipTransferToServer(raft.ServerID(name), raft.ServerAddress(name))
+		transfer = func() raft.Future {
+			return n.raft.LeadershipTransferToServer(raft.ServerID(name), raft.ServerAddress(name))
+		}
 	}
-	if err := f.Error(); err != nil {
-		return fmt.Errorf("transfer the lead: %w", err)
+	ctx, cancel := context.WithTimeout(ctx, transferPatience)
+	defer cancel()
+	for {
+		err := transfer().Error()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("transfer the lead: %w", err)
+		case <-time.After(leaderPause):
+		}
+		// Raft gives up where the other one does not lead within a moment, and it may lead a moment later.
+		switch leader := n.Stats().LeaderName; leader {
+		case n.name, "":
+		case name:
+			return nil
+		default:
+			if name == "" {
+				return nil
+			}
+			return fmt.Errorf("transfer the lead to %q: server %q leads now: %w", name, leader, ErrNotLeader)
+		}
 	}
-	return nil
 }
+
+// transferPatience is how long a leader tries to give the lead away.
+const transferPatience = 10 * time.Second
 
 // Servers are the names of all servers in raft's configuration, whether they vote or not.
 func (n *Node) Servers() (names []string, err error) {

@@ -80,8 +80,10 @@ func identity(t *testing.T, n *cluster.Node) string {
 
 // TestForm forms clusters by bootstrap_expect, and starts all their servers again.
 func TestForm(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{1, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
 			c := clustertest.Form(t, n, clustertest.Options{})
 			c.WaitVoters(t, names(c.Hosts())...)
 			register(t, c.Up()[0], "a")
@@ -108,14 +110,15 @@ func TestForm(t *testing.T) {
 // TestFollowerForwards changes and reads the ledger through servers that do not lead, and
 // through an agent that has none.
 func TestFollowerForwards(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	follower, client := c.Follower(t), c.Client()
 	register(t, follower, "a")
 	v := volume("a")
-	if _, err := client.StartWorkload(within(t), workload("db-1"), "n", []claim.Claim{want(v, claim.Write)}); err != nil {
+	if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload("db-1"), Node: "n"}, []claim.Claim{want(v, claim.Write)}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := follower.StartWorkload(within(t), workload("db-2"), "n", []claim.Claim{want(v, claim.Write)})
+	_, err := follower.StartWorkload(within(t), claim.Run{Ref: workload("db-2"), Node: "n"}, []claim.Claim{want(v, claim.Write)})
 	var refusal *claim.Refusal
 	if !errors.Is(err, cluster.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 || refusal.Holders[0].Workload != workload("db-1") {
 		t.Errorf("refused from afar: %v", err)
@@ -135,22 +138,14 @@ func TestFollowerForwards(t *testing.T) {
 	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrNotLeader) {
 		t.Errorf("the latest from a follower: %v", err)
 	}
-	if _, err := follower.ApplyEntry(within(t), entry(t)); !errors.Is(err, cluster.ErrNotLeader) {
-		t.Errorf("an entry for a follower: %v", err)
+	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err, cluster.ErrNotLeader) {
+		t.Errorf("a command for a follower: %v", err)
 	}
-}
-
-func entry(t *testing.T) []byte {
-	t.Helper()
-	e, err := command.Encode(&command.EndWorkload{Ref: workload("w")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return e
 }
 
 // TestBlockingQuery waits for a change from afar, also over a change of the leader.
 func TestBlockingQuery(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	client := c.Client()
 	register(t, client, "a")
@@ -179,9 +174,7 @@ func TestBlockingQuery(t *testing.T) {
 			index = next // a leader that was just elected may answer early
 		}
 	}()
-	if err := c.WaitLeader(t).TransferLeadership(within(t), ""); err != nil {
-		t.Fatal(err)
-	}
+	clustertest.Eventually(t, "the lead is given away", func() bool { return c.WaitLeader(t).TransferLeadership(within(t), "") == nil })
 	changed := volume("a")
 	changed.Name = "new"
 	if _, err := client.RegisterVolume(within(t), changed); err != nil {
@@ -194,6 +187,7 @@ func TestBlockingQuery(t *testing.T) {
 
 // TestLeaderDies goes on with another leader, and gives the one that was away what it missed.
 func TestLeaderDies(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	client := c.Client()
@@ -212,6 +206,7 @@ func TestLeaderDies(t *testing.T) {
 
 // TestLeaderIsCutOff asks a leader that does not know yet that it leads no more.
 func TestLeaderIsCutOff(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "a")
@@ -244,6 +239,7 @@ func TestLeaderIsCutOff(t *testing.T) {
 
 // TestOnceOnly loses answers: each start that was acknowledged was made once.
 func TestOnceOnly(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	var made sync.Map
@@ -255,7 +251,7 @@ func TestOnceOnly(t *testing.T) {
 		callers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				w := workload(fmt.Sprintf("w-%d-%d", g, i))
-				r, err := client.StartWorkload(within(t), w, "n", nil)
+				r, err := client.StartWorkload(within(t), claim.Run{Ref: w, Node: "n"}, nil)
 				if err != nil || !r.Created {
 					t.Errorf("%s: created %t, %v", w.ID, r.Created, err)
 					return
@@ -290,6 +286,7 @@ func TestOnceOnly(t *testing.T) {
 }
 
 func TestTransferLeadership(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	next, leader := c.Follower(t), c.WaitLeader(t)
@@ -299,16 +296,16 @@ func TestTransferLeadership(t *testing.T) {
 	if err := leader.TransferLeadership(within(t), "server-9"); !errors.Is(err, cluster.ErrNoPeer) {
 		t.Errorf("to nobody: %v", err)
 	}
-	if err := leader.TransferLeadership(within(t), next.Name); err != nil {
-		t.Fatal(err)
-	}
-	clustertest.Eventually(t, next.Name+" leads", func() bool { return c.Leader() == next })
+	clustertest.Eventually(t, next.Name+" leads", func() bool {
+		return c.Leader() == next || c.WaitLeader(t).TransferLeadership(within(t), next.Name) == nil && c.Leader() == next
+	})
 	register(t, leader, "a")
 }
 
 // TestNeverFormedTwice lets servers meet a cluster that expect other numbers, or had
 // another cluster before.
 func TestNeverFormedTwice(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	before := identity(t, c.WaitLeader(t).Node)
 	fourth, never := c.Add(t, "server-4", 3), c.Add(t, "server-5", 0)
@@ -329,6 +326,7 @@ func TestNeverFormedTwice(t *testing.T) {
 
 // TestForeignCluster keeps a server out that has a cluster of its own.
 func TestForeignCluster(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	alone := clustertest.StartWith(t, cluster.Config{Dir: dir, Name: "server-9"})
 	register(t, alone, "theirs")
@@ -354,6 +352,7 @@ func TestForeignCluster(t *testing.T) {
 
 // TestFromOneToThree makes a host alone, with its ledger, the first server of a cluster.
 func TestFromOneToThree(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	alone := clustertest.StartWith(t, cluster.Config{Dir: dir, Name: "server-1"})
 	register(t, alone, "a")
@@ -378,6 +377,7 @@ func TestFromOneToThree(t *testing.T) {
 
 // TestDeadServerIsReplaced takes a dead server out when another has come in its place.
 func TestDeadServerIsReplaced(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "a")
@@ -402,7 +402,8 @@ func TestDeadServerIsReplaced(t *testing.T) {
 
 // TestRemovePeer takes out a dead server by hand, and no other.
 func TestRemovePeer(t *testing.T) {
-	pilot := cluster.DefaultAutopilot()
+	t.Parallel()
+	pilot := claim.DefaultAutopilot()
 	pilot.CleanupDeadServers, pilot.ServerStabilizationTime = false, 300*time.Millisecond
 	c := clustertest.Form(t, 3, clustertest.Options{Autopilot: &pilot})
 	c.WaitVoters(t, names(c.Hosts())...)
@@ -423,15 +424,49 @@ func TestRemovePeer(t *testing.T) {
 	c.WaitVoters(t, names(c.Up())...)
 }
 
+// TestAutopilotIsTheClusters: what an operator sets counts on each server, and after a
+// restart with what that server was configured with.
+func TestAutopilotIsTheClusters(t *testing.T) {
+	t.Parallel()
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	c.WaitVoters(t, names(c.Hosts())...)
+	leader := c.WaitLeader(t)
+	want, threshold := leader.Autopilot(), 700*time.Millisecond
+	got, err := leader.SetAutopilot(within(t), claim.AutopilotChange{LastContactThreshold: &threshold})
+	if want.LastContactThreshold = threshold; err != nil || got != want {
+		t.Fatalf("set to %+v, %v, want %+v", got, err, want)
+	}
+	other := c.Follower(t)
+	clustertest.Eventually(t, "the follower goes by it", func() bool { return other.Autopilot() == want })
+	other.Stop(t)
+	other.Start(t)
+	c.WaitReady(t)
+	if got := other.Autopilot(); got != want {
+		t.Errorf("after a restart: %+v, want %+v", got, want)
+	}
+}
+
+// leaves takes a server out of its cluster. Raft gives it a second to hand over the lead, in which
+// a busy machine may not do it.
+func leaves(t *testing.T, h *clustertest.Host) {
+	t.Helper()
+	var err error
+	for range 5 {
+		if err = h.Leave(within(t), h.Discovery.Leave); err == nil {
+			return
+		}
+	}
+	t.Fatal(err)
+}
+
 // TestLeave lets the leader go, and come back.
 func TestLeave(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "a")
 	leader := c.WaitLeader(t)
-	if err := leader.Leave(within(t), leader.Discovery.Leave); err != nil {
-		t.Fatal(err)
-	}
+	leaves(t, leader)
 	leader.Stop(t)
 	c.WaitVoters(t, names(c.Up())...)
 	register(t, c.Client(), "b")
@@ -443,6 +478,7 @@ func TestLeave(t *testing.T) {
 
 // TestEmptyServerCatchesUp gives a server that has lost its disk all from a snapshot and the log.
 func TestEmptyServerCatchesUp(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	empty := c.Follower(t)
@@ -467,6 +503,7 @@ func TestEmptyServerCatchesUp(t *testing.T) {
 
 // TestPeersFile gives what is left of a cluster without a quorum a new set of servers.
 func TestPeersFile(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "a")
@@ -500,6 +537,7 @@ func TestPeersFile(t *testing.T) {
 
 // TestMembersChangeUnderLoad takes servers out and in while commands go on.
 func TestMembersChangeUnderLoad(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	ctx, stop := context.WithCancel(t.Context())
@@ -509,7 +547,7 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 		client := c.Client()
 		callers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				if _, err := client.StartWorkload(within(t), workload(fmt.Sprintf("w-%d-%d", g, i)), "n", nil); err != nil {
+				if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload(fmt.Sprintf("w-%d-%d", g, i)), Node: "n"}, nil); err != nil {
 					t.Error(err)
 					return
 				}
@@ -522,9 +560,7 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 		c.WaitReady(t)
 		c.WaitVoters(t, names(c.Up())...)
 		leader := c.WaitLeader(t)
-		if err := leader.Leave(within(t), leader.Discovery.Leave); err != nil {
-			t.Error(err)
-		}
+		leaves(t, leader)
 		leader.Stop(t)
 		c.WaitVoters(t, names(c.Up())...)
 	}
@@ -536,6 +572,7 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 
 // TestOldServer refuses commands that a server of the cluster does not know.
 func TestOldServer(t *testing.T) {
+	t.Parallel()
 	c := clustertest.Prepare(t, 3, clustertest.Options{})
 	old := c.Hosts()[2]
 	old.KnowsLevel(1)

@@ -35,7 +35,7 @@ func TestFullDisk(t *testing.T) {
 	if _, err := s.RegisterVolume(ctx, v); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.StartWorkload(ctx, workload("w"), "n", []claim.Claim{want(v, claim.Write)}); err != nil {
+	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "n"}, []claim.Claim{want(v, claim.Write)}); err != nil {
 		t.Fatal(err)
 	}
 

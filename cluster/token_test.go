@@ -25,7 +25,7 @@ func TestTokensAreKept(t *testing.T) {
 	dir := t.TempDir()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
 	ctx := t.Context()
-	if _, err := s.StartWorkload(ctx, workload("w"), "a", nil, intent(0, workload("w")), intent(1, workload("w"))); err != nil {
+	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "a"}, nil, intent(0, workload("w")), intent(1, workload("w"))); err != nil {
 		t.Fatal(err)
 	}
 	check := func(when string, want ...string) {

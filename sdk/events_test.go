@@ -136,7 +136,7 @@ type eventReader struct {
 
 func readEvents(t *testing.T, conn *grpc.ClientConn, ack uint64) *eventReader {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	stream, err := pluginv1.NewEventServiceClient(conn).Events(ctx)
 	if err != nil {
@@ -199,7 +199,7 @@ func TestEventsOfAProcess(t *testing.T) {
 	if _, err := third.stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("the stream ended with %v", err)
 	}
-	for end := time.Now().Add(10 * time.Second); !client.Exited(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !client.Exited(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the process goes on")
 		}
@@ -251,7 +251,7 @@ func TestTheEndRefusesNoCall(t *testing.T) {
 			}
 		}
 	}
-	for end := time.Now().Add(10 * time.Second); !client.Exited(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !client.Exited(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the process goes on")
 		}

@@ -62,17 +62,17 @@ const (
 // Claim is one workload's right to one volume on one node.
 type Claim struct {
 	Volume         VolumeRef      `json:"volume"`
-	Workload       WorkloadRef    `json:"workload"`
-	Node           string         `json:"node"`
+	Workload       WorkloadRef    `json:"workload,omitzero"`
+	Node           string         `json:"node,omitempty"`
 	DriverNodeID   string         `json:"driver_node_id,omitempty"` // the driver's own id of the node
 	Mode           Mode           `json:"mode"`
 	AccessMode     AccessMode     `json:"access_mode"`
 	AttachmentMode AttachmentMode `json:"attachment_mode"`
-	State          State          `json:"state"`
+	State          State          `json:"state,omitempty"`
 	// Index is the ledger index at which the claim was taken: its fencing token.
-	Index      uint64    `json:"index"`
-	TakenAt    time.Time `json:"taken_at"`
-	ModifiedAt time.Time `json:"modified_at"`
+	Index      uint64    `json:"index,omitempty"`
+	TakenAt    time.Time `json:"taken_at,omitzero"`
+	ModifiedAt time.Time `json:"modified_at,omitzero"`
 	// ForcedBy and ForcedAt say which operator vouched that the node is down.
 	ForcedBy string    `json:"forced_by,omitempty"`
 	ForcedAt time.Time `json:"forced_at,omitzero"`

@@ -42,6 +42,8 @@ var (
 	ErrNodeSecret = errors.New("node is known with another secret")
 	// ErrIneligible: the node takes no workloads now.
 	ErrIneligible = errors.New("node takes no workloads")
+	// ErrUnreachable: the volume is where the node cannot reach it.
+	ErrUnreachable = errors.New("the node cannot reach the volume")
 	// ErrOldKey: secrets come sealed with a key that does not seal any more. What seals them
 	// anew may try again.
 	ErrOldKey = errors.New("sealed with a key that is not the active one")

@@ -73,8 +73,8 @@ type Volume struct {
 	SnapshotID string `json:"snapshot_id,omitempty"`
 
 	Capabilities  []Capability      `json:"capabilities"`
-	MountOptions  MountOptions      `json:"mount_options"`
-	Topology      TopologyRequest   `json:"topology_request"`
+	MountOptions  MountOptions      `json:"mount_options,omitzero"`
+	Topology      TopologyRequest   `json:"topology_request,omitzero"`
 	Topologies    []Topology        `json:"topologies,omitempty"` // where it is, as the driver said
 	Parameters    map[string]string `json:"parameters,omitempty"`
 	Context       map[string]string `json:"context,omitempty"`
@@ -88,10 +88,10 @@ type Volume struct {
 	AccessMode     AccessMode     `json:"access_mode,omitempty"`
 	AttachmentMode AttachmentMode `json:"attachment_mode,omitempty"`
 
-	CreateIndex uint64    `json:"create_index"`
-	ModifyIndex uint64    `json:"modify_index"`
-	CreatedAt   time.Time `json:"created_at"`
-	ModifiedAt  time.Time `json:"modified_at"`
+	CreateIndex uint64    `json:"create_index,omitempty"`
+	ModifyIndex uint64    `json:"modify_index,omitempty"`
+	CreatedAt   time.Time `json:"created_at,omitzero"`
+	ModifiedAt  time.Time `json:"modified_at,omitzero"`
 }
 
 // Supports says whether the volume may be claimed with these modes.

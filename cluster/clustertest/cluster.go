@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 )
@@ -21,7 +22,7 @@ const Deadline = 3 * time.Minute
 // Options of a cluster.
 type Options struct {
 	// Autopilot of each server; nil: one that gives votes soon.
-	Autopilot *cluster.Autopilot
+	Autopilot *claim.Autopilot
 	// Key encrypts gossip; empty: it is in clear.
 	Key string
 	// Expect is what servers expect; 0: as many as there are at the beginning.
@@ -68,7 +69,7 @@ func Prepare(t testing.TB, n int, opts Options) *Cluster {
 		opts.Expect = n
 	}
 	if opts.Autopilot == nil {
-		a := cluster.DefaultAutopilot()
+		a := claim.DefaultAutopilot()
 		a.ServerStabilizationTime = 300 * time.Millisecond
 		opts.Autopilot = &a
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
 )
 
 // network is the TCP between a cluster's servers, which can be cut.
@@ -134,7 +135,14 @@ type remote struct {
 }
 
 func (r *remote) Apply(ctx context.Context, entry []byte) ([]byte, error) {
-	return r.call(ctx, func(n *cluster.Node) ([]byte, error) { return n.ApplyEntry(ctx, entry) })
+	return r.call(ctx, func(n *cluster.Node) ([]byte, error) {
+		c, err := command.Decode(entry)
+		if err != nil {
+			return nil, err
+		}
+		applied := n.ApplyFor(ctx, c)[0]
+		return applied.Outcome, applied.Err
+	})
 }
 
 func (r *remote) Query(ctx context.Context, query []byte) ([]byte, error) {

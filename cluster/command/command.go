@@ -26,6 +26,8 @@ type Command interface {
 	stamp(time.Time)
 	key() string
 	setKey(string)
+	sum() []byte
+	setSum([]byte)
 }
 
 // Stamp is embedded in every command.
@@ -34,8 +36,11 @@ type Stamp struct {
 	At time.Time `json:"at"`
 	// Key makes the command safe to repeat: one that was applied under the same key within
 	// the last hour, and 262,144 entries of the log, is answered with its result and changes
-	// nothing. An id (claim.CheckID) that nobody can guess; empty: none.
+	// nothing. A StartWorkload is known for as long as its run is the workload's last. An id
+	// (claim.CheckID) that nobody can guess; empty: none.
 	Key string `json:"command_key,omitempty"`
+
+	fingerprint []byte // of the entry that the command was read from
 }
 
 func (s *Stamp) at() time.Time { return s.At }
@@ -44,7 +49,11 @@ func (s *Stamp) stamp(at time.Time) { s.At = at }
 
 func (s *Stamp) key() string { return s.Key }
 
-func (s *Stamp) setKey(key string) { s.Key = key }
+func (s *Stamp) setKey(key string) { s.Key, s.fingerprint = key, nil }
+
+func (s *Stamp) sum() []byte { return s.fingerprint }
+
+func (s *Stamp) setSum(sum []byte) { s.fingerprint = sum }
 
 // SetAt stamps a command with the leader's time.
 func SetAt(c Command, at time.Time) { c.stamp(at) }
@@ -94,6 +103,7 @@ type StartWorkload struct {
 	Stamp
 	Ref    claim.WorkloadRef `json:"ref"`
 	Node   string            `json:"node"`
+	RunID  string            `json:"run_id,omitempty"` // claim.Run.ID
 	Claims []claim.Claim     `json:"claims,omitempty"` // at most MaxClaims, one a volume
 	Tokens []claim.Token     `json:"tokens,omitempty"` // at most MaxTokens
 }
@@ -112,12 +122,15 @@ type StartWorkloadResult struct {
 // out. It may be repeated.
 //
 // Node and Run say which run of it has ended, for a caller that may be late: one that
-// runs elsewhere, or again, is left alone. Empty and 0: whichever is there.
+// runs elsewhere, or again, is left alone. Empty and 0: whichever is there. RunID says which
+// one is never to begin: its start may still be on its way.
 type EndWorkload struct {
 	Stamp
 	Ref  claim.WorkloadRef `json:"ref"`
 	Node string            `json:"node,omitempty"`
 	Run  uint64            `json:"run,omitempty"` // claim.Workload.CreateIndex
+	// RunID is claim.Run.ID; it needs Node.
+	RunID string `json:"run_id,omitempty"`
 }
 
 // EndWorkloadResult answers EndWorkload: the workload's claims as they stand now.
@@ -230,6 +243,9 @@ type DeleteNode struct {
 	Stamp
 	Name     string `json:"name"`
 	IfUnused bool   `json:"if_unused,omitempty"`
+	// IfDown is the StatusIndex of a node that was seen to be down: one that has come back
+	// since is left alone, and counts as not found. 0: whatever its status.
+	IfDown uint64 `json:"if_down,omitempty"`
 }
 
 // DeleteNodeResult answers DeleteNode.
@@ -269,7 +285,8 @@ type AwaitWorkload struct {
 	Stamp
 	Ref   claim.WorkloadRef   `json:"ref"`
 	Node  string              `json:"node"`
-	After []claim.WorkloadRef `json:"after"` // at most MaxAfter
+	RunID string              `json:"run_id,omitempty"` // claim.Run.ID
+	After []claim.WorkloadRef `json:"after"`            // at most MaxAfter
 }
 
 // AwaitWorkloadResult answers AwaitWorkload with those that have not ended.
@@ -329,4 +346,17 @@ type PutLiveness struct {
 // PutLivenessResult answers PutLiveness with what was promised before.
 type PutLivenessResult struct {
 	Before claim.Liveness
+}
+
+// SetAutopilot changes how whoever leads looks after the servers.
+type SetAutopilot struct {
+	Stamp
+	Change claim.AutopilotChange `json:"change"`
+	// First is what is changed where the ledger has nothing: what the leader goes by.
+	First claim.Autopilot `json:"first"`
+}
+
+// SetAutopilotResult answers SetAutopilot with what counts from now on.
+type SetAutopilotResult struct {
+	Autopilot claim.Autopilot
 }

@@ -1,6 +1,7 @@
 package command_test
 
 import (
+	"bytes"
 	"errors"
 	"reflect"
 	"strings"
@@ -52,6 +53,10 @@ func commands() []command.Command {
 		&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root", Continues: 7, After: "x"},
 		&command.SetNodeDuty{Name: "a", Ineligible: new(bool), Drain: &claim.Drain{StartedAt: at, By: "root", DoneAt: at}, StopDrain: true},
 		&command.PutLiveness{Liveness: claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}},
+		&command.SetAutopilot{
+			Change: claim.AutopilotChange{CleanupDeadServers: new(bool), LastContactThreshold: new(time.Duration), ServerStabilizationTime: new(time.Duration), MinQuorum: new(int)},
+			First:  claim.DefaultAutopilot(),
+		},
 		&command.BootstrapACL{Token: acl.Token{Accessor: "a", SecretHash: "00", Type: acl.Management, CreatedAt: at}, ResetIndex: 7},
 		&command.PutACLPolicies{Policies: []acl.Policy{{Name: "p", Description: "d", Rules: "node {}"}}},
 		&command.DeleteACLPolicies{Names: []string{"p"}},
@@ -80,10 +85,42 @@ func TestRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := command.Decode(entry)
+		got, err := command.DecodeAsSent(entry)
 		if err != nil || !reflect.DeepEqual(got, c) {
 			t.Errorf("%T: got %+v, %v, want %+v", c, got, err, c)
 		}
+	}
+}
+
+// TestFingerprint: the same command has the same one whenever it is stamped, read from the log or
+// not, and another command has another.
+func TestFingerprint(t *testing.T) {
+	seen := map[string]command.Command{}
+	for _, c := range commands() {
+		command.SetKey(c, "k")
+		var first []byte
+		for _, stamp := range []time.Time{at, at.Add(time.Hour), {}} {
+			command.SetAt(c, stamp)
+			entry, err := command.Encode(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read, err := command.Decode(entry)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []command.Command{c, read} {
+				got, err := command.Fingerprint(c)
+				if err != nil || first != nil && !bytes.Equal(got, first) {
+					t.Errorf("%T at %s: got %x, %v, not %x", c, stamp, got, err, first)
+				}
+				first = got
+			}
+		}
+		if other := seen[string(first)]; other != nil {
+			t.Errorf("%T has the fingerprint of %T", c, other)
+		}
+		seen[string(first)] = c
 	}
 }
 
@@ -109,15 +146,19 @@ func TestEntriesOfTheFirstVersion(t *testing.T) {
 func TestLevels(t *testing.T) {
 	const before = `{"at":"2026-03-01T12:00:00.000000123Z",`
 	for entry, c := range map[string]command.Command{
-		"\x01\x04" + before + `"ref":{"namespace":"default","id":"db-1"}}`:            &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}},
-		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
-		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"run":7}`:    &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Run: 7},
-		"\x02\x07" + before + `"command_key":"k","name":"a"}`:                         &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
-		"\x01\x07" + before + `"name":"a"}`:                                           &command.DeleteNode{Name: "a"},
-		"\x02\x07" + before + `"name":"a","if_unused":true}`:                          &command.DeleteNode{Name: "a", IfUnused: true},
-		"\x02\x10" + before + `"name":"a","stop_drain":true}`:                         &command.SetNodeDuty{Name: "a", StopDrain: true},
-		"\x01\x06" + before + nodeJSON(``):                                            &command.PutNode{Node: claim.Node{Name: "a"}},
-		"\x02\x06" + before + nodeJSON(`"secret_hash":"00",`):                         &command.PutNode{Node: claim.Node{Name: "a", SecretHash: "00"}},
+		"\x01\x04" + before + `"ref":{"namespace":"default","id":"db-1"}}`:                         &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}},
+		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`:              &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
+		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"run":7}`:                 &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Run: 7},
+		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a","run_id":"r"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", RunID: "r"},
+		"\x02\x03" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a","run_id":"r"}`: &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", RunID: "r"},
+		"\x01\x03" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`:              &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
+		"\x02\x07" + before + `"command_key":"k","name":"a"}`:                                      &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
+		"\x01\x07" + before + `"name":"a"}`:                                                        &command.DeleteNode{Name: "a"},
+		"\x02\x07" + before + `"name":"a","if_unused":true}`:                                       &command.DeleteNode{Name: "a", IfUnused: true},
+		"\x02\x07" + before + `"name":"a","if_down":7}`:                                            &command.DeleteNode{Name: "a", IfDown: 7},
+		"\x02\x10" + before + `"name":"a","stop_drain":true}`:                                      &command.SetNodeDuty{Name: "a", StopDrain: true},
+		"\x01\x06" + before + nodeJSON(``):                                                         &command.PutNode{Node: claim.Node{Name: "a"}},
+		"\x02\x06" + before + nodeJSON(`"secret_hash":"00",`):                                      &command.PutNode{Node: claim.Node{Name: "a", SecretHash: "00"}},
 	} {
 		command.SetAt(c, at)
 		got, err := command.Encode(c)
@@ -127,7 +168,7 @@ func TestLevels(t *testing.T) {
 		if level := command.LevelOf(c); level != int(entry[0]) {
 			t.Errorf("%q has the level %d", entry, level)
 		}
-		if back, err := command.Decode(got); err != nil || !reflect.DeepEqual(back, c) {
+		if back, err := command.DecodeAsSent(got); err != nil || !reflect.DeepEqual(back, c) {
 			t.Errorf("%q: got %+v, %v", entry, back, err)
 		}
 		// In an entry of level 1 nobody may take what only level 2 knows.

@@ -6,8 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"time"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
 // MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
@@ -45,6 +46,7 @@ const (
 	kindSetNodeStatus     kind = 15
 	kindSetNodeDuty       kind = 16
 	kindPutLiveness       kind = 17
+	kindSetAutopilot      kind = 18
 	kindBootstrapACL      kind = 20
 	kindPutACLPolicies    kind = 21
 	kindDeleteACLPolicies kind = 22
@@ -74,6 +76,7 @@ func (*AwaitWorkload) kind() kind     { return kindAwaitWorkload }
 func (*SetNodeStatus) kind() kind     { return kindSetNodeStatus }
 func (*SetNodeDuty) kind() kind       { return kindSetNodeDuty }
 func (*PutLiveness) kind() kind       { return kindPutLiveness }
+func (*SetAutopilot) kind() kind      { return kindSetAutopilot }
 func (*BootstrapACL) kind() kind      { return kindBootstrapACL }
 func (*PutACLPolicies) kind() kind    { return kindPutACLPolicies }
 func (*DeleteACLPolicies) kind() kind { return kindDeleteACLPolicies }
@@ -98,17 +101,27 @@ func Encode(c Command) ([]byte, error) {
 }
 
 // Fingerprint tells a command from others, whenever it is stamped: the SHA-256 of its kind and its
-// arguments.
+// arguments, as they were written down.
 func Fingerprint(c Command) ([]byte, error) {
-	at := c.at()
-	c.stamp(time.Time{})
-	defer c.stamp(at)
-	body, err := json.Marshal(c)
-	if err != nil {
-		return nil, fmt.Errorf("encode %T: %w", c, err)
+	if sum := c.sum(); sum != nil {
+		return sum, nil
 	}
-	sum := sha256.Sum256(append([]byte{byte(c.kind())}, body...))
-	return sum[:], nil
+	entry, err := Encode(c)
+	if err != nil {
+		return nil, err
+	}
+	return fingerprint(entry), nil
+}
+
+func fingerprint(entry []byte) []byte {
+	body := entry[2:]
+	if rest, stamped := bytes.CutPrefix(body, []byte(`{"at":"`)); stamped {
+		_, body, _ = bytes.Cut(rest, []byte(`"`))
+	}
+	hash := sha256.New()
+	hash.Write(entry[1:2])
+	hash.Write(body)
+	return hash.Sum(nil)
 }
 
 // Decode reads a log entry. Any bytes may be given. The error is
@@ -131,6 +144,9 @@ func Decode(entry []byte) (Command, error) {
 	if err := decodeStrictly(entry[2:], c); err != nil {
 		return nil, fmt.Errorf("%w: %T: %w", ErrMalformed, c, err)
 	}
+	if c.key() != "" {
+		c.setSum(fingerprint(entry))
+	}
 	if level := LevelOf(c); level > int(entry[0]) {
 		// A server that knows no more than the entry's level refuses it so too.
 		return nil, fmt.Errorf("%w: %T of level %d in an entry of level %d", ErrMalformed, c, level, entry[0])
@@ -141,13 +157,5 @@ func Decode(entry []byte) (Command, error) {
 // decodeStrictly reads one JSON value, and refuses fields that it does not know and what
 // comes after it.
 func decodeStrictly(data []byte, into any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more after its end")
-	}
-	return nil
+	return jsonv2.Unmarshal(data, into, jsonv1.DefaultOptionsV1(), jsonv2.RejectUnknownMembers(true))
 }

@@ -30,6 +30,7 @@ var reasons = map[string]error{
 	"node-secret":        claim.ErrNodeSecret,
 	"ineligible":         claim.ErrIneligible,
 	"cycle":              claim.ErrCycle,
+	"unreachable":        claim.ErrUnreachable,
 	"old_secrets_key":    claim.ErrOldKey,
 	"token-not-found":    claim.ErrTokenNotFound,
 	"driver-not-found":   claim.ErrDriverNotFound,

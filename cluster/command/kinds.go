@@ -1,8 +1,10 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
 // Level is the newest level of commands that this program knows. A level is a set of
@@ -41,8 +43,15 @@ func (c *PutSigningKey) level() int {
 	return 1
 }
 
+func (c *StartWorkload) level() int {
+	if c.RunID != "" {
+		return 2
+	}
+	return 1
+}
+
 func (c *EndWorkload) level() int {
-	if c.Node != "" || c.Run != 0 {
+	if c.Node != "" || c.Run != 0 || c.RunID != "" {
 		return 2
 	}
 	return 1
@@ -57,7 +66,7 @@ func (c *PutNode) level() int {
 }
 
 func (c *DeleteNode) level() int {
-	if c.IfUnused {
+	if c.IfUnused || c.IfDown != 0 {
 		return 2
 	}
 	return 1
@@ -82,6 +91,7 @@ var kinds = map[kind]row{
 	kindSetNodeStatus:     rowOf[SetNodeStatus, SetNodeStatusResult](2),
 	kindSetNodeDuty:       rowOf[SetNodeDuty, SetNodeDutyResult](2),
 	kindPutLiveness:       rowOf[PutLiveness, PutLivenessResult](2),
+	kindSetAutopilot:      rowOf[SetAutopilot, SetAutopilotResult](2),
 	kindBootstrapACL:      rowOf[BootstrapACL, BootstrapACLResult](2),
 	kindPutACLPolicies:    rowOf[PutACLPolicies, PutACLPoliciesResult](2),
 	kindDeleteACLPolicies: rowOf[DeleteACLPolicies, DeleteACLPoliciesResult](2),
@@ -111,7 +121,7 @@ func rowOf[C, R any, P interface {
 // decoded reads an R that was encoded as JSON. Fields that a newer program added are passed over.
 func decoded[R any](data []byte) (any, error) {
 	var r R
-	if err := json.Unmarshal(data, &r); err != nil {
+	if err := jsonv2.Unmarshal(data, &r, jsonv1.DefaultOptionsV1()); err != nil {
 		return nil, fmt.Errorf("read a %T: %w", r, err)
 	}
 	return r, nil
@@ -124,7 +134,7 @@ func decodedOutcome[R any](data []byte) (any, *failure, error) {
 		Result *R       `json:"result"`
 		Error  *failure `json:"error"`
 	}
-	err := json.Unmarshal(data, &o)
+	err := jsonv2.Unmarshal(data, &o, jsonv1.DefaultOptionsV1())
 	switch {
 	case err != nil || o.Error != nil:
 		return nil, o.Error, err

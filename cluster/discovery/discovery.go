@@ -48,10 +48,16 @@ const (
 	reconnectFor = 28 * 24 * time.Hour
 	// leftFor is how long one that has left is known as such.
 	leftFor = 24 * time.Hour
+	// movedAfter is how long one has to be taken for failed before another address of it is believed:
+	// at once, which memberlist cannot be told by 0. Who answers there needs its certificate.
+	movedAfter = time.Millisecond
 	// dialTimeout bounds one attempt to reach an address.
 	dialTimeout = 5 * time.Second
 	// The pause between attempts to join grows from the first to the last.
 	firstPause, lastPause = time.Second, 30 * time.Second
+	// movedPause is the longest while others take this agent to be elsewhere. That goes on for good
+	// where two agents have one name.
+	movedPause = 4 * time.Second
 )
 
 // Discovery is this agent's part in the gossip.
@@ -63,8 +69,10 @@ type Discovery struct {
 	self    Self
 	changed chan struct{}   // closed by the next change
 	odd     map[string]bool // members that were complained about
+	told    map[string]bool // where others have said that this agent is, lately
 
 	stop     context.CancelFunc
+	unjoin   context.CancelFunc // ends keepJoined
 	running  sync.WaitGroup
 	closing  sync.Once
 	closeErr error
@@ -85,7 +93,8 @@ func Open(cfg Config) (*Discovery, error) {
 		return nil, fmt.Errorf("open serf: %w", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	d := &Discovery{log: log, self: cfg.Self, changed: make(chan struct{}), odd: map[string]bool{}, stop: stop}
+	d := &Discovery{log: log, self: cfg.Self, changed: make(chan struct{}), odd: map[string]bool{}, told: map[string]bool{}, stop: stop}
+	conf.Merge = merge{cfg.Self, d.heardOf}
 	// Serf waits for who takes its events, also while it opens.
 	d.running.Go(func() { d.follow(ctx, events) })
 	if d.serf, err = serf.Create(conf); err != nil {
@@ -93,11 +102,16 @@ func Open(cfg Config) (*Discovery, error) {
 		d.running.Wait()
 		return nil, fmt.Errorf("open serf on %s: %w (ports.serf and bind_addr say where it listens, TCP and UDP)", net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.Port)), err)
 	}
-	d.running.Go(func() { d.keepJoined(ctx, cfg.RetryJoin, before) })
+	joining, unjoin := context.WithCancel(ctx)
+	d.unjoin = unjoin
+	d.running.Go(func() { d.keepJoined(joining, cfg.RetryJoin, before) })
 	return d, nil
 }
 
 func config(cfg Config, log hclog.Logger) (*serf.Config, <-chan serf.Event, error) {
+	if err := validate(cfg.Self.Name); err != nil {
+		return nil, nil, err
+	}
 	ring, err := keyring(cfg.KeyringFile, cfg.Key)
 	if err != nil {
 		return nil, nil, err
@@ -111,13 +125,16 @@ func config(cfg Config, log hclog.Logger) (*serf.Config, <-chan serf.Event, erro
 	ml.BindAddr, ml.BindPort = cfg.Bind, cfg.Port
 	ml.AdvertiseAddr, ml.AdvertisePort = cfg.Advertise, cfg.Port
 	ml.Keyring, ml.SecretKey = ring, nil
+	ml.DeadNodeReclaimTime = movedAfter
+	// To compress a packet, of 1,400 bytes at most, memberlist fills a dictionary of 64 KiB. It
+	// reads what others have compressed.
+	ml.EnableCompression = false
 	standard := log.StandardLogger(&hclog.StandardLoggerOptions{InferLevels: true})
 	ml.Logger, ml.LogOutput = standard, nil
 
 	events := make(chan serf.Event, 256)
 	conf := serf.DefaultConfig()
 	conf.NodeName = cfg.Self.Name
-	conf.ValidateNodeNames = true
 	conf.Tags = cfg.Self.tags()
 	conf.EventCh = events
 	conf.Logger, conf.LogOutput = standard, nil
@@ -133,12 +150,14 @@ func config(cfg Config, log hclog.Logger) (*serf.Config, <-chan serf.Event, erro
 	// Of two agents with one name, raft's certificates know the right one; votes of
 	// gossip must not end it.
 	conf.EnableNameConflictResolution = false
-	conf.Merge = merge{cfg.Self.Datacenter}
 	return conf, events, nil
 }
 
-// merge keeps out who is none of this cluster.
-type merge struct{ datacenter string }
+// merge keeps out who is none of this cluster, and hears where others believe this agent to be.
+type merge struct {
+	self    Self
+	heardOf func(address string)
+}
 
 func (m merge) NotifyMerge(members []*serf.Member) error {
 	for _, other := range members {
@@ -146,8 +165,11 @@ func (m merge) NotifyMerge(members []*serf.Member) error {
 		if err != nil {
 			return err
 		}
-		if parsed.Datacenter != m.datacenter {
-			return fmt.Errorf("member %q at %s is in the datacenter %q, not in %q", parsed.Name, parsed.Gossip, parsed.Datacenter, m.datacenter)
+		if parsed.Datacenter != m.self.Datacenter {
+			return fmt.Errorf("member %q at %s is in the datacenter %q, not in %q", parsed.Name, parsed.Gossip, parsed.Datacenter, m.self.Datacenter)
+		}
+		if parsed.Name == m.self.Name {
+			m.heardOf(parsed.Gossip)
 		}
 	}
 	return nil
@@ -181,9 +203,30 @@ func (d *Discovery) Changed() <-chan struct{} {
 // Members are all agents that gossip knows, this one included, by name; those that
 // have failed or left, too.
 func (d *Discovery) Members() []Member {
-	all := d.serf.Members()
-	members := make([]Member, 0, len(all))
-	for _, m := range all {
+	return d.members(func(serf.Member) bool { return true })
+}
+
+// Servers are the members that are servers, by name. Who needs no others asks for these: to read
+// what each of 1,000 nodes says of itself takes milliseconds.
+func (d *Discovery) Servers() []Member {
+	return d.members(func(m serf.Member) bool { return m.Tags[tagRole] == string(Server) })
+}
+
+// Member is one agent by its name.
+func (d *Discovery) Member(name string) (Member, bool) {
+	named := d.members(func(m serf.Member) bool { return m.Name == name })
+	if len(named) == 0 {
+		return Member{}, false
+	}
+	return named[0], true
+}
+
+// members reads those that are wanted.
+func (d *Discovery) members(wanted func(serf.Member) bool) (members []Member) {
+	for _, m := range d.serf.Members() {
+		if !wanted(m) {
+			continue
+		}
 		member, err := parse(m)
 		if err != nil {
 			d.complain(m.Name, err)
@@ -195,6 +238,10 @@ func (d *Discovery) Members() []Member {
 	return members
 }
 
+// Alive is how many agents are known to be alive, this one included. It reads nothing of what
+// they say of themselves.
+func (d *Discovery) Alive() int { return d.serf.Memberlist().NumMembers() }
+
 // complain logs once of each member that cannot be read.
 func (d *Discovery) complain(name string, err error) {
 	d.mu.Lock()
@@ -204,16 +251,6 @@ func (d *Discovery) complain(name string, err error) {
 	if !before {
 		d.log.Warn("a member is left out", "error", err)
 	}
-}
-
-// Member is one agent by its name.
-func (d *Discovery) Member(name string) (Member, bool) {
-	members := d.Members()
-	i := slices.IndexFunc(members, func(m Member) bool { return m.Name == name })
-	if i < 0 {
-		return Member{}, false
-	}
-	return members[i], true
 }
 
 // Addr is where serf listens, as others are told: ip:port.
@@ -273,6 +310,7 @@ func (d *Discovery) ForceLeave(name string, prune bool) error {
 // Leave tells the others that this agent goes, and waits until they know. Close comes
 // after it.
 func (d *Discovery) Leave() error {
+	d.unjoin() // serf joins nobody any more
 	if err := d.serf.Leave(); err != nil {
 		return fmt.Errorf("leave: %w", err)
 	}

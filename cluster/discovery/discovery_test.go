@@ -3,14 +3,19 @@ package discovery_test
 import (
 	"bytes"
 	"encoding/base64"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/hashicorp/serf/serf"
 	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/cluster/discovery"
@@ -40,7 +45,10 @@ func quick() *memberlist.Config {
 
 func open(t *testing.T, cfg discovery.Config) *discovery.Discovery {
 	t.Helper()
-	cfg.Bind, cfg.Memberlist = "127.0.0.1", quick()
+	cfg.Bind = "127.0.0.1"
+	if cfg.Memberlist == nil {
+		cfg.Memberlist = quick()
+	}
 	d, err := discovery.Open(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -92,12 +100,38 @@ func TestFindOneAnother(t *testing.T) {
 	if m, _ := a.Member("b"); m.Self != node {
 		t.Errorf("a knows b as %+v", m)
 	}
+	if servers := b.Servers(); len(servers) != 1 || servers[0] != m {
+		t.Errorf("b knows the servers %+v", servers)
+	}
+	if _, ok := a.Member("c"); ok || a.Alive() != 2 || b.Alive() != 2 {
+		t.Errorf("of two, a knows %d and b %d", a.Alive(), b.Alive())
+	}
 	a.SetFormed()
 	until(t, b, "the news that a is formed", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Formed })
 	if err := b.Leave(); err != nil {
 		t.Fatal(err)
 	}
 	until(t, a, "the leave", sees("b", discovery.Left))
+}
+
+// TestNobodyIsJoinedAfterLeave ends the attempts to reach an address that never answers.
+func TestNobodyIsJoinedAfterLeave(t *testing.T) {
+	d := open(t, discovery.Config{Self: self("a"), RetryJoin: []string{"127.0.0.1:1"}})
+	await := func(joins bool) {
+		t.Helper()
+		stacks, late := make([]byte, 1<<20), time.Now().Add(deadline)
+		for strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "keepJoined(") != joins {
+			if time.Now().After(late) {
+				t.Fatalf("joining: %v", !joins)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	await(true)
+	if err := d.Leave(); err != nil {
+		t.Fatal(err)
+	}
+	await(false)
 }
 
 // TestForceLeave takes one that does not answer for one that has left.
@@ -157,6 +191,29 @@ func TestComesBack(t *testing.T) {
 	}
 }
 
+// TestMoves starts one again under another address. That is believed as soon as the old one has
+// failed, and heard of although members exchange all that they know only when one joins.
+func TestMoves(t *testing.T) {
+	rare := quick()
+	rare.PushPullInterval, rare.GossipToTheDeadTime = time.Hour, time.Hour
+	a := open(t, discovery.Config{Self: self("a"), Memberlist: rare})
+	c := open(t, discovery.Config{Self: self("c"), Memberlist: rare, RetryJoin: []string{a.Addr()}})
+	b := open(t, discovery.Config{Self: self("b"), Memberlist: rare, RetryJoin: []string{a.Addr()}})
+	until(t, c, "b", sees("b", discovery.Alive))
+	before := b.Addr()
+	shut(t, b)
+	b = open(t, discovery.Config{Self: self("b"), Memberlist: rare, RetryJoin: []string{a.Addr()}})
+	for _, other := range []*discovery.Discovery{a, c} {
+		until(t, other, "b under its new address", func([]discovery.Member) bool {
+			m, _ := other.Member("b")
+			return m.Status == discovery.Alive && m.Gossip == b.Addr()
+		})
+	}
+	if before == b.Addr() {
+		t.Errorf("b is still at %s", before)
+	}
+}
+
 func key(b byte) string { return base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, 32)) }
 
 // TestOthersAreKeptOut tries to join without the key, with another, and from another datacenter.
@@ -184,6 +241,38 @@ func TestOthersAreKeptOut(t *testing.T) {
 	}
 }
 
+// TestForeignSerf hears of members by another program's serf, which compresses what it sends, and
+// keeps out those whose names are none of an agent's.
+func TestForeignSerf(t *testing.T) {
+	a := open(t, discovery.Config{Self: self("a")})
+	for _, name := range []string{"b", "b_1", "b\nc", strings.Repeat("b", 129)} {
+		conf := serf.DefaultConfig()
+		conf.NodeName, conf.LogOutput, conf.MemberlistConfig = name, io.Discard, quick()
+		conf.MemberlistConfig.LogOutput = io.Discard
+		conf.MemberlistConfig.BindAddr, conf.MemberlistConfig.BindPort, conf.MemberlistConfig.AdvertisePort = "127.0.0.1", 0, 0
+		conf.MemberlistConfig.EnableCompression = true
+		conf.Tags = map[string]string{"role": string(discovery.Node), "id": name, "dc": "dc1", "rpc": "127.0.0.1:2", "version": "1"}
+		foreign, err := serf.Create(conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := foreign.Shutdown(); err != nil {
+				t.Error(err)
+			}
+		})
+		m := foreign.LocalMember()
+		n, err := a.Join(net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))))
+		if good := name == "b"; (err == nil) != good || (n == 1) != good {
+			t.Errorf("%q: joined %d, %v", name, n, err)
+		}
+	}
+	until(t, a, "b", sees("b", discovery.Alive))
+	if all := a.Members(); len(all) != 2 {
+		t.Errorf("a knows %+v", all)
+	}
+}
+
 // TestRotateKeys changes the key of a cluster that runs, and starts a member again with the
 // key that its configuration still has.
 func TestRotateKeys(t *testing.T) {
@@ -201,17 +290,25 @@ func TestRotateKeys(t *testing.T) {
 	if _, err := a.RemoveKey(key(1)); err == nil {
 		t.Error("the key in use is removed")
 	}
-	for what, do := range []func(string) (discovery.Keys, error){a.InstallKey, b.UseKey} {
-		if keys, err := do(key(2)); err != nil || keys.Members != 2 {
-			t.Fatalf("step %d: %+v, %v", what, keys, err)
+	// Serf waits for answers less long than a busy machine may take; each step may be repeated.
+	step := func(do func() (discovery.Keys, error)) discovery.Keys {
+		t.Helper()
+		for late := time.Now().Add(deadline); ; {
+			keys, err := do()
+			if err == nil && keys.Members == 2 {
+				return keys
+			}
+			if time.Now().After(late) {
+				t.Fatalf("%+v, %v", keys, err)
+			}
 		}
 	}
-	if _, err := a.RemoveKey(key(1)); err != nil {
-		t.Fatal(err)
-	}
-	keys, err := b.ListKeys()
-	if err != nil || len(keys.Keys) != 1 || keys.Keys[key(2)] != 2 || keys.Primary[key(2)] != 2 {
-		t.Errorf("the keys are %+v, %v", keys, err)
+	step(func() (discovery.Keys, error) { return a.InstallKey(key(2)) })
+	step(func() (discovery.Keys, error) { return b.UseKey(key(2)) })
+	step(func() (discovery.Keys, error) { return a.RemoveKey(key(1)) })
+	keys := step(b.ListKeys)
+	if len(keys.Keys) != 1 || keys.Keys[key(2)] != 2 || keys.Primary[key(2)] != 2 {
+		t.Errorf("the keys are %+v", keys)
 	}
 	if info, err := os.Stat(filepath.Join(dir, "a")); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the keyring file: %v, %v", info, err)
@@ -222,6 +319,18 @@ func TestRotateKeys(t *testing.T) {
 	until(t, a, "b again", sees("b", discovery.Alive))
 	if _, err := open(t, discovery.Config{Self: self("c")}).ListKeys(); err == nil || !strings.Contains(err.Error(), "not encrypted") {
 		t.Errorf("keys of an agent in clear: %v", err)
+	}
+}
+
+func TestBadNames(t *testing.T) {
+	for _, name := range []string{"", "b_1", "b c", strings.Repeat("b", 129)} {
+		d, err := discovery.Open(discovery.Config{Self: self(name), Bind: "127.0.0.1"})
+		if err == nil {
+			shut(t, d)
+			t.Errorf("%q: opened", name)
+		} else if !strings.Contains(err.Error(), "letters, digits, dashes and dots") {
+			t.Errorf("%q: %v", name, err)
+		}
 	}
 }
 

@@ -16,7 +16,9 @@ import (
 
 // keepJoined tries each configured address until it has answered once: two groups of
 // agents that never met would not find each other otherwise. While this agent is
-// alone it tries all of them, and those that were there before it was started.
+// alone it tries all of them, and those that were there before it was started. While others
+// take it to be elsewhere, it tells those that are configured where it is, again and again: a new
+// address is believed when the old one has failed, and would be heard of half a minute later.
 func (d *Discovery) keepJoined(ctx context.Context, configured, before []string) {
 	left := configured
 	pause := firstPause
@@ -25,6 +27,9 @@ func (d *Discovery) keepJoined(ctx context.Context, configured, before []string)
 			left = append(append([]string{}, configured...), before...)
 		}
 		left = d.tryJoin(ctx, left)
+		if d.misplaced() {
+			left, pause = configured, min(pause, movedPause)
+		}
 		if len(left) == 0 {
 			pause = firstPause
 		}
@@ -51,15 +56,26 @@ func (d *Discovery) tryJoin(ctx context.Context, addresses []string) (left []str
 	return left
 }
 
-// alone says that no other agent is known to be alive.
-func (d *Discovery) alone() bool {
-	for _, m := range d.Members() {
-		if m.Name != d.self.Name && m.Status == Alive {
-			return false
-		}
-	}
-	return true
+// heardOf notes where another agent believes this one to be.
+func (d *Discovery) heardOf(address string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.told[address] = true
 }
+
+// misplaced says that another agent believed this one to be elsewhere when it was last talked to.
+func (d *Discovery) misplaced() bool {
+	here := d.Addr()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.told, here)
+	elsewhere := len(d.told) > 0
+	clear(d.told)
+	return elsewhere
+}
+
+// alone says that no other agent is known to be alive.
+func (d *Discovery) alone() bool { return d.Alive() < 2 }
 
 // lastSeen reads where other agents were before this one was ended, those included that
 // it could not reach any more. Serf tries the others once at its start, and then not again.

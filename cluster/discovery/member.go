@@ -2,9 +2,9 @@ package discovery
 
 import (
 	"fmt"
-	"maps"
 	"net"
 	"strconv"
+	"strings"
 
 	"github.com/hashicorp/serf/serf"
 )
@@ -48,8 +48,6 @@ type Member struct {
 	Status Status
 	// Gossip is the address of its serf port.
 	Gossip string
-	// Tags are all that it says of itself, by serf's names.
-	Tags map[string]string
 }
 
 // serf's names of what is told.
@@ -75,9 +73,24 @@ func (s Self) tags() map[string]string {
 	return tags
 }
 
+// validate is serf's own rule for names (ValidateNodeNames), which compiles an expression for
+// each message that it is asked about.
+func validate(name string) error {
+	odd := func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.'
+	}
+	if name == "" || len(name) > serf.MaxNodeNameLength || strings.ContainsFunc(name, odd) {
+		return fmt.Errorf("the name %q is not made of 1 to %d letters, digits, dashes and dots", name, serf.MaxNodeNameLength)
+	}
+	return nil
+}
+
 // parse reads a member. What is no agent of this program, or says another name than
 // the one that it gossips under, is an error.
 func parse(m serf.Member) (Member, error) {
+	if err := validate(m.Name); err != nil {
+		return Member{}, fmt.Errorf("member at %s: %w", m.Addr, err)
+	}
 	role := Role(m.Tags[tagRole])
 	if role != Server && role != Node {
 		return Member{}, fmt.Errorf("member %q at %s says it is a %q, not a server or a node", m.Name, m.Addr, role)
@@ -92,7 +105,6 @@ func parse(m serf.Member) (Member, error) {
 		},
 		Status: status(m.Status),
 		Gossip: net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))),
-		Tags:   maps.Clone(m.Tags),
 	}
 	if role == Node {
 		return member, nil

@@ -134,7 +134,7 @@ func (n *Node) catchUp(ctx context.Context) {
 // abstaining is the transport of a server that abstains at its start: as long as it does, no
 // vote is given or asked for.
 type abstaining struct {
-	*raft.NetworkTransport
+	*competing
 	abstention *abstention
 	calls      chan raft.RPC
 }
@@ -170,7 +170,7 @@ func (t *abstaining) RequestVote(id raft.ServerID, target raft.ServerAddress, ar
 	if t.abstention.stands() {
 		return errAbstains
 	}
-	return t.NetworkTransport.RequestVote(id, target, args, resp)
+	return t.competing.RequestVote(id, target, args, resp)
 }
 
 // RequestPreVote asks whether a server would give its vote (raft.WithPreVote).
@@ -178,5 +178,5 @@ func (t *abstaining) RequestPreVote(id raft.ServerID, target raft.ServerAddress,
 	if t.abstention.stands() {
 		return errAbstains
 	}
-	return t.NetworkTransport.RequestPreVote(id, target, args, resp)
+	return t.competing.RequestPreVote(id, target, args, resp)
 }

@@ -13,30 +13,6 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// Autopilot says how the leader looks after the servers. It is this server's own, and counts
-// while this server leads.
-type Autopilot struct {
-	// CleanupDeadServers takes servers that do not answer out of raft, as long as MinQuorum
-	// servers are left, and never half of them at once.
-	CleanupDeadServers bool `json:"cleanup_dead_servers"`
-	// LastContactThreshold is how long a healthy server may be without a leader.
-	LastContactThreshold time.Duration `json:"last_contact_threshold"`
-	// MaxTrailingLogs is by how many entries a healthy server may lag.
-	MaxTrailingLogs uint64 `json:"max_trailing_logs"`
-	// MinQuorum is how many voters cleaning up leaves at least; 0: as many as formed the cluster.
-	MinQuorum int `json:"min_quorum"`
-	// ServerStabilizationTime is how long a server is healthy before it gets a vote.
-	ServerStabilizationTime time.Duration `json:"server_stabilization_time"`
-}
-
-// DefaultAutopilot is what an operator gets who says nothing.
-func DefaultAutopilot() Autopilot {
-	return Autopilot{
-		CleanupDeadServers: true, LastContactThreshold: 2 * time.Second, MaxTrailingLogs: 2000,
-		ServerStabilizationTime: 10 * time.Second,
-	}
-}
-
 // The leader looks at the servers this often at most, and raft's membership follows
 // gossip at once.
 const (
@@ -54,7 +30,7 @@ func (n *Node) Manage(ctx context.Context) {
 		return
 	}
 	m := &manager{n: n, answered: map[raft.ServerID]time.Time{}}
-	conf := n.Autopilot()
+	conf := n.cfg.Autopilot()
 	pilot := autopilot.New(n.Raft, m,
 		autopilot.WithUpdateInterval(min(statusInterval, max(conf.ServerStabilizationTime/4, 50*time.Millisecond))),
 		autopilot.WithReconcileInterval(min(reconcileInterval, max(conf.ServerStabilizationTime/2, 100*time.Millisecond))),
@@ -72,20 +48,6 @@ func (n *Node) Manage(ctx context.Context) {
 		case <-time.After(statusInterval):
 		}
 	}
-}
-
-// Autopilot is the present configuration.
-func (n *Node) Autopilot() Autopilot {
-	n.autopilotMu.Lock()
-	defer n.autopilotMu.Unlock()
-	return n.autopilot
-}
-
-// SetAutopilot changes it until this server is started again.
-func (n *Node) SetAutopilot(a Autopilot) {
-	n.autopilotMu.Lock()
-	defer n.autopilotMu.Unlock()
-	n.autopilot = a
 }
 
 // manager is what autopilot knows and may do.
@@ -149,7 +111,7 @@ func (n *Node) servers() ([]raft.Server, error) {
 
 // AutopilotConfig is the present configuration in the library's words.
 func (m *manager) AutopilotConfig() *autopilot.Config {
-	c := m.n.Autopilot()
+	c := m.n.cfg.Autopilot()
 	quorum := c.MinQuorum
 	if quorum == 0 {
 		quorum = m.n.cfg.BootstrapExpect

@@ -67,7 +67,7 @@ func (n *Node) Peers(ctx context.Context) ([]Peer, error) {
 
 // healthy is autopilot's rule, with this server's log for a measure.
 func (n *Node) healthy(s, measure Status) bool {
-	conf := n.Autopilot()
+	conf := n.cfg.Autopilot()
 	return s.LastContact >= 0 && s.LastContact <= conf.LastContactThreshold && s.LastTerm >= measure.LastTerm &&
 		s.LastIndex+conf.MaxTrailingLogs >= measure.LastIndex
 }

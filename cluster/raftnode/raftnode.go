@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
@@ -32,8 +33,8 @@ type Config struct {
 	// none. Streams are closed with the node.
 	Streams raft.StreamLayer
 	Members Members
-	// Autopilot is how the leader looks after the others; nil: DefaultAutopilot.
-	Autopilot *Autopilot
+	// Autopilot is how the leader looks after the others, at this moment.
+	Autopilot func() claim.Autopilot
 	// Report tells other servers of the ledger; nil: there is none.
 	Report func() Report
 	// Room says why the log must not grow now; nil: it always may.
@@ -65,6 +66,8 @@ const (
 	leaderLease = 500 * time.Millisecond
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
 	maxAppend = 256
+	// cachedEntries of the log's end stay in memory, for the other servers and for the FSM.
+	cachedEntries = maxAppend
 	// segmentSize is that of the log's files, which are allocated whole.
 	segmentSize = 8 << 20
 	// A snapshot is looked for in this interval, taken after so many entries, and
@@ -92,12 +95,10 @@ type Node struct {
 		raft.WithClose
 	}
 	network    *raft.NetworkTransport // and streams: nil where there are no others
+	rivals     *rivals
 	streams    *streams
 	forming    *forming
 	abstention *abstention
-
-	autopilotMu sync.Mutex
-	autopilot   Autopilot
 
 	opened   chan struct{} // closed when raft runs
 	stop     context.CancelFunc
@@ -117,10 +118,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := os.MkdirAll(walDir, 0o700); err != nil {
 		return nil, fmt.Errorf("open raft: %w", err)
 	}
-	n = &Node{cfg: cfg, logger: logger, autopilot: DefaultAutopilot(), opened: make(chan struct{})}
-	if cfg.Autopilot != nil {
-		n.autopilot = *cfg.Autopilot
-	}
+	n = &Node{cfg: cfg, logger: logger, opened: make(chan struct{})}
 	ctx, stop := context.WithCancel(context.Background())
 	n.stop = stop
 	defer func() {
@@ -166,7 +164,11 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := bootstrap(cfg, conf, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
-	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, roomy{n.log, cfg.Room}, n.log, snapshots, n.transport); err != nil {
+	entries, err := raft.NewLogCache(cachedEntries, roomy{n.log, cfg.Room})
+	if err != nil {
+		return n, err
+	}
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
 	close(n.opened)
@@ -174,8 +176,10 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	if n.streams != nil {
+		n.RegisterObserver(raft.NewObserver(nil, false, n.rivals.hear))
 		n.running.Go(func() { n.forming.run(ctx) })
 		n.running.Go(func() { n.catchUp(ctx) })
+		n.running.Go(func() { n.missLeader(ctx) })
 	}
 	return n, nil
 }
@@ -191,9 +195,11 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	n.network = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
-	n.transport = n.network
+	n.rivals = newRivals()
+	competing := &competing{n.network, n.rivals, ctx}
+	n.transport = competing
 	if n.abstention.stands() {
-		t := &abstaining{n.network, n.abstention, make(chan raft.RPC)}
+		t := &abstaining{competing, n.abstention, make(chan raft.RPC)}
 		n.running.Go(func() { t.run(ctx) })
 		n.transport = t
 	}
@@ -204,9 +210,8 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.LocalID = raft.ServerID(cfg.ID)
 	conf.Logger = quieter(logger, cfg)
 	conf.NotifyCh = leadership
-	// One more than what it will be set to: see startAlone.
-	conf.HeartbeatTimeout = heartbeat + time.Millisecond
-	conf.ElectionTimeout = heartbeat + time.Millisecond
+	conf.HeartbeatTimeout = heartbeat
+	conf.ElectionTimeout = heartbeat
 	conf.LeaderLeaseTimeout = leaderLease
 	conf.MaxAppendEntries = maxAppend
 	conf.BatchApplyCh = true
@@ -256,10 +261,8 @@ func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.Sna
 	return nil
 }
 
-// startAlone lets the only voter be elected at once: it has nobody to hear from.
-// Raft starts an election on a follower when its heartbeat timeout is shortened, if
-// there was no contact within it. So the timeouts can be those that several servers
-// need.
+// startAlone lets the only voter be elected at once, with the timeouts that several
+// servers need: it has nobody to hear from.
 func (n *Node) startAlone() error {
 	f := n.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -274,9 +277,7 @@ func (n *Node) startAlone() error {
 	if len(servers) != 1 || servers[0].ID != raft.ServerID(n.cfg.ID) {
 		return nil
 	}
-	conf := n.ReloadableConfig()
-	conf.HeartbeatTimeout, conf.ElectionTimeout = heartbeat, heartbeat
-	return n.ReloadConfig(conf)
+	return n.look()
 }
 
 // SnapshotIndex is the raft index of the newest snapshot; 0 without one.

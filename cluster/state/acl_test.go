@@ -269,3 +269,35 @@ func TestLiveness(t *testing.T) {
 	}
 	l.sameAs(before, "promised again, or refused")
 }
+
+// TestAutopilot: the first change is of what the server goes by that asks, later ones of what is
+// in the ledger; a refused one changes nothing.
+func TestAutopilot(t *testing.T) {
+	l := open(t)
+	mine, others := claim.DefaultAutopilot(), claim.Autopilot{LastContactThreshold: time.Hour, ServerStabilizationTime: time.Hour}
+	quorum, off, never := 5, false, time.Duration(0)
+	if _, err := l.do(&command.SetAutopilot{Change: claim.AutopilotChange{LastContactThreshold: &never}, First: mine}); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("a contact within nothing: %v", err)
+	}
+	if a, found, err := autopilotOf(l); err != nil || found {
+		t.Errorf("after a refusal: %+v, %v, %v", a, found, err)
+	}
+	l.must(&command.SetAutopilot{Change: claim.AutopilotChange{MinQuorum: &quorum}, First: mine})
+	got := l.must(&command.SetAutopilot{Change: claim.AutopilotChange{CleanupDeadServers: &off}, First: others}).(command.SetAutopilotResult).Autopilot
+	want := mine
+	want.MinQuorum, want.CleanupDeadServers = 5, false
+	if got != want {
+		t.Errorf("answered %+v, want %+v", got, want)
+	}
+	if a, found, err := autopilotOf(l); err != nil || !found || a != want {
+		t.Errorf("the ledger has %+v, %v, %v, want %+v", a, found, err, want)
+	}
+}
+
+func autopilotOf(l *ledger) (a claim.Autopilot, found bool, err error) {
+	err = l.View(func(tx *ReadTx) error {
+		a, found, err = tx.Autopilot()
+		return err
+	})
+	return a, found, err
+}

@@ -69,7 +69,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	}
 	defer release()
 	tx := newWriteTx(g.db)
-	tx.pruned = &s.pruned
+	tx.pruned, tx.eligible = &s.pruned, s.eligible
 	defer tx.txn.Discard()
 	applied := s.applied.Load()
 	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {
@@ -139,6 +139,8 @@ func (tx *writeTx) decide(c command.Command) (any, error) {
 		return tx.setNodeDuty(c)
 	case *command.PutLiveness:
 		return tx.putLiveness(c)
+	case *command.SetAutopilot:
+		return tx.setAutopilot(c)
 	case *command.BootstrapACL:
 		return tx.bootstrapACL(c)
 	case *command.PutACLPolicies:

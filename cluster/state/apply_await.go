@@ -22,6 +22,9 @@ func (tx *writeTx) awaitWorkload(c *command.AwaitWorkload) (any, error) {
 	if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
 		return nil, err
 	}
+	if err := checkRun(old, c.RunID); err != nil {
+		return nil, err
+	}
 	waiting := known && old.Status == claim.Waiting
 	switch {
 	case known && old.Status == claim.Running:
@@ -42,7 +45,7 @@ func (tx *writeTx) awaitWorkload(c *command.AwaitWorkload) (any, error) {
 	}
 	next := claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Waiting, After: c.After,
-		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, Over: old.Over,
 	}
 	if waiting {
 		if slices.Equal(old.After, c.After) {

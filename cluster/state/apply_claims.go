@@ -85,6 +85,9 @@ func checkItems(items []command.Advance) error {
 	return nil
 }
 
+// addClaim stores a claim that was not there before.
+func (tx *writeTx) addClaim(c *claim.Claim) error { return tx.writeClaim(c, nil, c) }
+
 // putClaim stores a claim and moves its index keys from those of the record as
 // it stands, which an older version may have written without a node.
 func (tx *writeTx) putClaim(c *claim.Claim) error { return tx.replaceClaim(c, c) }
@@ -93,16 +96,23 @@ func (tx *writeTx) putClaim(c *claim.Claim) error { return tx.replaceClaim(c, c)
 func (tx *writeTx) freeClaim(c *claim.Claim) error { return tx.replaceClaim(c, nil) }
 
 func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
-	key := claimKey(which.Volume, which.Workload)
-	old, found, err := read[claim.Claim](&tx.ReadTx, key)
+	old, found, err := read[claim.Claim](&tx.ReadTx, claimKey(which.Volume, which.Workload))
 	if err != nil {
 		return err
 	}
+	if !found {
+		return tx.writeClaim(which, nil, now)
+	}
+	return tx.writeClaim(which, &old, now)
+}
+
+// writeClaim brings a claim from what it was to what it is; nil: there is none.
+func (tx *writeTx) writeClaim(which, old, now *claim.Claim) error {
 	var before, after []string
 	releasing := false
-	if found {
+	if old != nil {
 		tx.touch(TopicOnNode(old.Node))
-		before = claimIndexKeys(&old)
+		before = claimIndexKeys(old)
 		releasing = old.State.Releasing()
 	}
 	if now != nil {
@@ -113,5 +123,5 @@ func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
 		tx.touch(TopicReleasing)
 	}
 	tx.touch(TopicClaims(which.Volume), TopicWorkload(which.Workload), TopicOnNode(which.Node))
-	return write(tx, key, now, before, after)
+	return write(tx, claimKey(which.Volume, which.Workload), now, before, after)
 }

@@ -10,6 +10,11 @@ func (tx *ReadTx) Liveness() (l claim.Liveness, found bool, err error) {
 	return read[claim.Liveness](tx, liveness)
 }
 
+// Autopilot reads how the leader looks after the servers; found is false while no operator said.
+func (tx *ReadTx) Autopilot() (a claim.Autopilot, found bool, err error) {
+	return read[claim.Autopilot](tx, autopilot)
+}
+
 // SecretsKeys reads which keys seal the secrets in the ledger; empty: none was named.
 func (tx *ReadTx) SecretsKeys() (claim.SecretsKeys, error) {
 	k, _, err := read[claim.SecretsKeys](tx, secretsKeys)
@@ -31,6 +36,21 @@ func (tx *writeTx) putLiveness(c *command.PutLiveness) (any, error) {
 	}
 	tx.touch(TopicLiveness)
 	return result, write(tx, liveness, &c.Liveness, nil, nil)
+}
+
+func (tx *writeTx) setAutopilot(c *command.SetAutopilot) (any, error) {
+	before, found, err := tx.Autopilot()
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		before = c.First
+	}
+	after, err := before.Change(c.Change)
+	if err != nil {
+		return nil, err
+	}
+	return command.SetAutopilotResult{Autopilot: after}, write(tx, autopilot, &after, nil, nil)
 }
 
 func (tx *writeTx) putSecretsKey(c *command.PutSecretsKey) (any, error) {

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strings"
@@ -43,17 +44,44 @@ func (tx *writeTx) knownNode(name string) (claim.Node, error) {
 // checkEligible refuses new workloads on a node that takes none. A node that the ledger does
 // not know has not told yet what it is, and may start what it has.
 func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
-	n, err := tx.Node(node)
-	if errors.Is(err, claim.ErrNodeNotFound) {
-		return nil
-	}
-	if err == nil {
-		err = n.CheckEligible()
-	}
-	if err == nil || isFault(err) {
+	record, err := tx.get(nodeKey(node))
+	if err != nil || record == nil {
 		return err
 	}
-	return fmt.Errorf("workload %q: %w", ref, err)
+	refusal, err := tx.eligible.check(node, record)
+	if err == nil && refusal != nil {
+		err = fmt.Errorf("workload %q: %w", ref, refusal)
+	}
+	return err
+}
+
+// eligible remembers what a node's record says of its taking workloads: the record is long, and
+// is asked at every start. Nobody else's opinion of the same record is another.
+type eligible map[string]opinion
+
+type opinion struct {
+	of      [sha256.Size]byte // the record
+	refusal error
+}
+
+// maxOpinions bounds the nodes that are remembered.
+const maxOpinions = 1 << 12
+
+// check says why a node's record refuses workloads, or nil. The error is a fault.
+func (e eligible) check(node string, record []byte) (refusal, err error) {
+	sum := sha256.Sum256(record)
+	if known, ok := e[node]; ok && known.of == sum {
+		return known.refusal, nil
+	}
+	n, err := decode[claim.Node](record)
+	if err != nil {
+		return nil, fault("get %q: %w", nodeKey(node), err)
+	}
+	if len(e) >= maxOpinions {
+		clear(e)
+	}
+	e[node] = opinion{sum, n.CheckEligible()}
+	return e[node].refusal, nil
 }
 
 func (tx *writeTx) deleteNode(c *command.DeleteNode) (any, error) {
@@ -63,6 +91,9 @@ func (tx *writeTx) deleteNode(c *command.DeleteNode) (any, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if c.IfDown != 0 && (old.Status != claim.NodeDown || old.StatusIndex != c.IfDown) {
+		return command.DeleteNodeResult{}, nil
 	}
 	if c.IfUnused {
 		if err := tx.checkUnused(c.Name); err != nil {

@@ -32,6 +32,7 @@ type kept struct {
 
 // apply applies a command, once for each key.
 func (tx *writeTx) apply(c command.Command) (any, error) {
+	tx.fingerprint = nil
 	if c == nil || command.Key(c) == "" {
 		return tx.decide(c)
 	}
@@ -42,6 +43,11 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	fingerprint, err := command.Fingerprint(c)
 	if err != nil {
 		return nil, fault("fingerprint of %T: %w", c, err)
+	}
+	if start, is := c.(*command.StartWorkload); is {
+		// The most frequent one by far: it is remembered in what it writes, a workload's record.
+		tx.fingerprint = fingerprint
+		return tx.startWorkload(start)
 	}
 	before, found, err := read[kept](&tx.ReadTx, keptKey(key))
 	switch {
@@ -120,9 +126,6 @@ func lasting(result any) any {
 		}
 		r.LeftBehind = left
 		return r
-	case command.StartWorkloadResult:
-		r.Claims, r.Volumes = nil, nil
-		return r
 	case command.EndWorkloadResult:
 		r.Claims = nil
 		return r
@@ -181,8 +184,6 @@ func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
 			r.LeftBehind[i].Volume = c.Ref
 		}
 		return r, nil
-	case *command.StartWorkload:
-		return tx.repeatStart(c, result.(command.StartWorkloadResult))
 	case *command.EndWorkload:
 		r := result.(command.EndWorkloadResult)
 		if r.Found {
@@ -219,16 +220,14 @@ func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
 	}
 }
 
-// repeatStart makes the claims again that the start took, from its arguments and from when it was:
-// all claims of a run were taken with its start.
-func (tx *writeTx) repeatStart(c *command.StartWorkload, r command.StartWorkloadResult) (any, error) {
-	wanted, err := wantedClaims(c)
-	if err != nil {
-		return nil, err
-	}
+// repeatStart answers a start again from its arguments, and from when it was: all claims of a run
+// were taken with its start.
+func (tx *writeTx) repeatStart(wanted []claim.Claim, started claim.Workload) (any, error) {
+	started.Status, started.EndedAt, started.ModifyIndex = claim.Running, time.Time{}, started.CreateIndex
+	r := command.StartWorkloadResult{Workload: started, Created: true}
 	for _, granted := range wanted {
-		granted.State, granted.Index = claim.Taken, r.Workload.CreateIndex
-		granted.TakenAt, granted.ModifiedAt = r.Workload.CreatedAt, r.Workload.CreatedAt
+		granted.State, granted.Index = claim.Taken, started.CreateIndex
+		granted.TakenAt, granted.ModifiedAt = started.CreatedAt, started.CreatedAt
 		v, err := tx.volumeNow(granted.Volume)
 		if err != nil {
 			return nil, err

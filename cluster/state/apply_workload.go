@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -18,6 +19,12 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	workload, err := tx.Workload(c.Ref)
 	known := err == nil
 	if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
+		return nil, err
+	}
+	if known && tx.fingerprint != nil && bytes.Equal(workload.StartedBy, tx.fingerprint) {
+		return tx.repeatStart(wanted, workload)
+	}
+	if err := checkRun(workload, c.RunID); err != nil {
 		return nil, err
 	}
 	running := known && workload.Status == claim.Running
@@ -65,7 +72,7 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 	// All is decided; from here on, only writes.
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
-		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, StartedBy: tx.fingerprint, Over: workload.Over,
 	}
 	if known && workload.Status == claim.Waiting {
 		result.Workload.After = workload.After
@@ -74,7 +81,11 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 		return nil, err
 	}
 	for i := range result.Claims {
-		if err := tx.putClaim(&result.Claims[i]); err != nil {
+		put := tx.putClaim
+		if result.Claims[i].Index == tx.index {
+			put = tx.addClaim
+		}
+		if err := put(&result.Claims[i]); err != nil {
 			return nil, err
 		}
 		// The volume's modes may have come with this very claim.
@@ -87,6 +98,15 @@ func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
 		}
 	}
 	return result, nil
+}
+
+// checkRun refuses what a node asks for a run that it has ended. What a connection kept back, or a
+// node that was stopped, may arrive after the end.
+func checkRun(w claim.Workload, runID string) error {
+	if runID == "" || w.Over != runID {
+		return nil
+	}
+	return fmt.Errorf("this run of workload %q was ended before: %w", w.Ref, claim.ErrConflict)
 }
 
 // putWorkload stores a workload's record in the place of the one before, which is empty
@@ -188,29 +208,33 @@ func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
 }
 
 func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
-	if err := c.Ref.Validate(); err != nil {
+	if err := errors.Join(c.Ref.Validate(), checkEnd(c)); err != nil {
 		return nil, err
 	}
 	workload, err := tx.Workload(c.Ref)
 	if errors.Is(err, claim.ErrWorkloadNotFound) {
-		return command.EndWorkloadResult{}, nil
+		return command.EndWorkloadResult{}, tx.endUnbegun(c)
 	}
 	if err != nil {
 		return nil, err
 	}
+	before := workload
+	if c.RunID != "" {
+		workload.Over = c.RunID
+	}
 	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex {
-		return command.EndWorkloadResult{}, nil // another run, which its own caller ends
+		// Another run, which its own caller ends.
+		return command.EndWorkloadResult{}, tx.noteEnd(workload, before)
 	}
 	held, err := tx.ClaimsOf(c.Ref)
 	if err != nil {
 		return nil, err
 	}
 	if workload.Status != claim.Ended {
-		before := workload
 		workload.Status, workload.EndedAt, workload.ModifyIndex = claim.Ended, c.At, tx.index
-		if err := tx.putWorkload(workload, before); err != nil {
-			return nil, err
-		}
+	}
+	if err := tx.noteEnd(workload, before); err != nil {
+		return nil, err
 	}
 	for i := range held {
 		if held[i].State != claim.Taken {
@@ -222,6 +246,42 @@ func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
 		}
 	}
 	return command.EndWorkloadResult{Workload: workload, Claims: held, Found: true}, nil
+}
+
+// checkEnd checks what an EndWorkload says of the run.
+func checkEnd(c *command.EndWorkload) error {
+	if c.RunID == "" {
+		return nil
+	}
+	invalid := func(field string, err error) error {
+		return &claim.FieldError{Object: fmt.Sprintf("workload %q", c.Ref), Field: field, Problem: err.Error()}
+	}
+	if err := claim.CheckID(c.Node); err != nil {
+		return invalid("node", err)
+	}
+	if err := claim.CheckID(c.RunID); err != nil {
+		return invalid("run_id", err)
+	}
+	return nil
+}
+
+// endUnbegun notes the end of a run that the ledger has not heard of yet.
+func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
+	if c.RunID == "" {
+		return nil
+	}
+	return tx.putWorkload(claim.Workload{
+		Ref: c.Ref, Node: c.Node, Status: claim.Ended, CreatedAt: c.At, EndedAt: c.At,
+		CreateIndex: tx.index, ModifyIndex: tx.index, Over: c.RunID,
+	}, claim.Workload{})
+}
+
+// noteEnd stores what the end of a run has changed in a record; a repeated one changes nothing.
+func (tx *writeTx) noteEnd(now, before claim.Workload) error {
+	if now.Over == before.Over && now.Status == before.Status {
+		return nil
+	}
+	return tx.putWorkload(now, before)
 }
 
 func (tx *writeTx) deleteWorkloads(c *command.DeleteWorkloads) (any, error) {

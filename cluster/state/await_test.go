@@ -125,3 +125,62 @@ func TestEndARun(t *testing.T) {
 		t.Errorf("ended %+v", got)
 	}
 }
+
+// TestLateStart: what was asked for a run, and arrives after its end, takes nothing.
+func TestLateStart(t *testing.T) {
+	l := open(t)
+	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
+	start := func(node, run string) *command.StartWorkload {
+		return &command.StartWorkload{Ref: workload("w"), Node: node, RunID: run, Claims: []claim.Claim{wanted("v", claim.SingleNodeWriter, claim.Write)}}
+	}
+	end := func(node, run string, index uint64) bool {
+		t.Helper()
+		return l.must(&command.EndWorkload{Ref: workload("w"), Node: node, Run: index, RunID: run}).(command.EndWorkloadResult).Found
+	}
+	late := func(node, run string) {
+		t.Helper()
+		before := l.records()
+		for _, c := range []command.Command{start(node, run), &command.AwaitWorkload{Ref: workload("w"), Node: node, RunID: run}} {
+			if _, err := l.do(c); !errors.Is(err, claim.ErrConflict) {
+				t.Errorf("%T of the run %s, which is over: %v", c, run, err)
+			}
+		}
+		l.sameAs(before, "late")
+	}
+	free := func() {
+		t.Helper()
+		l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v"), Workload: workload("w"), To: claim.Freed}}})
+	}
+
+	if end("a", "one", 0) {
+		t.Error("a run that the ledger never heard of was found")
+	}
+	late("a", "one")
+	two := l.must(start("a", "two")).(command.StartWorkloadResult)
+	late("a", "one")
+	if !end("a", "two", two.Workload.CreateIndex) {
+		t.Error("the second run is not found")
+	}
+	late("a", "two")
+	free()
+	late("a", "two")
+
+	// One that is given up while another one runs elsewhere leaves that alone.
+	four := l.must(start("b", "four")).(command.StartWorkloadResult)
+	if end("a", "three", 0) {
+		t.Error("a run of another node was ended")
+	}
+	view(t, l, func(tx *ReadTx) error {
+		w, err := tx.Workload(workload("w"))
+		if w.Status != claim.Running || w.CreateIndex != four.Workload.CreateIndex {
+			t.Errorf("the run of another node is now %+v", w)
+		}
+		return err
+	})
+	if !end("b", "four", 0) {
+		t.Error("a run whose number is not known is not found by its node")
+	}
+	free()
+	late("b", "four")
+	l.must(start("a", "five"))
+}

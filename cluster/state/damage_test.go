@@ -67,6 +67,7 @@ func TestDamagedFiles(t *testing.T) {
 		"encrypted, killed": {false, []Option{WithKey(key)}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := write50(t, row.closed, row.options...)
 			files, err := filepath.Glob(filepath.Join(w.dir, "db-0", "*"))
 			if err != nil || len(files) < 4 {

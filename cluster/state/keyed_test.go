@@ -54,6 +54,7 @@ func TestRepeatedCommands(t *testing.T) {
 		"status":       &command.SetNodeStatus{Name: "n", Status: claim.NodeDisconnected},
 		"duty":         &command.SetNodeDuty{Name: "n", Ineligible: &yes},
 		"liveness":     &command.PutLiveness{Liveness: claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}},
+		"autopilot":    &command.SetAutopilot{First: claim.DefaultAutopilot()},
 		"bootstrap":    &command.BootstrapACL{Token: management(3)},
 		"policies":     &command.PutACLPolicies{Policies: []acl.Policy{{Name: "p", Rules: "r"}}},
 		"no policies":  &command.DeleteACLPolicies{Names: []string{"p0"}},
@@ -112,8 +113,6 @@ func unnamed(result any) any {
 	case command.DeleteACLTokensResult:
 		r.Deleted = named(r.Deleted)
 		return r
-	case command.StartWorkloadResult:
-		return r
 	default:
 		return result
 	}
@@ -141,13 +140,15 @@ func TestRepeatedStartIsNoNewStart(t *testing.T) {
 func TestKeysThatDoNotFit(t *testing.T) {
 	l := open(t)
 	l.must(keyed(t, &command.StartWorkload{Ref: workload("w"), Node: "n"}, "key"))
+	l.must(keyed(t, &command.EndWorkload{Ref: workload("unknown")}, "end"))
 	before := l.records()
 	for name, row := range map[string]struct {
 		c    command.Command
 		want error
 	}{
 		"other arguments": {keyed(t, &command.StartWorkload{Ref: workload("w"), Node: "m"}, "key"), claim.ErrConflict},
-		"another kind":    {keyed(t, &command.EndWorkload{Ref: workload("w")}, "key"), claim.ErrConflict},
+		"another end":     {keyed(t, &command.EndWorkload{Ref: workload("w")}, "end"), claim.ErrConflict},
+		"another kind":    {keyed(t, &command.DeleteNode{Name: "n"}, "end"), claim.ErrConflict},
 		"a path":          {keyed(t, &command.EndWorkload{Ref: workload("w")}, "a/b"), claim.ErrInvalid},
 	} {
 		if _, err := l.do(row.c); !errors.Is(err, row.want) {

@@ -24,6 +24,7 @@ import (
 //	a/ACCESSOR                         ACL token
 //	b/                                 ACL bootstrap
 //	l/                                 what nodes were promised
+//	o/                                 how the leader looks after the servers
 //	s/                                 names of the keys that seal secrets
 //	x/KEY                              what became of a command with a key
 //
@@ -56,6 +57,7 @@ const (
 	aclTokens    = "a/"
 	aclBootstrap = "b/"
 	liveness     = "l/"
+	autopilot    = "o/"
 	secretsKeys  = "s/"
 	keptResults  = "x/"
 

@@ -263,6 +263,32 @@ func TestDownStopsWhereANodeIsBack(t *testing.T) {
 	l.sameAs(before, "the node is back")
 }
 
+// TestDeleteNodeThatIsBack: only the node that was seen to be down is removed.
+func TestDeleteNodeThatIsBack(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	down := func() *command.DeleteNode {
+		node := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown}).(command.SetNodeStatusResult).Node
+		return &command.DeleteNode{Name: "a", IfUnused: true, IfDown: node.StatusIndex}
+	}
+	first := down()
+	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+	left := func(why string) {
+		t.Helper()
+		before := l.records()
+		if got := l.must(first).(command.DeleteNodeResult); got.Found {
+			t.Errorf("%s: it was removed", why)
+		}
+		l.sameAs(before, why)
+	}
+	left("it is back")
+	second := down()
+	left("it went down again")
+	if got := l.must(second).(command.DeleteNodeResult); !got.Found {
+		t.Error("it stayed down, and was not removed")
+	}
+}
+
 func TestDeleteNodeThatIsInUse(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})

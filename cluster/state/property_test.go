@@ -133,12 +133,13 @@ func drawCommand(t *rapid.T) command.Command {
 	aNode := func() string { return rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "node") }
 	aDriver := func() string { return rapid.SampledFrom([]string{"d1", "d2"}).Draw(t, "driver") }
 	aToken := func() string { return tokenID(rapid.IntRange(0, 3).Draw(t, "token")) }
+	aRun := func() string { return rapid.SampledFrom([]string{"", "r1", "r2"}).Draw(t, "run id") }
 	access := func() claim.AccessMode {
 		return rapid.SampledFrom([]claim.AccessMode{claim.SingleNodeWriter, claim.SingleNodeMultiWriter, claim.MultiNodeSingleWriter}).Draw(t, "access")
 	}
-	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget", "token", "token", "untoken", "await", "await", "status", "status", "duty", "acl", "acl", "secrets"}).Draw(t, "command") {
+	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget", "token", "token", "untoken", "await", "await", "status", "status", "duty", "acl", "acl", "secrets", "autopilot"}).Draw(t, "command") {
 	case "start":
-		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode()}
+		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode(), RunID: aRun()}
 		mode := rapid.SampledFrom([]claim.Mode{claim.Read, claim.Write}).Draw(t, "mode")
 		for range rapid.IntRange(0, 2).Draw(t, "claims") {
 			c.Claims = append(c.Claims, wanted(aVolume(), access(), mode))
@@ -148,7 +149,11 @@ func drawCommand(t *rapid.T) command.Command {
 		}
 		return c
 	case "end":
-		return &command.EndWorkload{Ref: aWorkload(), Run: rapid.SampledFrom([]uint64{0, 0, 0, 1, 2}).Draw(t, "run")}
+		c := &command.EndWorkload{Ref: aWorkload(), Run: rapid.SampledFrom([]uint64{0, 0, 0, 1, 2}).Draw(t, "run"), RunID: aRun()}
+		if c.RunID != "" {
+			c.Node = aNode()
+		}
+		return c
 	case "advance":
 		c := &command.AdvanceClaims{}
 		for range rapid.IntRange(1, 2).Draw(t, "items") {
@@ -177,7 +182,7 @@ func drawCommand(t *rapid.T) command.Command {
 	case "drop":
 		return &command.DeleteNode{Name: aNode(), IfUnused: rapid.Bool().Draw(t, "if unused")}
 	case "await":
-		c := &command.AwaitWorkload{Ref: aWorkload(), Node: aNode()}
+		c := &command.AwaitWorkload{Ref: aWorkload(), Node: aNode(), RunID: aRun()}
 		for range rapid.IntRange(0, 2).Draw(t, "after") {
 			c.After = append(c.After, aWorkload())
 		}
@@ -197,6 +202,9 @@ func drawCommand(t *rapid.T) command.Command {
 		return drawACL(t)
 	case "secrets":
 		return &command.PutSecretsKey{ID: aDriver(), Active: rapid.Bool().Draw(t, "active"), Gone: rapid.Bool().Draw(t, "gone")}
+	case "autopilot":
+		quorum := rapid.IntRange(0, claim.MaxServers+1).Draw(t, "quorum")
+		return &command.SetAutopilot{Change: claim.AutopilotChange{MinQuorum: &quorum}, First: claim.DefaultAutopilot()}
 	case "token":
 		token := claim.Token{ID: aToken(), Workload: aWorkload(), Node: aNode(), Service: "web", Consul: "default"}
 		if rapid.Bool().Draw(t, "answered") {
@@ -315,13 +323,13 @@ func checkIndexKeys(t *rapid.T, l *ledger) {
 		if !isRecord {
 			continue
 		}
-		primary, index, err := keysOf(kind, []byte(value))
+		primary, index, err := keysOf(kind, []byte(value), whole)
 		if err != nil || primary != key {
 			t.Fatalf("record %q belongs at %q: %v", key, primary, err)
 		}
 		want[key] = value
-		for k, v := range index {
-			want[k] = string(v)
+		for _, p := range index {
+			want[p.key] = string(p.value)
 		}
 	}
 	l.sameAs(want, "index keys")

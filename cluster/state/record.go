@@ -4,6 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
 // recordVersion is that of the records that this program writes.
@@ -21,9 +25,17 @@ func encode[T any](v T) ([]byte, error) {
 	return json.Marshal(record[T]{recordVersion, v})
 }
 
-func decode[T any](data []byte) (T, error) {
+func decode[T any](data []byte) (T, error) { return decodeBy[T](data, jsonv1.DefaultOptionsV1()) }
+
+// decodePart reads some fields of a record. It takes their names as they are: encoding/json, which
+// takes them in any case, looks longer at each field that is passed over.
+func decodePart[T any](data []byte) (T, error) {
+	return decodeBy[T](data, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+}
+
+func decodeBy[T any](data []byte, options ...jsonv2.Options) (T, error) {
 	var r record[T]
-	if err := json.Unmarshal(data, &r); err != nil {
+	if err := jsonv2.Unmarshal(data, &r, options...); err != nil {
 		return r.Record, fmt.Errorf("read a record: %w", err)
 	}
 	if r.Version > recordVersion {

@@ -20,11 +20,16 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 	if _, err := out.Write(binary.BigEndian.AppendUint64(header, index)); err != nil {
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)
 	}
+	var order order
 	before, err = readSnapshot(r, func(kind byte, value []byte) error {
-		if _, _, err := keysOf(kind, value); err != nil {
+		key, _, err := keysOf(kind, value, whole)
+		if err != nil {
 			return err
 		}
-		_, err := out.Write(append(binary.AppendUvarint([]byte{kind}, uint64(len(value))), value...))
+		if err := order.next(key); err != nil {
+			return err
+		}
+		_, err = out.Write(append(binary.AppendUvarint([]byte{kind}, uint64(len(value))), value...))
 		return err
 	})
 	if err == nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -29,13 +30,13 @@ func (s *Store) Restore(r io.Reader) error {
 	if err := os.RemoveAll(filepath.Join(s.dir, generationName(number))); err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
-	next, err := s.openGeneration(number)
+	index, err := s.fill(number, r)
 	if err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
-	index, err := load(next.db, r)
+	next, err := s.openGeneration(number)
 	if err != nil {
-		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close(), os.RemoveAll(next.dir))
+		return fmt.Errorf("restore the ledger: %w", err)
 	}
 	if err := writeFile(s.dir, currentFile, fmt.Sprint(number)); err != nil {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
@@ -55,122 +56,182 @@ func (s *Store) Restore(r io.Reader) error {
 	return nil
 }
 
-// load fills an empty Badger with a snapshot's records and their index keys.
-func load(db *badger.DB, r io.Reader) (index uint64, err error) {
-	batch := db.NewWriteBatch()
-	defer batch.Cancel()
+// fill makes a generation out of a snapshot. Nothing is left of it after an error.
+func (s *Store) fill(number int, r io.Reader) (index uint64, err error) {
+	dir := filepath.Join(s.dir, generationName(number))
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	db, err := badger.Open(filling(badgerOptions(dir, s.key, s.log)))
+	if err != nil {
+		return 0, err
+	}
+	index, err = load(db, dir, r)
+	return index, errors.Join(err, db.Close())
+}
+
+// load fills an empty Badger with a snapshot's records, which come in order, and with their index
+// keys, which do not: these are sorted in a file in dir.
+func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
+	to, err := newTables(db)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, to.close()) }()
+	sorted, err := newSorter(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, sorted.close()) }()
 	index, err = readSnapshot(r, func(kind byte, value []byte) error {
-		key, indexKeys, err := keysOf(kind, value)
+		key, indexKeys, err := keysOf(kind, value, keysOnly)
 		if err != nil {
 			return err
 		}
-		if err := batch.Set([]byte(key), value); err != nil {
-			return err
-		}
-		for k, v := range indexKeys {
-			if err := batch.Set([]byte(k), v); err != nil {
+		for _, p := range indexKeys {
+			if err := sorted.add(p); err != nil {
 				return err
 			}
 		}
-		return nil
+		return to.add(key, value)
 	})
 	if err != nil {
 		return 0, err
 	}
-	if err := batch.Set(appliedKey, binary.BigEndian.AppendUint64(nil, index)); err != nil {
+	if err := sorted.each(to.add); err != nil {
 		return 0, err
 	}
-	if err := putKeysVersion(batch.Set); err != nil {
+	if err := to.add(string(appliedKey), binary.BigEndian.AppendUint64(nil, index)); err != nil {
 		return 0, err
 	}
-	return index, batch.Flush()
+	if err := putKeysVersion(func(key, value []byte) error { return to.add(string(key), value) }); err != nil {
+		return 0, err
+	}
+	return index, to.finish()
 }
 
 // keysOf tells where a record of a snapshot belongs, and its index keys with
-// their values.
-func keysOf(kind byte, value []byte) (key string, indexKeys map[string][]byte, err error) {
-	indexKeys = map[string][]byte{}
-	add := func(keys []string) {
-		for _, k := range keys {
-			indexKeys[k] = nil
-		}
+// their values. The decoders read those of which there may be many. The error is ErrBadSnapshot.
+func keysOf(kind byte, value []byte, by decoders) (key string, index []pair, err error) {
+	if key, index, err = readKeys(kind, value, by); err != nil {
+		return "", nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
 	}
+	return key, index, nil
+}
+
+func readKeys(kind byte, value []byte, by decoders) (key string, index []pair, err error) {
+	none := func(key string, err error) (string, []pair, error) { return key, nil, err }
 	switch kind {
 	case volumes[0]:
-		v, err := decode[claim.Volume](value)
-		if err != nil {
-			return "", nil, err
-		}
-		add(volumeIndexKeys(&v))
-		return volumeKey(v.VolumeRef), indexKeys, nil
+		v, err := by.volume(value)
+		return volumeKey(v.VolumeRef), withoutValues(volumeIndexKeys(&v)), err
 	case claims[0]:
-		c, err := decode[claim.Claim](value)
-		if err != nil {
-			return "", nil, err
-		}
-		add(claimIndexKeys(&c))
-		return claimKey(c.Volume, c.Workload), indexKeys, nil
+		c, err := by.claim(value)
+		return claimKey(c.Volume, c.Workload), withoutValues(claimIndexKeys(&c)), err
 	case workloads[0]:
-		w, err := decode[claim.Workload](value)
-		if err != nil {
-			return "", nil, err
-		}
-		add(workloadIndexKeys(&w))
-		return workloadKey(w.Ref), indexKeys, nil
+		w, err := by.workload(value)
+		return workloadKey(w.Ref), withoutValues(workloadIndexKeys(&w)), err
 	case nodes[0]:
 		n, err := decode[claim.Node](value)
 		if err != nil {
 			return "", nil, err
 		}
 		for id, d := range n.Drivers {
-			if indexKeys[driverNodeKey(id, n.Name)], err = encode(d); err != nil {
+			data, err := encode(d)
+			if err != nil {
 				return "", nil, err
 			}
+			index = append(index, pair{driverNodeKey(id, n.Name), data})
 		}
-		return nodeKey(n.Name), indexKeys, nil
+		return nodeKey(n.Name), index, nil
 	case drivers[0]:
 		d, err := decode[claim.Driver](value)
-		if err != nil {
-			return "", nil, err
-		}
-		return driverKey(d.ID), indexKeys, nil
+		return none(driverKey(d.ID), err)
 	case identity[0]:
 		_, err := decode[claim.Cluster](value)
-		return identity, indexKeys, err
+		return none(identity, err)
 	case tokens[0]:
 		t, err := decode[claim.Token](value)
-		if err != nil {
-			return "", nil, err
-		}
-		add(tokenIndexKeys(&t))
-		return tokenKey(t.ID), indexKeys, nil
+		return tokenKey(t.ID), withoutValues(tokenIndexKeys(&t)), err
 	case signingKey[0]:
 		_, err := decode[claim.SigningKey](value)
-		return signingKey, indexKeys, err
+		return none(signingKey, err)
 	case aclPolicies[0]:
 		p, err := decode[acl.Policy](value)
-		return policyKey(p.Name), indexKeys, err
+		return none(policyKey(p.Name), err)
 	case aclRoles[0]:
 		r, err := decode[acl.Role](value)
-		return roleKey(r.Name), indexKeys, err
+		return none(roleKey(r.Name), err)
 	case aclTokens[0]:
 		t, err := decode[acl.Token](value)
-		add(aclTokenIndexKeys(&t))
-		return aclTokenKey(t.Accessor), indexKeys, err
+		return aclTokenKey(t.Accessor), withoutValues(aclTokenIndexKeys(&t)), err
 	case aclBootstrap[0]:
 		_, err := decode[acl.Bootstrap](value)
-		return aclBootstrap, indexKeys, err
+		return none(aclBootstrap, err)
 	case liveness[0]:
 		_, err := decode[claim.Liveness](value)
-		return liveness, indexKeys, err
+		return none(liveness, err)
+	case autopilot[0]:
+		_, err := decode[claim.Autopilot](value)
+		return none(autopilot, err)
 	case secretsKeys[0]:
 		_, err := decode[claim.SecretsKeys](value)
-		return secretsKeys, indexKeys, err
+		return none(secretsKeys, err)
 	case keptResults[0]:
 		k, err := decode[kept](value)
-		add(keptIndexKeys(&k))
-		return keptKey(k.Key), indexKeys, err
+		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), err
 	default:
-		return "", nil, fmt.Errorf("%w: a record of the unknown kind %q (written by a newer version)", ErrBadSnapshot, kind)
+		return "", nil, errors.New("this program does not know it (written by a newer version)")
 	}
 }
+
+func withoutValues(keys []string) []pair {
+	index := make([]pair, len(keys))
+	for i, k := range keys {
+		index[i].key = k
+	}
+	return index
+}
+
+// decoders read the records of which there may be many.
+type decoders struct {
+	volume   func([]byte) (claim.Volume, error)
+	claim    func([]byte) (claim.Claim, error)
+	workload func([]byte) (claim.Workload, error)
+}
+
+var (
+	// whole refuses records that cannot be read.
+	whole = decoders{decode[claim.Volume], decode[claim.Claim], decode[claim.Workload]}
+	// keysOnly reads what the keys are made of, in two thirds of the time. It is for a
+	// snapshot that was checked before, or that this program wrote.
+	keysOnly = decoders{
+		func(value []byte) (claim.Volume, error) {
+			v, err := decodePart[struct {
+				claim.VolumeRef
+				PluginID string `json:"plugin_id"`
+			}](value)
+			return claim.Volume{VolumeRef: v.VolumeRef, PluginID: v.PluginID}, err
+		},
+		func(value []byte) (claim.Claim, error) {
+			c, err := decodePart[struct {
+				Volume   claim.VolumeRef   `json:"volume"`
+				Workload claim.WorkloadRef `json:"workload"`
+				Node     string            `json:"node"`
+				State    claim.State       `json:"state"`
+			}](value)
+			return claim.Claim{Volume: c.Volume, Workload: c.Workload, Node: c.Node, State: c.State}, err
+		},
+		func(value []byte) (claim.Workload, error) {
+			w, err := decodePart[struct {
+				Ref     claim.WorkloadRef    `json:"ref"`
+				Node    string               `json:"node"`
+				Status  claim.WorkloadStatus `json:"status"`
+				EndedAt time.Time            `json:"ended_at"`
+			}](value)
+			return claim.Workload{Ref: w.Ref, Node: w.Node, Status: w.Status, EndedAt: w.EndedAt}, err
+		},
+	}
+)

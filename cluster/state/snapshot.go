@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
 	"hash/crc32"
 	"io"
+	"slices"
 
 	"github.com/dgraph-io/badger/v4"
 )
@@ -30,7 +30,7 @@ const (
 // recordPrefixes are those of the records; each one's first byte is its frame's kind.
 var recordPrefixes = []string{
 	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
-	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, secretsKeys, keptResults,
+	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, autopilot, secretsKeys, keptResults,
 }
 
 // Snapshot is the ledger at one moment.
@@ -113,14 +113,21 @@ func SnapshotIndex(r io.Reader) (uint64, error) {
 	return binary.BigEndian.Uint64(header[len(snapshotMagic)+1:]), nil
 }
 
+// CheckSnapshot reads a whole snapshot, compares it with its checksum and returns its index.
+// Whether its records can be read is for Reindex to find.
+func CheckSnapshot(r io.Reader) (uint64, error) {
+	return readSnapshot(r, func(byte, []byte) error { return nil })
+}
+
 // readSnapshot checks a snapshot while it passes its records on, and returns its
-// index.
+// index. A record is valid during the call only.
 func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {
-	in := &summed{r: bufio.NewReaderSize(r, 64<<10), sum: crc32.New(castagnoli)}
+	in := &summed{r: bufio.NewReaderSize(r, 64<<10)}
 	index, err := SnapshotIndex(in)
 	if err != nil {
 		return 0, err
 	}
+	var value []byte
 	for {
 		kind, err := in.ReadByte()
 		if err != nil {
@@ -136,7 +143,7 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 		if size > maxRecord {
 			return 0, fmt.Errorf("%w: a record of %d bytes", ErrBadSnapshot, size)
 		}
-		value := make([]byte, size)
+		value = slices.Grow(value[:0], int(size))[:size]
 		if _, err := io.ReadFull(in, value); err != nil {
 			return 0, fmt.Errorf("%w: cut off: %w", ErrBadSnapshot, err)
 		}
@@ -144,7 +151,7 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 			return 0, err
 		}
 	}
-	want := in.sum.Sum(nil)
+	want := binary.BigEndian.AppendUint32(nil, in.sum)
 	have := make([]byte, len(want))
 	if _, err := io.ReadFull(in.r, have); err != nil || string(have) != string(want) {
 		return 0, fmt.Errorf("%w: the checksum is wrong", ErrBadSnapshot)
@@ -155,19 +162,19 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 // summed adds what is read to a checksum.
 type summed struct {
 	r   *bufio.Reader
-	sum hash.Hash
+	sum uint32
 }
 
 func (s *summed) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	s.sum.Write(p[:n])
+	s.sum = crc32.Update(s.sum, castagnoli, p[:n])
 	return n, err
 }
 
 func (s *summed) ReadByte() (byte, error) {
 	b, err := s.r.ReadByte()
 	if err == nil {
-		s.sum.Write([]byte{b})
+		s.sum = crc32.Update(s.sum, castagnoli, []byte{b})
 	}
 	return b, err
 }

@@ -185,7 +185,11 @@ type writeTx struct {
 	ReadTx
 	index  uint64 // of the entry being applied
 	topics map[Topic]struct{}
-	pruned *pruned
+	// fingerprint is that of the start being applied, where it has a key.
+	fingerprint []byte
+	pruned      *pruned
+	// eligible outlives the transaction, as pruned does.
+	eligible eligible
 	// bytes and writes are what the transaction holds, to end it before it is
 	// more than Badger takes.
 	bytes, writes int
@@ -193,7 +197,7 @@ type writeTx struct {
 
 // newWriteTx begins a transaction of a Badger; its txn is discarded by the caller.
 func newWriteTx(db *badger.DB) *writeTx {
-	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{}}
+	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{}, eligible: eligible{}}
 }
 
 func (tx *writeTx) put(key string, value []byte) {

@@ -21,18 +21,31 @@ func TestNewPlugins(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
-	for _, kind := range []string{"storage", "identity", "registration", "bootstrap", "device"} {
-		name := "my-" + kind
-		dir := filepath.Join(t.TempDir(), name)
-		h.Run("plugin", "new", kind, dir, "-sdk", testbin.Root())
-		build := exec.Command("go", "build", ".")
-		build.Dir = dir
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", kind, err, out)
+	kinds := []string{"storage", "identity", "registration", "bootstrap", "device"}
+	made := t.TempDir()
+	binary := func(kind string) string { return filepath.Join(made, "my-"+kind, "my-"+kind) }
+	t.Run("made and proved", func(t *testing.T) {
+		for _, kind := range kinds {
+			t.Run(kind, func(t *testing.T) {
+				t.Parallel()
+				dir := filepath.Dir(binary(kind))
+				build := exec.Command("go", "build", "-C", dir, ".")
+				for _, cmd := range []*exec.Cmd{
+					h.Command("plugin", "new", kind, dir, "-sdk", testbin.Root()), build, h.Command("plugin", "test", "-kind", kind, binary(kind)),
+				} {
+					if out, err := cmd.CombinedOutput(); err != nil {
+						t.Fatalf("%s: %v\n%s", cmd, err, out)
+					}
+				}
+			})
 		}
-		binary := filepath.Join(dir, name)
-		h.Run("plugin", "test", "-kind", kind, binary)
-		install(t, h, name, must(os.ReadFile(binary))(t))
+	})
+	if t.Failed() {
+		return
+	}
+	for _, kind := range kinds {
+		name := filepath.Base(binary(kind))
+		install(t, h, name, must(os.ReadFile(binary(kind)))(t))
 		h.Eventually(name+" is up", func() error {
 			p, err := find(h, name)
 			if err != nil || p.GetState() != "running" || p.GetKind() != kind+".v1" {

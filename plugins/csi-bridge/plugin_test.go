@@ -61,6 +61,7 @@ func TestPluginProcess(t *testing.T) {
 	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "mount -o [REDACTED] with [REDACTED] failed") {
 		t.Errorf("got %v", err)
 	}
+	log.Await(t, `"code":"Internal"`)
 	if said := log.String(); !strings.Contains(said, `"rpc":"NodeStageVolume"`) || strings.Contains(said, "hunter2") || strings.Contains(said, "s3same") {
 		t.Errorf("no trace of the calls, or a secret, in the log:\n%s", said)
 	}

@@ -81,7 +81,7 @@ func (r *rig) interrupt(s step, after time.Duration) {
 // repeat makes the call until it is answered for good: Aborted asks for that.
 func (r *rig) repeat(s step) {
 	r.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		err := s.call(r.ctx)
 		if code := status.Code(err); code == codes.Aborted && time.Now().Before(deadline) {
 			time.Sleep(time.Millisecond)

@@ -20,6 +20,10 @@ const together = 6
 // Run checks the binary and reports. An error is a configuration with which nothing
 // can be checked; what the plugin does wrong is in the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
+	return runChecks(ctx, cfg, checks)
+}
+
+func runChecks(ctx context.Context, cfg Config, checks []*Check) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -30,7 +34,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	r := &run{cfg: cfg, dir: dir, heard: &heard{}, secret: "s3cr3t-" + rand.Text()}
 	if r.authority, err = wire.NewAuthority(); err == nil {
-		r.all(ctx)
+		r.all(ctx, checks)
 	}
 	if err := errors.Join(err, r.clear()); err != nil {
 		return nil, err
@@ -83,8 +87,8 @@ type skip string
 
 func (s skip) Error() string { return string(s) }
 
-// all runs every check, each when those that it builds on have passed.
-func (r *run) all(ctx context.Context) {
+// all runs the checks, each when those that it builds on have passed.
+func (r *run) all(ctx context.Context, checks []*Check) {
 	slots := make(chan struct{}, together)
 	running := map[string]*checking{}
 	var order []*checking

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"regexp"
-	"strconv"
 	"testing"
 	"time"
 
@@ -100,22 +99,4 @@ func (c caller) stop(ctx context.Context, volume string) (time.Duration, error) 
 		return 0, fmt.Errorf("stop %s: %w", volume, err)
 	}
 	return took, nil
-}
-
-// memory reads one of a process's numbers, in MiB (proc_pid_status(5)).
-func memory(b *testing.B, pid int, field string) float64 {
-	b.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	m := regexp.MustCompile(field + `:\s*(\d+) kB`).FindSubmatch(status)
-	if m == nil {
-		b.Fatalf("process %d has no %s", pid, field)
-	}
-	kib, err := strconv.ParseFloat(string(m[1]), 64)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return kib / 1024
 }

@@ -90,9 +90,10 @@ func claimAndFree(b *testing.B, n *cluster.Node, i int) time.Duration {
 }
 
 func take(ctx context.Context, n *cluster.Node, i int, node string) error {
-	_, err := n.StartWorkload(ctx, workloadRef(i), node, []claim.Claim{{
+	_, err := n.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: node}, []claim.Claim{{
 		Volume: volumeRef(i), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 	}})
+
 	return err
 }
 

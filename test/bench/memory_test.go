@@ -12,6 +12,7 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/usage"
 )
 
 // rest is longer than the agent takes to give back what a burst has left.
@@ -42,7 +43,7 @@ func measureMemory(b *testing.B, r *table.Report) {
 		b.Fatalf("%d volumes are listed: %v", len(list.Msg.GetVolumes()), err)
 	}
 	bridge := processOf(b, h, "csi-bridge")
-	r.Add(table.Row{What: "the host at its peak, while it lists all of them", Value: memory(b, h.PID(), "VmHWM"), Unit: "MiB"})
+	r.Add(table.Row{What: "the host at its peak, while it lists all of them", Value: usage.Memory(b, h.PID(), "VmHWM"), Unit: "MiB"})
 	time.Sleep(rest)
 	for _, p := range []struct {
 		name   string
@@ -50,8 +51,8 @@ func measureMemory(b *testing.B, r *table.Report) {
 		target float64
 	}{{"the host", h.PID(), 64}, {"csi-bridge", bridge, 24}} {
 		r.Add(
-			table.Row{What: "resident memory of " + p.name + ", half a minute later", Value: memory(b, p.pid, "VmRSS"), Unit: "MiB", AtMost: p.target},
-			table.Row{What: "of that not mapped from files", Value: memory(b, p.pid, "RssAnon"), Unit: "MiB"},
+			table.Row{What: "resident memory of " + p.name + ", half a minute later", Value: usage.Memory(b, p.pid, "VmRSS"), Unit: "MiB", AtMost: p.target},
+			table.Row{What: "of that not mapped from files", Value: usage.Memory(b, p.pid, "RssAnon"), Unit: "MiB"},
 		)
 	}
 }

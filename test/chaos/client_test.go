@@ -79,24 +79,25 @@ func (s site) stop(ctx context.Context, workload string) (outcome, error) {
 	}
 }
 
-// read reads a volume with its claims.
-func (s site) read(ctx context.Context, id string) (shown, error) {
+// read reads a volume with its claims, and their fencing tokens by workload.
+func (s site) read(ctx context.Context, id string) (answer shown, tokens map[string]uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	resp, err := s.client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Id: id}))
 	if connect.CodeOf(err) == connect.CodeNotFound {
-		return shown{absent: true}, nil
+		return shown{absent: true}, nil, nil
 	}
 	if err != nil {
-		return shown{}, err
+		return shown{}, nil, err
 	}
-	var answer shown
+	tokens = map[string]uint64{}
 	for _, c := range resp.Msg.GetVolume().GetClaims() {
 		answer.claims = append(answer.claims, held{
 			workload: c.GetWorkload(), node: c.GetNode(), write: c.GetMode() == "write", leaving: c.GetState() != "taken",
 		})
+		tokens[c.GetWorkload()] = c.GetIndex()
 	}
-	return answer, nil
+	return answer, tokens, nil
 }
 
 // detach detaches a volume from a node. It is absent there, or an attempt of the agent's whose

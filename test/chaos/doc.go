@@ -4,9 +4,9 @@
 // start and stop workloads, detach, register and deregister through any agent.
 //
 // Afterwards it is checked that the ledger's answers are those of one ledger that does one
-// thing at a time (package porcupine), that every claim was let go of in the end, and that no
-// volume of one writer ever had two: by what the hosts' drivers wrote down, and by what the
-// workloads' processes wrote into the volumes.
+// thing at a time (package porcupine), that later claims have higher fencing tokens, that every
+// claim was let go of in the end, and that no volume of one writer ever had two: by what the
+// hosts' drivers wrote down, and by what the workloads' processes wrote into the volumes.
 //
 //	go test ./test/chaos                                        a fixed set of seeds, as in make test
 //	make chaos DURATION=10m                                     others, one after the other

@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"bufio"
-	"cmp"
 	"os"
 	"slices"
 	"strings"
@@ -18,24 +17,37 @@ import (
 // say in its log that its lease had ended, or go on with a call whose caller has left.
 const late = 10 * time.Second
 
-// histories are the operations of each volume. lost are the times at which nodes lost their leases.
-func (l *load) histories(lost map[string][]time.Time) map[string][]porcupine.Operation {
-	all := map[string][]porcupine.Operation{}
-	for volume, ops := range l.ops {
-		all[volume] = slices.Clone(ops)
+// histories are those of each volume. lost are the times at which nodes lost their leases.
+func (l *load) histories(lost map[string][]time.Time) map[string]*history {
+	all := map[string]*history{}
+	for _, v := range l.volumes {
+		all[v.id] = &history{lives: map[string]life{}}
+	}
+	for id, ops := range l.ops {
+		all[id].ops = slices.Clone(ops)
+	}
+	for _, c := range l.unanswered {
+		h := all[c.volume]
+		if c.in {
+			h.ins = append(h.ins, l.at(c.call))
+		} else {
+			h.outs = append(h.outs, l.at(c.call))
+		}
 	}
 	for _, r := range l.runs {
-		add := func(input, output any, from, to time.Time) {
-			all[r.volume.id] = append(all[r.volume.id], l.op(input, output, from, to))
+		h := all[r.volume.id]
+		if r.out == done {
+			h.ops = append(h.ops, l.op(r.claim(), done, r.started, r.answered))
 		}
-		if r.out == unknown {
-			// When nothing is left after a stop, nothing comes after that.
-			add(r.claim(), unknown, r.started, r.ended)
-		} else {
-			add(r.claim(), done, r.started, r.answered)
+		// When nothing is left after a stop, nothing comes after that.
+		h.lives[r.id] = life{
+			start: r.claim(), unanswered: r.out == unknown,
+			started: l.at(r.started), mayGo: l.at(l.mayGo(r, lost[r.on.name])), over: l.at(r.ended),
 		}
-		add(release{r.id}, done, l.mayGo(r, lost[r.on.name]), r.ended)
-		add(gone{r.id}, done, r.stop, r.ended)
+	}
+	for _, h := range all {
+		slices.Sort(h.ins)
+		slices.Sort(h.outs)
 	}
 	return all
 }
@@ -63,12 +75,13 @@ func (l *load) mayGo(r run, lost []time.Time) time.Time {
 
 // check proves that each volume's history is one of a ledger that does one thing at a time.
 // It keeps the histories that are not in a folder.
-func check(t *testing.T, histories map[string][]porcupine.Operation, keep string) {
+func check(t *testing.T, histories map[string]*history, keep string) {
 	t.Helper()
-	for id, ops := range histories {
-		model := ledger.ToModel()
-		result, info := porcupine.CheckOperationsVerbose(model, ops, testhost.Wait)
-		t.Logf("volume %s: %d operations, linearizable: %s", id, len(ops), result)
+	for id, h := range histories {
+		began := time.Now()
+		model := h.ledger()
+		result, info := porcupine.CheckOperationsVerbose(model, h.ops, testhost.Wait)
+		t.Logf("volume %s: %d operations, %d claims, linearizable: %s, in %v", id, len(h.ops), len(h.lives), result, time.Since(began).Round(time.Millisecond))
 		switch result {
 		case porcupine.Illegal:
 			t.Errorf("the history of volume %s is not linearizable: see %s", id, keep)
@@ -77,12 +90,7 @@ func check(t *testing.T, histories map[string][]porcupine.Operation, keep string
 		default:
 			continue
 		}
-		slices.SortFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
-		var text strings.Builder
-		for _, o := range ops {
-			text.WriteString(describe(o) + "\n")
-		}
-		if err := os.WriteFile(keep+"/history-"+id, []byte(text.String()), 0o600); err != nil {
+		if err := os.WriteFile(keep+"/history-"+id, []byte(h.String()), 0o600); err != nil {
 			t.Error(err)
 		}
 		if err := porcupine.VisualizePath(model, info, keep+"/history-"+id+".html"); err != nil {

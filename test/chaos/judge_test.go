@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -14,49 +15,79 @@ import (
 func TestHistories(t *testing.T) {
 	const one, node = "single-node-writer", "n1"
 	first, second := start{one, "w1", node, true}, start{one, "w2", "n2", true}
-	taken := func(s start, leaving bool) shown {
-		return shown{claims: []held{{workload: s.workload, node: s.node, write: s.write, leaving: leaving}}}
+	reader, other := start{"multi-node-reader-only", "r1", node, false}, start{"multi-node-reader-only", "r2", node, false}
+	taken := func(s start) shown { return shown{claims: []held{{s.workload, s.node, s.write, false}}} }
+	leaving := func(s start) shown { return shown{claims: []held{{s.workload, s.node, s.write, true}}} }
+	op := func(call, ret int64, what, output any) porcupine.Operation {
+		return porcupine.Operation{Input: asked{what, call, ret}, Output: output, Call: call, Return: ret}
 	}
-	op := func(call, ret int64, input, output any) porcupine.Operation {
-		return porcupine.Operation{Input: input, Output: output, Call: call, Return: ret}
-	}
+	type ops = []porcupine.Operation
 	for name, c := range map[string]struct {
 		legal bool
-		ops   []porcupine.Operation
+		ops   ops
+		lives []life
+		outs  []int64
+		ins   []int64
 	}{
-		"one after the other": {true, []porcupine.Operation{
-			op(0, 1, first, done), op(2, 5, release{"w1"}, done), op(2, 5, gone{"w1"}, done), op(3, 4, read{}, taken(first, true)), op(6, 7, second, done),
-		}},
-		"two at once":                             {false, []porcupine.Operation{op(0, 1, first, done), op(2, 3, second, done)}},
-		"the second while the first leaves":       {true, []porcupine.Operation{op(0, 1, first, done), op(2, 9, release{"w1"}, done), op(3, 4, second, done)}},
-		"refused, and nobody has it":              {false, []porcupine.Operation{op(0, 1, first, refused)}},
-		"refused while the first may be there":    {true, []porcupine.Operation{op(0, 9, first, unknown), op(1, 2, second, refused)}},
-		"a claim is lost":                         {false, []porcupine.Operation{op(0, 1, first, done), op(2, 3, read{}, shown{})}},
-		"a claim that its node lost":              {true, []porcupine.Operation{op(0, 1, first, done), op(0, 9, release{"w1"}, unknown), op(2, 3, read{}, shown{})}},
-		"an old answer":                           {false, []porcupine.Operation{op(0, 1, first, done), op(2, 3, read{}, taken(first, false)), op(4, 5, release{"w1"}, done), op(6, 7, read{}, taken(first, false))}},
-		"it comes back":                           {false, []porcupine.Operation{op(0, 1, first, done), op(2, 5, release{"w1"}, done), op(6, 7, read{}, shown{}), op(8, 9, read{}, taken(first, true))}},
-		"there after its end":                     {false, []porcupine.Operation{op(0, 1, first, done), op(2, 5, release{"w1"}, done), op(2, 5, gone{"w1"}, done), op(6, 7, read{}, taken(first, true))}},
-		"a claim that nobody asked for":           {false, []porcupine.Operation{op(0, 1, read{}, taken(first, false))}},
-		"taken out while it is held":              {false, []porcupine.Operation{op(0, 1, first, done), op(2, 3, deregister{}, done)}},
-		"claimed after it was taken out":          {false, []porcupine.Operation{op(0, 1, deregister{}, done), op(2, 3, first, done)}},
-		"taken out and registered again":          {true, []porcupine.Operation{op(0, 1, deregister{}, done), op(2, 3, first, absent), op(4, 5, register{}, done), op(6, 7, first, done)}},
-		"not there, and never taken out":          {false, []porcupine.Operation{op(0, 1, read{}, shown{absent: true})}},
-		"taken out twice, once without an answer": {true, []porcupine.Operation{op(0, 1, deregister{}, absent), op(2, 3, read{}, shown{absent: true})}},
-		"two readers of many": {true, []porcupine.Operation{
-			op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done), op(2, 3, start{"multi-node-single-writer", "w2", "n2", false}, done),
-		}},
-		"two writers of many": {false, []porcupine.Operation{
-			op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done), op(2, 3, start{"multi-node-single-writer", "w2", "n2", true}, done),
-		}},
-		"two on one node": {true, []porcupine.Operation{
-			op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done), op(2, 3, start{"single-node-multi-writer", "w2", node, true}, done),
-		}},
-		"two on two nodes": {false, []porcupine.Operation{
-			op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done), op(2, 3, start{"single-node-multi-writer", "w2", "n2", true}, done),
-		}},
+		"one after the other": {true, ops{
+			op(0, 1, first, done), op(3, 4, read{}, leaving(first)), op(6, 7, second, done),
+		}, []life{{first, false, 0, 2, 5}}, nil, nil},
+		"two at once":                           {false, ops{op(0, 1, first, done), op(2, 3, second, done)}, nil, nil, nil},
+		"the second while the first leaves":     {true, ops{op(0, 1, first, done), op(3, 4, second, done)}, []life{{first, false, 0, 2, 9}}, nil, nil},
+		"the second before the first may leave": {false, ops{op(0, 1, first, done), op(2, 3, second, done)}, []life{{first, false, 0, 4, 9}}, nil, nil},
+		"the second saw the first leave, a third did so before": {false, ops{
+			op(0, 1, first, done), op(2, 9, second, done), op(3, 4, read{}, taken(second)),
+		}, []life{{first, false, 0, 5, 9}}, nil, nil},
+		"refused, and nobody has it":           {false, ops{op(0, 1, first, refused)}, nil, nil, nil},
+		"refused while the first may be there": {true, ops{op(1, 2, second, refused)}, []life{{first, true, 0, 0, 9}}, nil, nil},
+		"refused before the first":             {false, ops{op(1, 2, second, refused)}, []life{{first, true, 3, 3, 9}}, nil, nil},
+		"refused after the first's end":        {false, ops{op(6, 7, second, refused)}, []life{{first, true, 0, 0, 5}}, nil, nil},
+		"refused twice, and not in between": {false, ops{
+			op(1, 2, second, refused), op(3, 4, read{}, shown{}), op(5, 6, second, refused),
+		}, []life{{first, true, 0, 0, 9}}, nil, nil},
+		"the one that refused is nobody's, the other is": {true, ops{
+			op(1, 2, deregister{}, refused), op(3, 4, read{}, shown{}), op(5, 6, deregister{}, refused),
+		}, []life{{reader, true, 0, 0, 9}, {other, true, 0, 0, 9}}, nil, nil},
+		"a start that was never answered is seen": {true, ops{op(1, 2, read{}, shown{}), op(3, 4, read{}, taken(first))}, []life{{first, true, 0, 0, 9}}, nil, nil},
+		"it is seen, gone, and seen again":        {false, ops{op(1, 2, read{}, taken(first)), op(3, 4, read{}, shown{}), op(5, 6, read{}, taken(first))}, []life{{first, true, 0, 0, 9}}, nil, nil},
+		"it is seen after its end":                {false, ops{op(6, 7, read{}, taken(first))}, []life{{first, true, 0, 0, 5}}, nil, nil},
+		"it is seen beside what excludes it":      {false, ops{op(0, 1, second, done), op(2, 3, read{}, shown{claims: []held{{"w1", node, true, false}, {"w2", "n2", true, false}}})}, []life{{first, true, 0, 0, 9}}, nil, nil},
+		"a claim is lost":                         {false, ops{op(0, 1, first, done), op(2, 3, read{}, shown{})}, nil, nil, nil},
+		"a claim that its node lost":              {true, ops{op(0, 1, first, done), op(2, 3, read{}, shown{})}, []life{{first, false, 0, 0, 9}}, nil, nil},
+		"an old answer":                           {false, ops{op(0, 1, first, done), op(2, 3, read{}, taken(first)), op(6, 7, read{}, taken(first))}, []life{{first, false, 0, 4, 5}}, nil, nil},
+		"an old answer while it leaves":           {false, ops{op(0, 1, first, done), op(5, 6, read{}, leaving(first)), op(7, 8, read{}, taken(first))}, []life{{first, false, 0, 4, 9}}, nil, nil},
+		"it comes back":                           {false, ops{op(0, 1, first, done), op(6, 7, read{}, shown{}), op(8, 9, read{}, leaving(first))}, []life{{first, false, 0, 2, 9}}, nil, nil},
+		"there after its end":                     {false, ops{op(0, 1, first, done), op(6, 7, read{}, leaving(first))}, []life{{first, false, 0, 2, 5}}, nil, nil},
+		"a claim that nobody asked for":           {false, ops{op(0, 1, read{}, taken(first))}, nil, nil, nil},
+		"a claim on another node":                 {false, ops{op(0, 1, first, done), op(2, 3, read{}, shown{claims: []held{{"w1", "n2", true, false}}})}, nil, nil, nil},
+		"taken out while it is held":              {false, ops{op(0, 1, first, done), op(2, 3, deregister{}, done)}, nil, nil, nil},
+		"claimed after it was taken out":          {false, ops{op(0, 1, deregister{}, done), op(2, 3, first, done)}, nil, nil, nil},
+		"taken out and registered again":          {true, ops{op(0, 1, deregister{}, done), op(2, 3, first, absent), op(4, 5, register{}, done), op(6, 7, first, done)}, nil, nil, nil},
+		"registered again without an answer":      {true, ops{op(0, 1, deregister{}, done), op(3, 4, first, done)}, nil, nil, []int64{2}},
+		"twice there again, and registered once": {false, ops{
+			op(0, 1, deregister{}, done), op(4, 5, read{}, shown{}), op(6, 7, deregister{}, done), op(8, 9, read{}, shown{}),
+		}, nil, nil, []int64{2}},
+		"registered again before it was taken out": {true, ops{op(0, 3, deregister{}, done), op(1, 2, first, done), op(4, 5, first, absent)}, []life{{first, false, 1, 1, 3}}, nil, nil},
+		"not there, and never taken out":           {false, ops{op(0, 1, read{}, shown{absent: true})}, nil, nil, nil},
+		"not there, taken out without an answer":   {true, ops{op(2, 3, read{}, shown{}), op(4, 5, read{}, shown{absent: true})}, nil, []int64{0}, nil},
+		"not there before it was taken out":        {false, ops{op(0, 1, read{}, shown{absent: true})}, nil, []int64{2}, nil},
+		"twice not there, and taken out once":      {false, ops{op(2, 3, read{}, shown{absent: true}), op(4, 5, register{}, done), op(6, 7, read{}, shown{absent: true})}, nil, []int64{0}, nil},
+		"not there while it is held":               {false, ops{op(0, 1, first, done), op(4, 5, read{}, shown{absent: true})}, []life{{first, false, 0, 6, 9}}, []int64{2}, nil},
+		"taken out twice, once without an answer":  {true, ops{op(0, 1, deregister{}, absent), op(2, 3, read{}, shown{absent: true})}, nil, nil, nil},
+		"two readers of many":                      {true, ops{op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done), op(2, 3, start{"multi-node-single-writer", "w2", "n2", false}, done)}, nil, nil, nil},
+		"two writers of many":                      {false, ops{op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done), op(2, 3, start{"multi-node-single-writer", "w2", "n2", true}, done)}, nil, nil, nil},
+		"two on one node":                          {true, ops{op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done), op(2, 3, start{"single-node-multi-writer", "w2", node, true}, done)}, nil, nil, nil},
+		"two on two nodes":                         {false, ops{op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done), op(2, 3, start{"single-node-multi-writer", "w2", "n2", true}, done)}, nil, nil, nil},
 	} {
-		if legal := porcupine.CheckOperations(ledger.ToModel(), c.ops); legal != c.legal {
-			t.Errorf("%s: linearizable is %v, want %v", name, legal, c.legal)
+		h := &history{ops: c.ops, lives: map[string]life{}, ins: c.ins, outs: c.outs}
+		for _, l := range c.lives {
+			h.lives[l.workload] = l
+		}
+		if legal := porcupine.CheckOperations(h.ledger(), h.ops); legal != c.legal {
+			t.Errorf("%s: linearizable is %v, want %v\n%s", name, legal, c.legal, h)
+		}
+		if legal := h.plain(); legal != c.legal {
+			t.Errorf("%s: one thing at a time, that is %v, want %v\n%s", name, legal, c.legal, h)
 		}
 	}
 }
@@ -114,6 +145,32 @@ func TestWritten(t *testing.T) {
 	for at, n := range map[int64]int{4: 1, 6: 0} {
 		if wrong := after(all, []publication{{node: "b", volume: "v", from: at}, {node: "a", volume: "v", from: 2}}, "v"); len(wrong) != n {
 			t.Errorf("another node published at %d: %q, want %d of them", at, wrong, n)
+		}
+	}
+}
+
+// TestDisorder sees which fencing tokens are in the wrong order.
+func TestDisorder(t *testing.T) {
+	at := func(second int64) time.Time { return time.Unix(second, 0) }
+	runs := []run{
+		{id: "first", out: done, started: at(1), answered: at(3)},
+		{id: "beside", out: done, started: at(2), answered: at(4)},
+		{id: "unanswered", out: unknown, started: at(1), answered: at(2)},
+		{id: "last", out: done, started: at(5), answered: at(6)},
+	}
+	for name, c := range map[string]struct {
+		tokens map[string]uint64
+		wrong  int
+	}{
+		"in order":                     {map[string]uint64{"first": 1, "beside": 2, "last": 3}, 0},
+		"two at once":                  {map[string]uint64{"first": 2, "beside": 1, "last": 3}, 0},
+		"not all were seen":            {map[string]uint64{"beside": 1, "last": 3}, 0},
+		"one that came without saying": {map[string]uint64{"unanswered": 9, "last": 3}, 0},
+		"the last before the others":   {map[string]uint64{"first": 2, "beside": 3, "last": 1}, 2},
+		"two the same":                 {map[string]uint64{"first": 1, "last": 1}, 1},
+	} {
+		if wrong := disorder(runs, c.tokens); len(wrong) != c.wrong {
+			t.Errorf("%s: %q, want %d of them", name, wrong, c.wrong)
 		}
 	}
 }

@@ -47,27 +47,36 @@ type load struct {
 	slots   chan struct{} // has something in it for each workload that runs
 	running sync.WaitGroup
 
-	mu       sync.Mutex
-	runs     []run
-	detaches []detached
-	ops      map[string][]porcupine.Operation // by volume: all but what runs and detaches are
-	wrong    []string
+	mu         sync.Mutex
+	runs       []run
+	detaches   []detached
+	unanswered []change
+	ops        map[string][]porcupine.Operation // by volume: all but what runs, detaches and unanswered are
+	tokens     map[string]uint64                // by workload: its claim's fencing token
+	wrong      []string
 }
 
-// note adds an operation to a volume's history. The zero time is a time after everything.
+// change is a register (in) or a deregister.
+type change struct {
+	volume string
+	in     bool
+	call   time.Time
+}
+
+// note adds an operation to a volume's history.
 func (l *load) note(volume string, input, output any, call, ret time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ops[volume] = append(l.ops[volume], l.op(input, output, call, ret))
 }
 
-func (l *load) op(input, output any, call, ret time.Time) porcupine.Operation {
-	end := int64(1) << 62
-	if !ret.IsZero() {
-		end = int64(ret.Sub(l.began))
-	}
-	return porcupine.Operation{Input: input, Output: output, Call: int64(call.Sub(l.began)), Return: end}
+func (l *load) op(what, output any, call, ret time.Time) porcupine.Operation {
+	in := asked{what: what, call: l.at(call), ret: l.at(ret)}
+	return porcupine.Operation{Input: in, Output: output, Call: in.call, Return: in.ret}
 }
+
+// at is a time of the history.
+func (l *load) at(t time.Time) int64 { return int64(t.Sub(l.began)) }
 
 func (l *load) fail(format string, args ...any) {
 	l.mu.Lock()
@@ -214,10 +223,26 @@ func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duratio
 
 func (l *load) read(ctx context.Context, s site, v *target) {
 	call := time.Now()
-	answer, err := s.read(ctx, v.id)
-	if err == nil {
-		l.note(v.id, read{}, answer, call, time.Now())
+	answer, tokens, err := s.read(ctx, v.id)
+	if err != nil {
+		return
 	}
+	l.note(v.id, read{}, answer, call, time.Now())
+	for workload, token := range tokens {
+		if have := l.token(workload, token); have != token {
+			l.fail("the claim of workload %s to volume %s has the fencing token %d through %s, and had %d", workload, v.id, token, s.name, have)
+		}
+	}
+}
+
+// token is the fencing token that a workload's claim was first shown with.
+func (l *load) token(workload string, now uint64) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.tokens[workload]; !ok {
+		l.tokens[workload] = now
+	}
+	return l.tokens[workload]
 }
 
 // detach lets go of a volume on a node. Whoever writes there is ended first, as an operator
@@ -263,7 +288,10 @@ func (l *load) noteChange(v *target, input any, out outcome, call time.Time) {
 	switch out {
 	case nothing:
 	case unknown:
-		l.note(v.id, input, out, call, time.Time{})
+		_, in := input.(register)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.unanswered = append(l.unanswered, change{volume: v.id, in: in, call: call})
 	default:
 		l.note(v.id, input, out, call, time.Now())
 	}

@@ -9,18 +9,18 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// What clients ask of a volume, and what a workload's claim goes through. Each is one
-// operation of the history.
+// asked is what a client asked of a volume, and when. Each is one operation of the history.
+type asked struct {
+	what      any // a start, read, register or deregister
+	call, ret int64
+}
+
 type (
 	// start claims the volume for a workload.
 	start struct {
 		access, workload, node string
 		write                  bool
 	}
-	// release begins to let go of a workload's claim.
-	release struct{ workload string }
-	// gone is the end of a release: nothing is left of the claim.
-	gone struct{ workload string }
 	// read reads the volume with its claims; its outcome is a shown.
 	read       struct{}
 	register   struct{}
@@ -61,14 +61,30 @@ func (h held) String() string {
 	return text
 }
 
-// volume is the model's state: a volume of the ledger.
+// life is what a workload's claim goes through with nobody being told: it begins to leave when
+// its time has come or later, may be gone as soon as it leaves, and is gone at the end. The start
+// of one that is unanswered is done then too, or never.
+type life struct {
+	start
+	unanswered  bool
+	started     int64
+	mayGo, over int64 // when its time has come, and its end
+}
+
+// volume is the model's state: a volume of the ledger. What nobody is told of has happened
+// when an answer shows it, and no earlier: so there is one state for each order of the answers,
+// and not one for each order of all that may have happened between them.
 type volume struct {
 	registered bool
-	claims     []held // in the order of workloads
+	claims     []held   // in the order of workloads
+	done       []string // workloads of unanswered starts that were done, in order, while it matters
+	ins, outs  int      // how many of the unanswered registers and deregisters were done
+	now        int64    // the latest call of all that has happened
 }
 
 func (v volume) equal(o volume) bool {
-	return v.registered == o.registered && slices.Equal(v.claims, o.claims)
+	return v.registered == o.registered && slices.Equal(v.claims, o.claims) && slices.Equal(v.done, o.done) &&
+		v.ins == o.ins && v.outs == o.outs && v.now == o.now
 }
 
 func (v volume) String() string {
@@ -78,15 +94,18 @@ func (v volume) String() string {
 	return fmt.Sprint(v.claims)
 }
 
-// without is the volume when those claims are gone.
-func (v volume) without(are func(held) bool) volume {
-	v.claims = slices.DeleteFunc(slices.Clone(v.claims), are)
-	return v
-}
-
 func (v volume) find(workload string) int {
 	return slices.IndexFunc(v.claims, func(h held) bool { return h.workload == workload })
 }
+
+// with is the volume with another claim.
+func (v volume) with(s start) volume {
+	v.claims = append(slices.Clone(v.claims), held{workload: s.workload, node: s.node, write: s.write})
+	slices.SortFunc(v.claims, byWorkload)
+	return v
+}
+
+func byWorkload(a, b held) int { return cmp.Compare(a.workload, b.workload) }
 
 // excludes says whether a claim keeps another workload's from being given (SEMANTICS: modes
 // and claims).
@@ -103,123 +122,270 @@ func excludes(access string, have held, wanted start) bool {
 	}
 }
 
-// ledger is the volume as one ledger that does one thing at a time has it.
-var ledger = porcupine.NondeterministicModel{
-	Init: func() []any { return []any{volume{registered: true}} },
-	Step: func(state, input, output any) (next []any) {
-		v, _ := state.(volume)
-		for _, n := range v.step(input, output) {
-			next = append(next, n)
-		}
-		return next
-	},
-	Equal: func(a, b any) bool {
-		x, _ := a.(volume)
-		y, _ := b.(volume)
-		return x.equal(y)
-	},
-	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%T%v: %v", input, input, output) },
-	DescribeState:     func(state any) string { return fmt.Sprint(state) },
+func excluding(s start) func(held) bool {
+	return func(h held) bool { return h.workload != s.workload && excludes(s.access, h, s) }
 }
 
-// step is what the volume may be after an operation; nothing: it cannot have had that
-// outcome.
-func (v volume) step(input, output any) []volume {
-	out, _ := output.(outcome)
-	if out == unknown {
-		return append(v.step(input, done), v) // it may not have been done either
+// history is what one volume went through.
+type history struct {
+	ops   []porcupine.Operation // of which each has an answer, and is an asked
+	lives map[string]life       // by workload
+	// ins and outs are the calls of registers and deregisters that were not answered, in order:
+	// each was done once after its call, or never.
+	ins, outs []int64
+}
+
+// ledger is the volume as one ledger that does one thing at a time has it.
+func (h *history) ledger() porcupine.Model {
+	model := porcupine.NondeterministicModel{
+		Init: func() []any { return []any{volume{registered: true}} },
+		Step: func(state, input, output any) (next []any) {
+			v, _ := state.(volume)
+			in, _ := input.(asked)
+			for _, n := range h.step(h.pass(v, in.call), in.what, output) {
+				if n.now <= in.ret {
+					next = append(next, n)
+				}
+			}
+			return next
+		},
+		Equal: func(a, b any) bool {
+			x, _ := a.(volume)
+			y, _ := b.(volume)
+			return x.equal(y)
+		},
+		DescribeOperation: func(input, output any) string {
+			in, _ := input.(asked)
+			return fmt.Sprintf("%T%v: %v", in.what, in.what, output)
+		},
+		DescribeState: func(state any) string { return fmt.Sprint(state) },
 	}
-	switch in := input.(type) {
+	return model.ToModel()
+}
+
+// pass brings the time to that of a call. Claims whose end was before are gone.
+func (h *history) pass(v volume, call int64) volume {
+	if call <= v.now {
+		return v
+	}
+	v.now = call
+	ended := func(workload string) bool {
+		l, ends := h.lives[workload]
+		return ends && l.over < call
+	}
+	v.claims = slices.DeleteFunc(slices.Clone(v.claims), func(c held) bool { return ended(c.workload) })
+	v.done = slices.DeleteFunc(slices.Clone(v.done), ended)
+	return v
+}
+
+// step is what the volume may be after an operation, with all that has to have happened
+// before it; nothing: the operation cannot have had that outcome.
+func (h *history) step(v volume, what, output any) []volume {
+	out, _ := output.(outcome)
+	switch in := what.(type) {
 	case start:
-		return v.start(in, out)
-	case release:
-		if n := v.find(in.workload); n >= 0 {
-			v.claims = slices.Clone(v.claims)
-			v.claims[n].leaving = true
-		}
-		return []volume{v}
-	case gone:
-		if n := v.find(in.workload); n >= 0 && !v.claims[n].leaving {
-			return nil
-		}
-		return []volume{v.without(func(h held) bool { return h.workload == in.workload })}
+		return h.start(v, in, out)
 	case read:
 		answer, _ := output.(shown)
-		return v.read(answer)
+		return some(h.read(v, answer))
 	case register:
 		v.registered = true
 		return []volume{v}
 	case deregister:
-		return v.deregister(out)
+		if out == refused {
+			return h.held(v, func(held) bool { return true })
+		}
+		// It is not there afterwards. An agent repeats a call whose answer was lost, and who
+		// did it is told then that there is nothing to do.
+		v, ok := h.without(v, func(held) bool { return true })
+		v.registered = false
+		return some(v, ok)
 	}
-	panic(fmt.Sprintf("no operation: %T", input))
+	panic(fmt.Sprintf("no operation: %T", what))
 }
 
-func (v volume) start(in start, out outcome) []volume {
-	others := func(leaving bool) func(held) bool {
-		return func(h held) bool {
-			return h.workload != in.workload && (leaving || !h.leaving) && excludes(in.access, h, in)
-		}
-	}
-	switch {
-	case out == absent:
-		if v.registered {
-			return nil
-		}
-		return []volume{v}
-	case !v.registered:
+// some is the volume, if that may be.
+func some(v volume, may bool) []volume {
+	if !may {
 		return nil
-	case out == refused:
-		if !slices.ContainsFunc(v.claims, others(true)) {
-			return nil
-		}
-		return []volume{v}
-	case slices.ContainsFunc(v.claims, others(false)):
-		return nil
-	}
-	v = v.without(others(true)) // those that were leaving have to be gone
-	if v.find(in.workload) < 0 {
-		v.claims = append(slices.Clone(v.claims), held{workload: in.workload, node: in.node, write: in.write})
-		slices.SortFunc(v.claims, func(a, b held) int { return cmp.Compare(a.workload, b.workload) })
 	}
 	return []volume{v}
 }
 
-// read must have shown all that is held; what it has not shown of those that leave is gone.
-func (v volume) read(answer shown) []volume {
-	if answer.absent || !v.registered {
-		if answer.absent && !v.registered {
-			return []volume{v}
-		}
+func (h *history) start(v volume, s start, out outcome) []volume {
+	switch out {
+	case absent:
+		return some(h.out(v))
+	case refused:
+		return h.held(v, excluding(s))
+	}
+	v, ok := h.in(v)
+	if !ok {
 		return nil
+	}
+	if v, ok = h.without(v, excluding(s)); !ok {
+		return nil
+	}
+	return some(v.with(s), true)
+}
+
+// read has shown all that is held; what it has not shown is gone.
+func (h *history) read(v volume, answer shown) (_ volume, ok bool) {
+	if answer.absent {
+		return h.out(v)
+	}
+	if v, ok = h.in(v); !ok {
+		return v, false
+	}
+	there := func(c held) bool {
+		return slices.ContainsFunc(answer.claims, func(s held) bool { return s.workload == c.workload })
+	}
+	if v, ok = h.without(v, func(c held) bool { return !there(c) }); !ok {
+		return v, false
 	}
 	for _, c := range answer.claims {
-		if !slices.Contains(v.claims, c) {
-			return nil
+		if v.find(c.workload) < 0 {
+			if v, ok = h.done(v, h.lives[c.workload]); !ok {
+				return v, false
+			}
+		}
+		if c.leaving {
+			if v, ok = h.leave(v, c.workload); !ok {
+				return v, false
+			}
 		}
 	}
-	missing := func(h held) bool { return !slices.Contains(answer.claims, h) }
-	if slices.ContainsFunc(v.claims, func(h held) bool { return missing(h) && !h.leaving }) {
-		return nil
-	}
-	return []volume{v.without(missing)}
+	return v, slices.Equal(v.claims, slices.SortedFunc(slices.Values(answer.claims), byWorkload))
 }
 
-func (v volume) deregister(out outcome) []volume {
-	stands := slices.ContainsFunc(v.claims, func(h held) bool { return !h.leaving })
-	switch {
-	case out == refused && v.registered && len(v.claims) > 0:
+// held is what the volume may be when one of its claims is such: it has one, or a start
+// that was not answered was done.
+func (h *history) held(v volume, such func(held) bool) (all []volume) {
+	v, ok := h.in(v)
+	if !ok {
+		return nil
+	}
+	if slices.ContainsFunc(v.claims, such) {
 		return []volume{v}
-	case out == refused || stands:
-		return nil
 	}
-	// It is not there afterwards. An agent repeats a call whose answer was lost, and who
-	// did it is told then that there is nothing to do.
-	return []volume{{}}
+	for _, l := range h.lives {
+		if n, ok := h.done(v, l); ok && slices.ContainsFunc(n.claims, such) {
+			all = append(all, n)
+		}
+	}
+	return all
 }
 
-// describe shows an operation of the history to people.
-func describe(o porcupine.Operation) string {
-	kind := strings.TrimPrefix(fmt.Sprintf("%T", o.Input), "chaos.")
-	return fmt.Sprintf("%9.3f %9.3f  %s%v: %v", float64(o.Call)/1e9, float64(o.Return)/1e9, kind, o.Input, o.Output)
+// done is the volume after an unanswered start.
+func (h *history) done(v volume, l life) (_ volume, ok bool) {
+	if !l.unanswered || !v.registered || slices.Contains(v.done, l.workload) {
+		return v, false
+	}
+	if v, ok = h.without(v, excluding(l.start)); !ok {
+		return v, false
+	}
+	if v = h.pass(v, l.started); v.now > l.over {
+		return v, false
+	}
+	v.done = append(slices.Clone(v.done), l.workload)
+	slices.Sort(v.done)
+	return v.with(l.start), true
+}
+
+// leave is the volume when a claim of it has begun to leave.
+func (h *history) leave(v volume, workload string) (_ volume, ok bool) {
+	n := v.find(workload)
+	if n < 0 || v.claims[n].leaving {
+		return v, n >= 0
+	}
+	l, ends := h.lives[workload]
+	if !ends {
+		return v, false
+	}
+	v = h.pass(v, l.mayGo)
+	if n = v.find(workload); n >= 0 {
+		v.claims = slices.Clone(v.claims)
+		v.claims[n].leaving = true
+	}
+	return v, true
+}
+
+// without is the volume when those claims are gone, if they may be.
+func (h *history) without(v volume, are func(held) bool) (_ volume, ok bool) {
+	for _, c := range v.claims {
+		if !are(c) || v.find(c.workload) < 0 {
+			continue
+		}
+		if v, ok = h.leave(v, c.workload); !ok {
+			return v, false
+		}
+	}
+	v.claims = slices.DeleteFunc(slices.Clone(v.claims), are)
+	return v, true
+}
+
+// in is the volume when it is registered, if need be by one that was not answered.
+func (h *history) in(v volume) (_ volume, ok bool) {
+	if v.registered {
+		return v, true
+	}
+	if v.ins == len(h.ins) {
+		return v, false
+	}
+	v = h.pass(v, h.ins[v.ins])
+	v.ins++
+	v.registered = true
+	return v, true
+}
+
+// out is the volume when it is not registered, if need be by a deregister that was not answered.
+func (h *history) out(v volume) (_ volume, ok bool) {
+	if !v.registered {
+		return v, true
+	}
+	if v.outs == len(h.outs) {
+		return v, false
+	}
+	if v, ok = h.without(v, func(held) bool { return true }); !ok {
+		return v, false
+	}
+	v = h.pass(v, h.outs[v.outs])
+	v.outs++
+	v.registered = false
+	return v, true
+}
+
+// String shows the history to people.
+func (h *history) String() string {
+	type line struct {
+		at   int64
+		text string
+	}
+	seconds := func(at int64) string { return fmt.Sprintf("%9.3f", float64(at)/1e9) }
+	var lines []line
+	add := func(at int64, until, text string) {
+		lines = append(lines, line{at, fmt.Sprintf("%s %s  %s\n", seconds(at), until, text)})
+	}
+	for _, o := range h.ops {
+		in, _ := o.Input.(asked)
+		add(o.Call, seconds(o.Return), fmt.Sprintf("%s%v: %v", strings.TrimPrefix(fmt.Sprintf("%T", in.what), "chaos."), in.what, o.Output))
+	}
+	for _, l := range h.lives {
+		if l.unanswered {
+			add(l.started, seconds(l.over), fmt.Sprintf("start%v: %v", l.start, unknown))
+		}
+		add(l.mayGo, seconds(l.over), fmt.Sprintf("%s leaves", l.workload))
+	}
+	for _, call := range h.ins {
+		add(call, "   or later", fmt.Sprintf("register: %v", unknown))
+	}
+	for _, call := range h.outs {
+		add(call, "   or later", fmt.Sprintf("deregister: %v", unknown))
+	}
+	slices.SortFunc(lines, func(a, b line) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.text, b.text)) })
+	var all strings.Builder
+	for _, l := range lines {
+		all.WriteString(l.text)
+	}
+	return all.String()
 }

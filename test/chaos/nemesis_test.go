@@ -1,11 +1,9 @@
 package chaos
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +22,7 @@ type nemesis struct {
 	first   []*testhost.Host // those that were there at the begin
 	added   *testhost.Host
 	stopped map[*testhost.Host]bool // by SIGSTOP
+	leave   func(*testhost.Host)    // keeps the logs of one, before it is removed
 }
 
 // do does one step and makes all well again.
@@ -123,6 +122,7 @@ func (n *nemesis) begin(f fault) (end func()) {
 		_ = n.try(n.leader(), "operator", "raft", "transfer-leadership") // it may be cut off
 	case "a server is added":
 		n.added = n.c.Add(fmt.Sprintf("server-%d", len(servers)+1), true)
+		n.t.Cleanup(func() { n.leave(n.added) })
 		n.added.Begin()
 	case "it is removed":
 		n.remove()
@@ -187,36 +187,12 @@ func (n *nemesis) bursts(h *testhost.Host, numbers [4]int) {
 	}
 }
 
-// throttle is the kernel's control group (v1, blkio) that makes disks slow.
-const throttle = "/sys/fs/cgroup/blkio"
-
-// slowDisk lets an agent write to its disk 10 to 40 times a second only. Where the machine has no
-// such control group, the agent is stopped in bursts.
+// slowDisk lets an agent write to its disk 10 to 40 times a second only. Where the machine
+// cannot do that, the agent is stopped in bursts.
 func (n *nemesis) slowDisk(h *testhost.Host, numbers [4]int) (end func()) {
-	var st unix.Stat_t
-	if err := unix.Stat(h.Dir, &st); err != nil {
-		n.t.Fatal(err)
-	}
-	group := fmt.Sprintf("%s/pannier-chaos-%d-%s", throttle, os.Getpid(), h.Name)
-	limit := fmt.Sprintf("%d:%d %d", unix.Major(st.Dev), unix.Minor(st.Dev), 10+numbers[1]%30)
-	remove := func() {
-		members, _ := os.ReadFile(group + "/cgroup.procs")
-		for pid := range strings.FieldsSeq(string(members)) {
-			_ = os.WriteFile(throttle+"/cgroup.procs", []byte(pid), 0) // it may have ended
-		}
-		if err := os.Remove(group); err != nil && !errors.Is(err, os.ErrNotExist) {
-			n.t.Errorf("remove the control group of %s: %v", h.Name, err)
-		}
-	}
-	err := os.Mkdir(group, 0o755)
+	undo, err := h.SlowDisk(n.t, 10+numbers[1]%30)
 	if err == nil {
-		err = errors.Join(os.WriteFile(group+"/blkio.throttle.write_iops_device", []byte(limit), 0),
-			os.WriteFile(group+"/cgroup.procs", []byte(strconv.Itoa(h.PID())), 0))
-		if err == nil {
-			n.t.Cleanup(remove)
-			return remove
-		}
-		remove()
+		return undo
 	}
 	n.t.Logf("disks cannot be made slow here, the agent is stopped in bursts: %v", err)
 	n.bursts(h, numbers)

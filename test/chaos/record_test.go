@@ -157,3 +157,17 @@ func after(all []wrote, published []publication, volume string) (wrong []string)
 	}
 	return wrong
 }
+
+// disorder tells of each claim whose fencing token is not higher than that of one that was
+// taken before it was asked for: who has the higher token would be taken for the earlier.
+func disorder(runs []run, tokens map[string]uint64) (wrong []string) {
+	for _, a := range runs {
+		for _, b := range runs {
+			before := a.out == done && a.answered.Before(b.started)
+			if before && tokens[a.id] != 0 && tokens[b.id] != 0 && tokens[a.id] >= tokens[b.id] {
+				wrong = append(wrong, fmt.Sprintf("workload %s was started before %s, and its fencing token is %d, the other's %d", a.id, b.id, tokens[a.id], tokens[b.id]))
+			}
+		}
+	}
+	return wrong
+}

@@ -59,7 +59,7 @@ func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
 	}
 	t.Logf("seed %d: %d servers and %d nodes; again: %s", seed, opts.Servers, opts.Nodes, again)
 	s.prepare()
-	n := &nemesis{t: t, c: s.c, first: slices.Clone(s.c.Hosts), stopped: map[*testhost.Host]bool{}}
+	n := &nemesis{t: t, c: s.c, first: slices.Clone(s.c.Hosts), stopped: map[*testhost.Host]bool{}, leave: s.leaveLogs}
 	s.happen(n, seed, plan(seed, lasts))
 	s.judge()
 }
@@ -76,7 +76,7 @@ func folder(t *testing.T, seed uint64) string {
 
 // prepare makes the volumes and the clients' ways to the agents.
 func (s *story) prepare() {
-	l := &load{writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns), ops: map[string][]porcupine.Operation{}}
+	l := &load{writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns), ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{}}
 	s.load = l
 	for _, h := range s.c.Hosts {
 		client, err := api.New("unix://" + h.Socket())
@@ -156,7 +156,7 @@ func (s *story) judge() {
 	for _, v := range l.volumes {
 		for _, site := range l.sites {
 			call := time.Now()
-			answer, err := site.read(s.t.Context(), v.id)
+			answer, _, err := site.read(s.t.Context(), v.id)
 			if err != nil {
 				s.t.Errorf("all is well, and volume %s cannot be read through %s: %v", v.id, site.name, err)
 				continue
@@ -171,7 +171,7 @@ func (s *story) judge() {
 	for _, h := range s.c.Hosts {
 		lost[h.Name] = lostLeases(s.t, h)
 	}
-	for _, text := range l.wrong {
+	for _, text := range append(l.wrong, disorder(l.runs, l.tokens)...) {
 		s.t.Error(text)
 	}
 	check(s.t, l.histories(lost), s.keep)
@@ -237,8 +237,8 @@ func (s *story) tellNumbers(lost map[string][]time.Time) {
 	for _, at := range lost {
 		leases += len(at)
 	}
-	s.t.Logf("%.1f s: %d workloads ran, %d starts failed, %d detaches, %d leases were lost",
-		time.Since(s.load.began).Seconds(), outs[done], outs[unknown], len(s.load.detaches), leases)
+	s.t.Logf("%.1f s: %d workloads ran, %d starts failed, %d claims were seen, %d detaches, %d leases were lost",
+		time.Since(s.load.began).Seconds(), outs[done], outs[unknown], len(s.load.tokens), len(s.load.detaches), leases)
 }
 
 // leave keeps what the hosts of a story that failed were, and removes the folder of another.
@@ -250,15 +250,25 @@ func (s *story) leave() {
 		return
 	}
 	s.t.Logf("logs, records and histories are in %s; again: %s", s.keep, s.again)
-	names := []string{"agent.log", "data/fence/fenced.json", "data/fence/fence.log"}
 	for _, h := range s.c.Hosts {
-		for _, name := range names {
-			copyTo(s.t, h.Path(name), filepath.Join(s.keep, h.Name+"-"+filepath.Base(name)))
-		}
+		s.leaveLogs(h)
 	}
 	copyTo(s.t, filepath.Join(s.c.Volumes, ".log"), filepath.Join(s.keep, "drivers.log"))
 	for _, v := range s.load.volumes {
 		copyTo(s.t, s.data(v), filepath.Join(s.keep, "written-"+v.id))
+	}
+}
+
+// leaveLogs keeps the logs of a host of a story that failed, with what its agent was doing.
+func (s *story) leaveLogs(h *testhost.Host) {
+	if !s.t.Failed() {
+		return
+	}
+	if h.Alive() {
+		h.Dump()
+	}
+	for _, name := range []string{"agent.log", "data/fence/fenced.json", "data/fence/fence.log"} {
+		copyTo(s.t, h.Path(name), filepath.Join(s.keep, h.Name+"-"+filepath.Base(name)))
 	}
 }
 

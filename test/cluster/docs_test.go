@@ -288,7 +288,7 @@ func (p *pages) lose(here []string) {
 	node.Kill()
 	p.run(first, "disaster-recovery.md", "detach", here...)
 	first.Eventually("the volume is free", func() error {
-		if claims := c.Claims(first, "data"); len(claims) > 0 {
+		if claims := first.Claims("data"); len(claims) > 0 {
 			return fmt.Errorf("claims %v", claims)
 		}
 		return nil

@@ -25,7 +25,7 @@ func TestFirstServer(t *testing.T) {
 	s1.Write("agent.hcl", alone)
 	var id, token string
 
-	stage(t, c, "a host of its own", func(t *testing.T) {
+	c.Stage(t, "a host of its own", func(t *testing.T) {
 		s1.Start()
 		if r := s1.Try("server", "join", "10.77.0.9"); r.Code == 0 {
 			t.Errorf("a host without certificates joins others: %s", r.Stdout)
@@ -34,40 +34,36 @@ func TestFirstServer(t *testing.T) {
 		start(c, s1, "old", "old")
 		awaitVoters(t, s1, "server-1")
 		s1.Run("operator", "autopilot", "health")
-		id, token = clusterOf(t, s1), fmt.Sprint(holder(t, s1, "old").GetIndex())
+		id, token = clusterOf(t, s1), fmt.Sprint(s1.Holder("old").GetIndex())
 	})
 
-	stage(t, c, "becomes the first server", func(t *testing.T) {
+	c.Stage(t, "becomes the first server", func(t *testing.T) {
 		s1.Stop()
 		s1.Write("agent.hcl", string(whole))
 		s1.Start()
 		if now := clusterOf(t, s1); now != id {
 			t.Errorf("the cluster is %s, and was %s", now, id)
 		}
-		if now := holder(t, s1, "old"); fmt.Sprint(now.GetIndex()) != token || now.GetNode() != "server-1" {
+		if now := s1.Holder("old"); fmt.Sprint(now.GetIndex()) != token || now.GetNode() != "server-1" {
 			t.Errorf("the claim is now %v", now)
 		}
-		if left := volumeMounts(s1); len(left) == 0 {
+		if left := s1.VolumeMounts(); len(left) == 0 {
 			t.Error("the volume is not mounted any more")
 		}
 	})
 
-	stage(t, c, "others join, and may lead", func(t *testing.T) {
+	c.Stage(t, "others join, and may lead", func(t *testing.T) {
 		s2, s3 := c.Add("server-2", true), c.Add("server-3", true)
 		for _, h := range []*testhost.Host{s2, s3} {
 			rewrite(t, h, "bootstrap_expect = 1", "bootstrap_expect = 0")
-			h.Begin()
 		}
-		for _, h := range []*testhost.Host{s2, s3} {
-			h.AwaitReady()
-			h.AwaitDrivers()
-		}
+		launch(s2, s3)
 		awaitVoters(t, s2, "server-1", "server-2", "server-3")
 		s2.Run("operator", "raft", "transfer-leadership", "server-3")
 		s2.Run("volume", "status", "old")
 		s2.Refused(4, []string{"old", "server-1"}, "workload", "start", c.Workload(s2, "new", "old"))
 		s1.Run("workload", "stop", "old")
-		awaitStarted(c, s2, "new", "old")
+		c.AwaitStarted(s2, "new", "old")
 		s1.Kill()
 		s2.Eventually("another server leads", func() error {
 			if c.Leader() == s1 {

@@ -26,7 +26,7 @@ func TestForming(t *testing.T) {
 	c := testcluster.New(t, testcluster.Options{Servers: 3, Nodes: 1, Config: quickVotes})
 	s1, s2, s3, n1 := c.Host("server-1"), c.Host("server-2"), c.Host("server-3"), c.Host("node-1")
 
-	stage(t, c, "not before as many servers have met as are expected", func(t *testing.T) {
+	c.Stage(t, "not before as many servers have met as are expected", func(t *testing.T) {
 		for _, h := range []*testhost.Host{s1, s2, n1} {
 			h.Begin()
 		}
@@ -55,12 +55,11 @@ func TestForming(t *testing.T) {
 	})
 
 	var id string
-	stage(t, c, "all know the same cluster", func(t *testing.T) {
+	c.Stage(t, "all know the same cluster", func(t *testing.T) {
 		awaitVoters(t, n1, "server-1", "server-2", "server-3")
-		leader := c.Leader().Name
 		for _, h := range c.Hosts {
 			h.Eventually("it knows all members", func() error {
-				rows := table(h.Run("server", "members"))
+				leader, rows := c.Leader().Name, table(h.Run("server", "members"))
 				for name, role := range map[string]string{"server-1": "server", "server-2": "server", "server-3": "server", "node-1": "node"} {
 					row := rows[name]
 					if len(row) < 4 || row[1] != role || row[2] != "alive" || (row[3] == "yes") != (name == leader) {
@@ -89,7 +88,7 @@ func TestForming(t *testing.T) {
 		id = clusterOf(t, n1)
 	})
 
-	stage(t, c, "never twice", func(t *testing.T) {
+	c.Stage(t, "never twice", func(t *testing.T) {
 		for _, h := range c.Hosts {
 			h.Kill()
 		}
@@ -113,12 +112,11 @@ func TestForming(t *testing.T) {
 		n1.Run("volume", "status", "kept")
 	})
 
-	stage(t, c, "a fourth server joins and votes", func(t *testing.T) {
+	c.Stage(t, "a fourth server joins and votes", func(t *testing.T) {
 		s4 := c.Add("server-4", true)
 		s4.Launch()
 		awaitVoters(t, n1, "server-1", "server-2", "server-3", "server-4")
-		s4.Run("operator", "raft", "transfer-leadership", "server-4")
-		c.Leader()
+		lead(c, "server-4")
 		s4.Run("volume", "status", "kept")
 	})
 }
@@ -137,7 +135,7 @@ func table(out string) map[string][]string {
 // clusterOf is the id of the cluster that a copy of the ledger is of.
 func clusterOf(t *testing.T, through *testhost.Host) string {
 	t.Helper()
-	stream, err := through.Client().Operator.SaveSnapshot(soon(t), connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
+	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t), connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func TestPortTaken(t *testing.T) {
 		go func() {
 			defer close(released)
 			defer taken.Close()
-			for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 				if strings.Contains(s.Log()[before:], "address already in use") {
 					return
 				}

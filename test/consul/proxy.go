@@ -162,7 +162,7 @@ func (p *Proxy) Down() {
 // Up opens the port again.
 func (p *Proxy) Up(t testing.TB) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		err := p.listen(p.address)
 		if err == nil {

@@ -3,7 +3,10 @@ package consul
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/hashicorp/consul/api"
 )
 
 // ready waits until every server that has been started answers, the cluster has a
@@ -63,8 +66,15 @@ func (c *Cluster) checkServer(s *Server) error {
 	if voters < len(c.Servers) {
 		return fmt.Errorf("%d of %d servers vote", voters, len(c.Servers))
 	}
-	if nodes, _, err := client.Catalog().Nodes(nil); err != nil || len(nodes) < len(c.Servers) {
-		return errors.Join(fmt.Errorf("%d of %d nodes are in the catalog", len(nodes), len(c.Servers)), err)
+	nodes, _, err := client.Catalog().Nodes(nil)
+	if err != nil {
+		return fmt.Errorf("ask for the nodes: %w", err)
+	}
+	for _, other := range c.Servers {
+		// A new leader that has never met a killed server takes it out of the catalog.
+		if other.ended != nil && !slices.ContainsFunc(nodes, func(n *api.Node) bool { return n.Node == other.Name }) {
+			return fmt.Errorf("%s is not in the catalog", other.Name)
+		}
 	}
 	if roots, _, err := client.Connect().CARoots(nil); err != nil || len(roots.Roots) == 0 {
 		return errors.Join(errors.New("the mesh has no certificate authority"), err)

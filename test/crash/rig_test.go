@@ -293,7 +293,7 @@ func struck(t *testing.T, what string, crashed <-chan struct{}, cmd *command) {
 	case <-cmd.done:
 		select {
 		case <-crashed:
-		case <-time.After(time.Second): // it may be told a moment later
+		case <-time.After(testhost.Wait): // it may be told a moment later
 			t.Fatalf("%s never came: %s ended with %s\n%s", what, cmd, cmd.state(), cmd.output)
 		}
 	case <-time.After(testhost.Wait):

@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/dgraph-io/badger/v4"
@@ -21,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/pannier/pannier/test/testhost"
 )
 
 // state is what there is, by what it is about, without what may differ: times,
@@ -106,7 +107,7 @@ func (r *rig) decode(into any, args ...string) {
 
 // changing are keys whose values say when, in which order, or how the driver is
 // at the moment.
-var changing = regexp.MustCompile(`^(run|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
+var changing = regexp.MustCompile(`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
@@ -267,7 +268,7 @@ func (r *rig) listed() (out []string) {
 		r.t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
 	volumes, err := csi.NewControllerClient(conn).ListVolumes(ctx, &csi.ListVolumesRequest{}, grpc.WaitForReady(true))
 	if err != nil {

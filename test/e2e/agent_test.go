@@ -12,6 +12,7 @@ import (
 )
 
 func TestSecondAgentOnOneDataDirIsRefused(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
 	second := h.Write("second.hcl", fmt.Sprintf("data_dir = %q\nsocket = %q\nports {\n  http = 0\n}\n", h.Path("data"), h.Path("second.sock")))
@@ -23,6 +24,7 @@ func TestSecondAgentOnOneDataDirIsRefused(t *testing.T) {
 
 // A data directory may be a link, as on machines with a separate disk for it.
 func TestLinkedDataDir(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	if err := os.Mkdir(h.Path("disk"), 0o700); err != nil {
 		t.Fatal(err)
@@ -42,6 +44,7 @@ func TestLinkedDataDir(t *testing.T) {
 // Only root, and whom the agent is told to trust, gets at what is in the data
 // directory.
 func TestDataDirIsClosed(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, drivers[0], "data", "single-node-writer", "")

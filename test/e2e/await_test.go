@@ -59,6 +59,7 @@ func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) 
 // A workload waits for another one over a restart of the agent, takes its volume when nothing is
 // left of it, and is taken over itself by one that replaces it.
 func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, drivers[0], "data", "single-node-single-writer", "")
@@ -90,6 +91,7 @@ func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
 
 // Workloads that wait for one another are refused, and the error names them all.
 func TestACycleOfWorkloadsIsRefused(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, drivers[0], "data", "single-node-single-writer", "")

@@ -147,7 +147,7 @@ func (s *storm) watch(ctx context.Context) (forbidden []string) {
 // all that must be true of it.
 func (s *storm) run(t *testing.T, rounds int, meanwhile func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testhost.Wait)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*testhost.Wait)
 	defer cancel()
 	watching, enough := context.WithCancel(ctx)
 	defer enough()

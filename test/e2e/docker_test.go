@@ -20,6 +20,7 @@ const image = "redis"
 // TestDocker runs workloads and drivers in real containers. The host of each
 // test lives in dockerd's mount namespace.
 func TestDocker(t *testing.T) {
+	t.Parallel()
 	d := docker.Start(t, "workloads and drivers in containers")
 	d.Image(t, image, `CMD ["sleep", "1000"]`)
 	for name, test := range map[string]func(t *testing.T, h *testhost.Host, d *docker.Daemon){

@@ -34,6 +34,7 @@ csi_driver "hostpath" {
 
 // eachDriver runs a test with every driver on a host of its own.
 func eachDriver(t *testing.T, test func(t *testing.T, h *testhost.Host, d driver)) {
+	t.Parallel()
 	for _, d := range drivers {
 		t.Run(d.id, func(t *testing.T) {
 			t.Parallel()

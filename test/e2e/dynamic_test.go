@@ -46,6 +46,7 @@ func (l *local) kill() {
 }
 
 func TestDynamicDriver(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
 	l := startLocal(t, h)
@@ -66,6 +67,7 @@ func TestDynamicDriver(t *testing.T) {
 }
 
 func TestSupervisedDriverIsRestartedAndFoundAgain(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	pid := func() int64 {

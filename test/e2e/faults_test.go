@@ -26,6 +26,7 @@ csi_driver "faulty" {
 // The plugin dies while the driver works on each call of a start and of a stop:
 // nobody but the host notices.
 func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
+	t.Parallel()
 	for rpc, command := range map[string]string{
 		"ControllerPublishVolume": "start", "NodeStageVolume": "start", "NodePublishVolume": "start",
 		"NodeUnpublishVolume": "stop", "NodeUnstageVolume": "stop", "ControllerUnpublishVolume": "stop",
@@ -71,6 +72,7 @@ func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 // A volume that grew while nobody had it mounted is grown on the node by its next
 // user (CSI spec, node_expansion_required).
 func TestExpandedWhileUnused(t *testing.T) {
+	t.Parallel()
 	h, d, id := faulty(t)
 	volume(h, id, "data", "single-node-writer", "")
 	spec := workload(h, "w", "data", "")

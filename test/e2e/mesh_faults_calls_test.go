@@ -71,7 +71,7 @@ func TestMeshRequestsFail(t *testing.T) {
 
 // A token is not given in time: the start fails and says so, and nothing is left.
 func TestMeshDerivationTimesOut(t *testing.T) {
-	eachFaultyMode(t, `identity_timeout = "1s"`, func(t *testing.T, m *faultyMesh, spec string) {
+	eachFaultyMode(t, `identity_timeout = "4s"`, func(t *testing.T, m *faultyMesh, spec string) {
 		for name, fault := range map[string]consul.Fault{"no answer": hang, "made, and the answer lost": consul.Cut()} {
 			t.Run(name, func(t *testing.T) {
 				m.in(t)
@@ -82,7 +82,7 @@ func TestMeshDerivationTimesOut(t *testing.T) {
 				m.awaitRequest(m.asks, before+1)
 				m.Eventually("the start fails", func() error {
 					w, err := m.find("w")
-					if err == nil && (w.GetState() != "failed" || !strings.Contains(w.GetMessage(), `identify service "web"`) || !strings.Contains(w.GetMessage(), "more than 1s")) {
+					if err == nil && (w.GetState() != "failed" || !strings.Contains(w.GetMessage(), `identify service "web"`) || !strings.Contains(w.GetMessage(), "more than 4s")) {
 						err = fmt.Errorf("it is %s: %s", w.GetState(), w.GetMessage())
 					}
 					return err

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/consul"
@@ -64,6 +63,7 @@ func newFaultyMesh(t testing.TB, opts consul.Options, mode, consulKeys, more str
 // eachFaultyMode runs a test with each way of getting tokens, with a Consul and a host
 // of its own, which is open and has a workload "w" with a volume and a sidecar.
 func eachFaultyMode(t *testing.T, consulKeys string, test func(t *testing.T, m *faultyMesh, spec string)) {
+	t.Parallel()
 	for _, mode := range []string{minted, byLogin} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -261,10 +261,7 @@ func (m *faultyMesh) noGoroutineOf(words ...string) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	if err := unix.Kill(m.PID(), unix.SIGQUIT); err != nil {
-		m.t.Fatal(err)
-	}
-	m.AwaitEnd()
+	m.Dump()
 	log, err := os.ReadFile(m.Path("agent.log"))
 	if err != nil {
 		m.t.Fatal(err)

@@ -114,6 +114,7 @@ func eachMode(t *testing.T, test func(t *testing.T, m *mesh)) {
 
 // eachModeAs is eachMode with what is to be done before the host is opened.
 func eachModeAs(t *testing.T, prepare func(m *mesh), test func(t *testing.T, m *mesh)) {
+	t.Parallel()
 	for _, mode := range []string{minted, byLogin} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testhost"
 )
 
 // TestIntentions has two workloads run Consul's own proxy as their sidecars, with the
@@ -236,7 +237,7 @@ func serve(t *testing.T, port int32, text string) {
 
 // get asks over a connection of its own.
 func get(url string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -259,7 +260,7 @@ func refusedWithoutCertificate(t *testing.T, port int32) {
 	conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	if err == nil {
 		defer conn.Close()
-		if err = conn.SetDeadline(time.Now().Add(10 * time.Second)); err == nil {
+		if err = conn.SetDeadline(time.Now().Add(testhost.Wait)); err == nil {
 			_, err = conn.Read(make([]byte, 1)) // TLS 1.3 tells it after the handshake
 		}
 	}

@@ -27,6 +27,7 @@ const besideProgram = `
 // With a real agent, which sees the program's end too, the sidecar still ends last and
 // in its own time.
 func TestMeshSidecar(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		meanwhile func(t *testing.T, m *mesh, r *besideRun)
 		order     string

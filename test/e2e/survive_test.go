@@ -73,6 +73,7 @@ func TestCLIIsKilled(t *testing.T) {
 }
 
 func TestCLIIsKilledWhileTheHostIsAway(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, drivers[0], "data", "single-node-writer", "")
@@ -132,6 +133,7 @@ func TestDriverIsKilled(t *testing.T) {
 // A stop while the driver is down says so, goes on by itself, and finishes when
 // the driver is back.
 func TestStopWhileTheDriverIsDown(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
 	d := startLocal(t, h)
@@ -195,6 +197,7 @@ func TestJournalIsLost(t *testing.T) {
 }
 
 func TestBadInputChangesNothing(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	long := strings.Repeat("x", 129)

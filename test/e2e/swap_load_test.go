@@ -18,6 +18,7 @@ import (
 // Workloads come and go while csi-bridge is replaced by good binaries and by hostile
 // ones, in turns: none of them fails, and the driver sees no call twice or out of order.
 func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
+	t.Parallel()
 	const workloads = 3
 	h, d, _ := faulty(t)
 	c := h.Client()
@@ -85,6 +86,7 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 // the plugin and the driver are the processes that they were, and a call that is in
 // flight all the while ends once.
 func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
+	t.Parallel()
 	for how, end := range map[string]func(*testhost.Host){"stopped": (*testhost.Host).Stop, "killed": (*testhost.Host).Kill} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

@@ -102,6 +102,7 @@ func bridges(t *testing.T, h *testhost.Host) (pids []string) {
 // csi-bridge is swapped while the driver works on each call of a start and of a stop:
 // the call ends where it began, and what follows is made by the new process.
 func TestSwapInTheMiddleOfACall(t *testing.T) {
+	t.Parallel()
 	for rpc, command := range map[string]string{
 		"ControllerPublishVolume": "start", "NodeStageVolume": "start", "NodePublishVolume": "start",
 		"NodeUnpublishVolume": "stop", "NodeUnstageVolume": "stop", "ControllerUnpublishVolume": "stop",
@@ -224,6 +225,7 @@ func TestBadBinaryIsRefused(t *testing.T) {
 // The agent is killed at each instant of a swap, under a workload: the next one has the
 // new binary serving, in one process, and the workload has seen nothing.
 func TestHostIsKilledInTheMiddleOfASwap(t *testing.T) {
+	t.Parallel()
 	pannier := testbin.BuildTags(t, "host/cmd/pannier", "crashpoint")
 	for _, point := range []string{"up", "recorded", "moved", "drained"} {
 		t.Run(point, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 // TestUnits lets systemd read the agent's unit and those of the documentation.
 // Their programs need not be here, so each is taken for one that is.
 func TestUnits(t *testing.T) {
+	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("needs systemd-analyze (Debian: systemd); not covered: the syntax of units")

@@ -72,6 +72,7 @@ func TestSnapshotAndClone(t *testing.T) {
 }
 
 func TestExpandOnline(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("mkfs.xfs"); err != nil {
 		t.Skip("needs mkfs.xfs (Debian: xfsprogs); not covered: growing a mounted volume")
 	}

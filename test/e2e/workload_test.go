@@ -49,6 +49,7 @@ func TestReadOnly(t *testing.T) {
 }
 
 func TestExitCodeAndSignalsArePassedOn(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, drivers[0], "data", "single-node-writer", "")
@@ -109,6 +110,7 @@ func TestStartPrintsTheMounts(t *testing.T) {
 }
 
 func TestSharedVolumeIsStagedOnceAndKeptForTheLast(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	volume(h, drivers[0], "data", "single-node-multi-writer", "")
@@ -133,6 +135,7 @@ func TestSharedVolumeIsStagedOnceAndKeptForTheLast(t *testing.T) {
 }
 
 func TestBlockDevice(t *testing.T) {
+	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
 	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))

@@ -144,11 +144,14 @@ func (d *Driver) Calls(rpc string) []Call {
 	return out
 }
 
+// patience bounds a wait for calls.
+const patience = time.Minute
+
 // AwaitCalls waits until n calls of an RPC have arrived, and fails the test
 // after a while.
 func (d *Driver) AwaitCalls(rpc string, n int) {
 	d.t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(patience)
 	for {
 		d.mu.Lock()
 		next := d.arrived
@@ -159,7 +162,7 @@ func (d *Driver) AwaitCalls(rpc string, n int) {
 		select {
 		case <-next:
 		case <-deadline:
-			d.t.Fatalf("%d calls of %s arrived in 10 s, want %d", len(d.Calls(rpc)), rpc, n)
+			d.t.Fatalf("%d calls of %s arrived within %s, want %d", len(d.Calls(rpc)), rpc, patience, n)
 		}
 	}
 }

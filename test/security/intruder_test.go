@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/testbin"
@@ -150,7 +151,37 @@ func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte)
 		ctx = metadata.AppendToOutgoingContext(ctx, "node-secret", secret)
 	}
 	var answer []byte
-	return conn.Invoke(ctx, method, msg, &answer)
+	if err := conn.Invoke(ctx, method, msg, &answer); err != nil || !strings.HasSuffix(method, "/Apply") {
+		return err
+	}
+	// What became of a command is in the answer.
+	applied, _ := field(answer, 1)
+	refused, ok := field(applied, 2)
+	if !ok {
+		return nil
+	}
+	s := status.New(codes.OK, "").Proto()
+	if err := proto.Unmarshal(refused, s); err != nil {
+		i.t.Fatal(err)
+	}
+	return status.ErrorProto(s)
+}
+
+// field is the first field of a message with that number.
+func field(message []byte, number protowire.Number) (value []byte, ok bool) {
+	for len(message) > 0 {
+		num, kind, n := protowire.ConsumeField(message)
+		if n < 0 {
+			return nil, false
+		}
+		if num == number && kind == protowire.BytesType {
+			_, _, tag := protowire.ConsumeTag(message)
+			value, _ = protowire.ConsumeBytes(message[tag:])
+			return value, true
+		}
+		message = message[n:]
+	}
+	return nil, false
 }
 
 // ask makes one call to the server that leads, which may change.

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/testcluster"
 	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/usage"
 )
 
 // Whoever has a certificate, a network or a socket, and no right, is refused, logged, and
@@ -26,7 +27,7 @@ func TestIntruders(t *testing.T) {
 	c.Volume(n1, "held", "single-node-writer")
 	c.Volume(n1, "free", "single-node-writer")
 	n1.Run("workload", "start", c.Workload(n1, "db", "held"))
-	before := c.Claims(n1, "held")[0]
+	before := n1.Claims("held")[0]
 	who := intruder{t: t, c: c, net: c.Net.Host("intruder")}
 	for _, attack := range []struct {
 		name string
@@ -51,7 +52,7 @@ func TestIntruders(t *testing.T) {
 					t.Fatalf("%s has ended\n%s", h.Name, h.LogTail())
 				}
 			}
-			if claims := c.Claims(n1, "held"); len(claims) != 1 || claims[0].GetIndex() != before.GetIndex() || claims[0].GetState() != before.GetState() {
+			if claims := n1.Claims("held"); len(claims) != 1 || claims[0].GetIndex() != before.GetIndex() || claims[0].GetState() != before.GetState() {
 				t.Fatalf("the claims are %v, and were %v", claims, before)
 			}
 		})
@@ -173,7 +174,7 @@ func hugeRequests(t *testing.T, i intruder) {
 		t.Errorf("to an agent: %v", err)
 	}
 	for _, h := range []*testhost.Host{leader, n2} {
-		before := peak(t, h)
+		before := usage.Memory(t, h.PID(), "VmHWM")
 		if answer := post(t, dialSocket(t, h), body); !refusedHTTP(answer) {
 			t.Errorf("to the socket of %s: %s", h.Name, answer)
 		}
@@ -184,8 +185,8 @@ func hugeRequests(t *testing.T, i intruder) {
 		if answer := post(t, conn, body); !refusedHTTP(answer) {
 			t.Errorf("to the port of %s: %s", h.Name, answer)
 		}
-		if grown := peak(t, h) - before; grown > huge>>1 {
-			t.Errorf("%s took %d MiB of memory for it", h.Name, grown>>20)
+		if grown := usage.Memory(t, h.PID(), "VmHWM") - before; grown > huge>>20/2 {
+			t.Errorf("%s took %.0f MiB of memory for it", h.Name, grown)
 		}
 	}
 }

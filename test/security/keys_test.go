@@ -2,7 +2,6 @@ package security_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -52,9 +51,7 @@ secrets {
 // keys are the secrets keys as an operator sees them.
 func keys(t *testing.T, h *testhost.Host) []*hostv1.SecretsKey {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testhost.Wait)
-	defer cancel()
-	resp, err := h.Client().Secrets.GetSecretsStatus(ctx, connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+	resp, err := h.Client().Secrets.GetSecretsStatus(testhost.Soon(t), connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}

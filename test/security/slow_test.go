@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,23 +14,6 @@ import (
 	"github.com/pannier/pannier/test/testcluster"
 	"github.com/pannier/pannier/test/testhost"
 )
-
-// peak is the most memory that an agent has had, in bytes.
-func peak(t *testing.T, h *testhost.Host) int {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var kib int
-	for line := range strings.Lines(string(text)) {
-		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &kib); err == nil {
-			return kib << 10
-		}
-	}
-	t.Fatal("the kernel does not tell VmHWM")
-	return 0
-}
 
 func dialSocket(t *testing.T, h *testhost.Host) net.Conn {
 	t.Helper()

@@ -38,7 +38,10 @@ func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 }
 
 func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	resp := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{pluginCapability(csi.PluginCapability_Service_CONTROLLER_SERVICE)}}
+	resp := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		pluginCapability(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}},
+	}}
 	if d.segments != nil {
 		resp.Capabilities = append(resp.Capabilities, pluginCapability(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	}
@@ -57,6 +60,7 @@ func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
@@ -177,7 +181,9 @@ func (d *driver) ControllerUnpublishVolume(_ context.Context, req *csi.Controlle
 }
 
 func (d *driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{
+		{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_EXPAND_VOLUME}}},
+	}}, nil
 }
 
 func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
@@ -238,4 +244,38 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVo
 		return nil, internal(err)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, d.record(d.node, "unpublish", req.GetVolumeId(), req.GetTargetPath())
+}
+
+// ControllerExpandVolume notes the new size; the nodes are to be told.
+func (d *driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	unlock, err := d.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := d.check(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if req.GetCapacityRange() == nil {
+		return nil, status.Error(codes.InvalidArgument, "a size is needed")
+	}
+	size := req.GetCapacityRange().GetRequiredBytes()
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: size, NodeExpansionRequired: true},
+		internal(os.WriteFile(d.path(req.GetVolumeId(), "size"), []byte(strconv.FormatInt(size, 10)), 0o600))
+}
+
+// NodeExpandVolume writes down that it was asked to: a directory has no size.
+func (d *driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	unlock, err := d.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := d.check(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(req.GetVolumePath()); err != nil {
+		return nil, status.Errorf(codes.NotFound, "volume %q has no mount %q: %v", req.GetVolumeId(), req.GetVolumePath(), err)
+	}
+	return &csi.NodeExpandVolumeResponse{}, d.record(d.node, "expand", req.GetVolumeId(), req.GetVolumePath())
 }

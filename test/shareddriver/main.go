@@ -86,9 +86,12 @@ func complete(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.U
 	if r, has := req.(interface{ GetTargetPath() string }); has && r.GetTargetPath() == "" {
 		return lacks("target_path")
 	}
+	if r, has := req.(interface{ GetVolumePath() string }); has && r.GetVolumePath() == "" {
+		return lacks("volume_path")
+	}
 	if r, has := req.(interface {
 		GetVolumeCapability() *csi.VolumeCapability
-	}); has && r.GetVolumeCapability() == nil {
+	}); has && r.GetVolumeCapability() == nil && !expands(req) {
 		return lacks("volume_capability")
 	}
 	if r, has := req.(interface {
@@ -100,4 +103,14 @@ func complete(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.U
 		return lacks("node_id") // from all nodes is never meant
 	}
 	return next(ctx, req)
+}
+
+// expands says whether a request is one to expand a volume: its capability is optional.
+func expands(req any) bool {
+	switch req.(type) {
+	case *csi.ControllerExpandVolumeRequest, *csi.NodeExpandVolumeRequest:
+		return true
+	default:
+		return false
+	}
 }

@@ -17,7 +17,8 @@ import (
 	"strings"
 	"testing"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"golang.org/x/sys/unix"
+
 	"github.com/pannier/pannier/test/testbin"
 	"github.com/pannier/pannier/test/testhost"
 	"github.com/pannier/pannier/test/testnet"
@@ -226,8 +227,51 @@ func (c *Cluster) Workload(on *testhost.Host, id string, volumes ...string) (spe
 	return on.Write(id+".workload.hcl", text.String())
 }
 
-// Claims are those of a volume, as a host answers.
-func (c *Cluster) Claims(through *testhost.Host, volume string) []*hostv1.Claim {
+// AwaitStarted starts a workload that uses volumes of the same names, as soon as that is
+// possible.
+func (c *Cluster) AwaitStarted(on *testhost.Host, id string, volumes ...string) {
 	c.t.Helper()
-	return through.Volume(volume).GetClaims()
+	spec := c.Workload(on, id, volumes...)
+	on.Eventually("workload "+id+" is started", func() error {
+		if r := on.Try("workload", "start", spec); r.Code != 0 {
+			return errors.New(r.Stdout + r.Stderr)
+		}
+		return nil
+	})
+}
+
+// Data is the folder in which the storage keeps what a volume holds.
+func (c *Cluster) Data(through *testhost.Host, volume string) string {
+	c.t.Helper()
+	return filepath.Join(c.Volumes, through.Volume(volume).GetSpec().GetExternalId(), "data")
+}
+
+// Hold keeps the drivers of all hosts from changing anything, until release or the end of
+// the test.
+func (c *Cluster) Hold(t testing.TB) (release func()) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(c.Volumes, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release = func() { _ = f.Close() } // again: it is closed already
+	t.Cleanup(release)
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return release
+}
+
+// Stage is one part of what a cluster goes through. What comes after one that failed
+// would tell nothing.
+func (c *Cluster) Stage(t *testing.T, name string, do func(t *testing.T)) {
+	t.Helper()
+	if !t.Run(name, func(t *testing.T) {
+		for _, h := range c.Hosts {
+			h.Use(t)
+		}
+		do(t)
+	}) {
+		t.FailNow()
+	}
 }

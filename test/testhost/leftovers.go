@@ -38,6 +38,12 @@ func (h *Host) Mounts() []string {
 	return out
 }
 
+// VolumeMounts are those of Mounts that are volumes.
+func (h *Host) VolumeMounts() []string {
+	h.t.Helper()
+	return slices.DeleteFunc(h.Mounts(), func(m string) bool { return !strings.HasPrefix(m, h.Path("data/csi")+"/") })
+}
+
 // Loops lists the loop devices whose file is below the host's directory.
 func (h *Host) Loops() []string {
 	h.t.Helper()
@@ -117,7 +123,7 @@ func (h *Host) cleanUp() {
 		<-h.ended
 		h.agent = nil
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(Wait)
 	for pids := h.Processes(); len(pids) > 0 && time.Now().Before(deadline); pids = h.Processes() {
 		for _, pid := range pids {
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {

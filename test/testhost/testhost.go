@@ -113,10 +113,19 @@ func (h *Host) Socket() string { return h.Path("api.sock") }
 // SecretsDir is where the tokens and bootstraps of workloads are.
 func (h *Host) SecretsDir() string { return h.Path("data/secrets") }
 
-// Write writes a file into the host's directory and returns its path.
+// Write writes a file into the host's directory and returns its path. Whoever reads it
+// meanwhile, finds the whole file or none.
 func (h *Host) Write(name, content string) string {
 	h.t.Helper()
-	if err := os.WriteFile(h.Path(name), []byte(content), 0o600); err != nil {
+	f, err := os.CreateTemp(h.Dir, ".whole-")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	_, err = f.WriteString(content)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), h.Path(name))
+	}
+	if err != nil {
 		h.t.Fatal(err)
 	}
 	return h.Path(name)
@@ -213,6 +222,9 @@ func (h *Host) Kill() { h.end(unix.SIGKILL) }
 // Stop ends the agent as systemd does.
 func (h *Host) Stop() { h.end(unix.SIGTERM) }
 
+// Dump ends the agent, which writes what its goroutines are doing into its log.
+func (h *Host) Dump() { h.end(unix.SIGQUIT) }
+
 // AwaitEnd waits until the agent has ended by itself.
 func (h *Host) AwaitEnd() {
 	h.t.Helper()
@@ -307,18 +319,6 @@ func (h *Host) Alive() bool {
 	}
 }
 
-// Volume reads one of the default namespace.
-func (h *Host) Volume(id string) *hostv1.Volume {
-	h.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), Wait)
-	defer cancel()
-	res, err := h.Client().Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: "default", Id: id}))
-	if err != nil {
-		h.t.Fatalf("read volume %q: %v\n%s", id, err, h.LogTail())
-	}
-	return res.Msg.GetVolume()
-}
-
 // Result is what a command of the CLI came to.
 type Result struct {
 	Stdout, Stderr string
@@ -342,13 +342,24 @@ func (h *Host) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// tryAtMost bounds a command of the CLI: one that waits for ever fails its test, and not the
+// run of all tests.
+const tryAtMost = 5 * time.Minute
+
 // Try runs a command of the CLI, whatever it comes to.
 func (h *Host) Try(args ...string) Result {
 	h.t.Helper()
 	var stdout, stderr bytes.Buffer
 	cmd := h.Command(args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
+	err := cmd.Start()
+	if err == nil {
+		late := time.AfterFunc(tryAtMost, func() { _ = cmd.Process.Kill() })
+		err = cmd.Wait()
+		if !late.Stop() {
+			h.t.Fatalf("pannier %s: it did not end within %s\n%s%s\n%s", strings.Join(args, " "), tryAtMost, stdout.String(), stderr.String(), h.LogTail())
+		}
+	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		h.t.Fatalf("pannier %s: %v", strings.Join(args, " "), err)

@@ -290,13 +290,21 @@ func (n *Net) pass(from *Host, packet []byte) {
 		n.mu.Unlock()
 		return
 	}
-	link := n.links[[2]string{from.Name, to.Name}]
+	between := [2]string{from.Name, to.Name}
+	link := n.links[between]
 	lost := link.Cut || link.Loss > 0 && n.chance.Float64() < link.Loss
 	n.mu.Unlock()
 	switch {
 	case lost:
 	case link.Delay > 0:
-		time.AfterFunc(link.Delay, func() { to.write(packet) })
+		time.AfterFunc(link.Delay, func() {
+			n.mu.Lock()
+			cut := n.links[between].Cut // what was on its way is lost
+			n.mu.Unlock()
+			if !cut {
+				to.write(packet)
+			}
+		})
 	default:
 		to.write(packet)
 	}

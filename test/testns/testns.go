@@ -4,6 +4,8 @@
 // Without it, every program that makes a namespace meanwhile, in the tests of
 // another package say, would get a copy of our mounts and keep our volumes in use
 // for as long as it runs.
+//
+// Nothing that the tests have started outlives them, whatever ends them.
 package testns
 
 import (
@@ -11,11 +13,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
@@ -31,7 +31,7 @@ const envParent = "PANNIER_TEST_NAMESPACE"
 // as many as there are processors.
 func Main(m *testing.M, sideBySide int) {
 	if sideBySide > 0 {
-		parallel(strconv.Itoa(sideBySide))
+		SideBySide(sideBySide)
 	}
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
@@ -44,15 +44,22 @@ func Main(m *testing.M, sideBySide int) {
 		}
 		os.Exit(m.Run())
 	case "":
-		os.Exit(runInNamespace())
+		code, err := runInNamespace()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+		os.Exit(code)
 	default: // a process that a test has started from its own program
 		os.Exit(m.Run())
 	}
 }
 
-// parallel sets the flag -test.parallel unless it is given, for the namespace's process
-// too.
-func parallel(n string) {
+// SideBySide lets so many of a package's tests run at the same time, unless the flag
+// -test.parallel says otherwise; a process with this one's arguments does the same. A TestMain
+// calls it whose tests mostly wait: else they are as many as there are processors.
+func SideBySide(tests int) {
+	n := strconv.Itoa(tests)
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
@@ -63,23 +70,6 @@ func parallel(n string) {
 		panic(err)
 	}
 	os.Args = append(os.Args[:1], append([]string{"-test.parallel=" + n}, os.Args[1:]...)...)
-}
-
-func runInNamespace() int {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), envParent+"="+strconv.Itoa(os.Getpid()))
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		return max(exit.ExitCode(), 1)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
 }
 
 // prepare gives back what the new namespace got a copy of, since it would keep the

@@ -7,9 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
@@ -85,4 +87,14 @@ func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.String()
+}
+
+// Await waits until a text was written: what a process says comes a moment after what it does.
+func (l *Log) Await(t testing.TB, text string) {
+	t.Helper()
+	for late := time.Now().Add(time.Minute); !strings.Contains(l.String(), text); time.Sleep(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("the process did not write %q:\n%s", text, l)
+		}
+	}
 }

@@ -97,7 +97,7 @@ func TestWhatAFolderCannotDo(t *testing.T) {
 
 func TestFingerprintFollowsTheRoot(t *testing.T) {
 	client, d := serve(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := errors.New("seen enough")
 	var seen []bool

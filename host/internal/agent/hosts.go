@@ -114,10 +114,10 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 	}
 	a.closers.add(h.discovery.Close)
 	if role == pki.Server {
-		h.local = &peer.Leader{Members: h.members}
+		h.local = &peer.Leader{Servers: h.known}
 	}
 	h.servers = peer.NewServers(peer.ServersConfig{
-		Name: a.cfg.Name, Secret: h.secret, Members: h.members, Dialer: h.dialer, Local: h.local, Terms: h.terms,
+		Name: a.cfg.Name, Secret: h.secret, Servers: h.known, Dialer: h.dialer, Local: h.local, Terms: h.terms,
 	})
 	h.here = &peer.Node{Info: peer.Info{Name: a.cfg.Name, Version: a.version, BootID: process.BootID(), StartedAt: a.started}}
 	a.hosts = h
@@ -138,7 +138,7 @@ func (a *agent) openLease(ctx context.Context) (err error) {
 
 // join gives a server's ledger what it reaches the other servers by.
 func (h *hosts) join(cfg *cluster.Config, wanted config.Autopilot) {
-	autopilot := cluster.DefaultAutopilot()
+	autopilot := claim.DefaultAutopilot()
 	autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
 	autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold, wanted.ServerStabilizationTime
 	cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = rpc.NewRaftLayer(h.port, h.dialer), h.discovery, h, &autopilot
@@ -230,9 +230,9 @@ func (h *hosts) await(ctx context.Context) error {
 	}
 }
 
-// members are all agents that can be asked.
-func (h *hosts) members() (all []peer.Member) {
-	for _, m := range h.discovery.Members() {
+// known are the servers that can be asked.
+func (h *hosts) known() (all []peer.Member) {
+	for _, m := range h.discovery.Servers() {
 		if m.Status != discovery.Left {
 			all = append(all, shownMember(m))
 		}

@@ -104,7 +104,7 @@ func (a *app) raftRemove() *cobra.Command {
 
 func (a *app) autopilotGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get", Short: "Show what autopilot does on the server that leads",
+		Use: "get", Short: "Show what autopilot does",
 		Args: exactly(),
 		RunE: a.do(func(ctx context.Context, _ []string) error {
 			client, err := a.api()
@@ -138,7 +138,7 @@ func (a *app) autopilotSet() *cobra.Command {
 	var contact, stabilization time.Duration
 	var quorum uint32
 	cmd := &cobra.Command{
-		Use: "set", Short: "Change it, until that server is started again; the configuration's autopilot block lasts",
+		Use: "set", Short: "Change it for all servers and for good, whatever their configuration's autopilot blocks say",
 		Args: exactly(),
 	}
 	flags := cmd.Flags()

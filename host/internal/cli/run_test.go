@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -97,6 +98,8 @@ func (f *fake) stopped() int {
 
 func wait(t *testing.T, cmd *exec.Cmd, out *output, want int) {
 	t.Helper()
+	late := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
 	err := cmd.Wait()
 	if got := cmd.ProcessState.ExitCode(); got != want {
 		t.Fatalf("exit code %d, want %d: %v; output:\n%s", got, want, err, out)
@@ -107,6 +110,10 @@ func TestSignalsReachTheProgram(t *testing.T) {
 	testbin.RequireRoot(t, "signals of pannier workload run")
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1} {
 		t.Run(sig.String(), func(t *testing.T) {
+			// No shell traps what was ignored when it began, as nohup does with a hangup.
+			caught := make(chan os.Signal, 1)
+			signal.Notify(caught, sig)
+			defer signal.Stop(caught)
 			f := startFake(t)
 			script := fmt.Sprintf("trap 'echo got it; exit 9' %d; echo ready; while :; do sleep 0.01; done", int(sig))
 			cmd, out := runScript(t, f, script, nil)
@@ -267,8 +274,8 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 				return
 			}
 			_, _ = conn.Read(make([]byte, 1))
-			_ = conn.Close() // with the rest of the request unread: that is a reset
 			resets.Add(1)
+			_ = conn.Close() // with the rest of the request unread: that is a reset
 		}
 	})
 	t.Cleanup(accepting.Wait)
@@ -325,9 +332,9 @@ func TestInterruptOfATerminalComesOnce(t *testing.T) {
 			fmt.Fprintln(out, lines.Text())
 		}
 	}()
-	// wait ends at once with a signal: the first one ends the first, a second one the other.
-	cmd, _ := runScript(t, f, `n=0; trap 'n=$((n+1))' INT; sleep 60 & last=$!
-echo ready; wait $last; sleep 0.3 & last=$!; wait $last; kill %1; exit $n`, terminal)
+	// The first signal ends the loop, whenever it comes; a second one has 0.3 s to come.
+	cmd, _ := runScript(t, f, `n=0; trap 'n=$((n+1))' INT
+echo ready; while [ $n = 0 ]; do sleep 0.01; done; sleep 0.3; exit $n`, terminal)
 	awaitText(t, out, "ready")
 	if _, err := keyboard.Write([]byte{3}); err != nil {
 		t.Fatal(err)

@@ -26,9 +26,9 @@ func BenchmarkCluster(b *testing.B) {
 	}{
 		{"claims", "Durable claims on three servers, beside Consul and etcd on three servers", measureClaims},
 		{"election", "The leader is killed", measureElection},
-		{"nodes", "1,000 nodes", measureNodes},
 		{"ledger", "100,000 claims on three servers", measureLedger},
 		{"release", "1,000 claims of a node that is down", measureRelease},
+		{"nodes", "1,000 nodes", measureNodes},
 	} {
 		if *only != "" && *only != section.name {
 			continue

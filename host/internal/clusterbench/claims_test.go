@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/usage"
 )
 
 // turns of each of the three, after one that does not count. They follow one another, each
@@ -89,12 +90,12 @@ func (c *contender) turn(b *testing.B, n, clients int) float64 {
 		}
 	}
 	pids := append([]int{os.Getpid()}, c.pids...)
-	before, at := cpuTime(b, pids...), time.Now()
+	before, at := usage.CPU(b, pids...), time.Now()
 	if err := parallel(n, clients, func(i int) error { return c.take(ctx, first+i) }); err != nil {
 		b.Fatalf("%s: %v", c.name, err)
 	}
 	took := time.Since(at)
-	c.cpu += cpuTime(b, pids...) - before
+	c.cpu += usage.CPU(b, pids...) - before
 	c.done += n
 	return float64(n) / took.Seconds()
 }
@@ -143,7 +144,7 @@ func register(ctx context.Context, c *cluster.Client, i int, driver string) erro
 
 // take starts the i-th workload, which claims the volume of its number.
 func take(ctx context.Context, c *cluster.Client, i int, node string) error {
-	_, err := c.StartWorkload(ctx, workloadRef(i), node, []claim.Claim{wanted(i)})
+	_, err := c.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: node}, []claim.Claim{wanted(i)})
 	return err
 }
 

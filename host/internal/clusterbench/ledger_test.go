@@ -62,7 +62,7 @@ func manyClaimed(b *testing.B) []byte {
 		if err != nil {
 			return err
 		}
-		_, err = n.StartWorkload(ctx, workloadRef(i), "node-1", []claim.Claim{wanted(i)})
+		_, err = n.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: "node-1"}, []claim.Claim{wanted(i)})
 		return err
 	})
 	if err != nil {

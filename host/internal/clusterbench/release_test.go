@@ -78,12 +78,14 @@ csi_driver "shared" {
 	if _, err := operator.SetNodeStatus(ctx, n.name, claim.NodeDown, "the benchmark"); err != nil {
 		b.Fatal(err)
 	}
-	for index, left := uint64(0), releases; left > 0; {
-		on, now, err := operator.OnNode(ctx, n.name, cluster.Blocking{MinIndex: index, Wait: patience})
-		if err != nil {
-			b.Fatal(err)
+	for i := range releases {
+		for index, left := uint64(0), 1; left > 0; {
+			claims, now, err := operator.ClaimsOf(ctx, workloadRef(i), cluster.Blocking{MinIndex: index, Wait: patience})
+			if err != nil {
+				b.Fatal(err)
+			}
+			index, left = now, len(claims)
 		}
-		index, left = now, len(on.Claims)
 	}
 	took := time.Since(at)
 	r.Add(

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/lease"
 )
 
@@ -38,8 +39,8 @@ func (l *loader) checkCluster() {
 			l.problems.add(at.advertise, "advertise_addr: %q is not the IP address of one host", a.AdvertiseAddr)
 		}
 	}
-	if n := a.Server.BootstrapExpect; n < 0 || n > maxServers {
-		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 0 to %d is required, not %d", maxServers, n)
+	if n := a.Server.BootstrapExpect; n < 0 || n > claim.MaxServers {
+		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 0 to %d is required, not %d", claim.MaxServers, n)
 	}
 	if a.TLS == nil {
 		l.checkAlone()

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/hcl/v2"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // TLS is where an agent's certificate is, in PEM; all three are absolute paths.
@@ -26,7 +28,7 @@ type ACL struct {
 	SocketRoot bool
 }
 
-// Autopilot is how the leader looks after the other servers.
+// Autopilot is how the leader looks after the other servers while no operator has said otherwise.
 type Autopilot struct {
 	// CleanupDeadServers removes a server that has failed once another has taken its place.
 	CleanupDeadServers bool
@@ -34,8 +36,8 @@ type Autopilot struct {
 	LastContactThreshold time.Duration
 	// ServerStabilizationTime is how long a new server is healthy before it votes.
 	ServerStabilizationTime time.Duration
-	// MinQuorum is how many servers are left at the least when dead ones are removed; 0:
-	// as many as a majority needs.
+	// MinQuorum is how many voters are left at the least when dead ones are removed; 0:
+	// as many as formed the cluster.
 	MinQuorum int
 }
 
@@ -43,9 +45,6 @@ type Autopilot struct {
 var defaultAutopilot = Autopilot{
 	CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond, ServerStabilizationTime: 10 * time.Second,
 }
-
-// maxServers bounds bootstrap_expect and min_quorum.
-const maxServers = 15
 
 var (
 	serverFields     = fields{attrs: []string{"enabled", "bootstrap_expect", "heartbeat_ttl", "stop_after", "stop_margin"}}
@@ -116,7 +115,7 @@ func (l *loader) server(s *section) {
 
 func (s *section) servers(name string, lowest int64, dst *int) {
 	n := int64(*dst)
-	s.integer(name, lowest, maxServers, &n)
+	s.integer(name, lowest, claim.MaxServers, &n)
 	*dst = int(n)
 }
 

@@ -35,7 +35,7 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, capability s
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	if on, err := c.reach.on(v.PluginID, node); err == nil {
-		if err := Reachable(v, node, on.Topology); err != nil {
+		if err := v.CheckReachable(node, on.Topology); err != nil {
 			return nil, fmt.Errorf("%s: %w", doing, err)
 		}
 	}

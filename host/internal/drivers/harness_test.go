@@ -360,7 +360,7 @@ func supervised(id string, args ...string) Spec {
 	if err != nil {
 		panic(err)
 	}
-	return Spec{ID: id, Command: append([]string{self, "a-csi-driver"}, args...), HealthTimeout: 10 * time.Second}
+	return Spec{ID: id, Command: append([]string{self, "a-csi-driver"}, args...), HealthTimeout: time.Minute}
 }
 
 // shortDir is a data directory whose path leaves room for a socket.

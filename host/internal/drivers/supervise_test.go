@@ -124,7 +124,7 @@ func hostProcess(t *testing.T, dataDir string, spec Spec) *exec.Cmd {
 func crashHost(t *testing.T, dataDir string) (pid int) {
 	t.Helper()
 	cmd := hostProcess(t, dataDir, supervised("a"))
-	for deadline := time.Now().Add(15 * time.Second); pid == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); pid == 0; time.Sleep(time.Millisecond) {
 		said, _ := os.ReadFile(cmd.Stdout.(*os.File).Name())
 		if strings.HasSuffix(string(said), "\n") {
 			fmt.Sscan(string(said), &pid)

@@ -41,11 +41,12 @@ func TestHealthIsFollowed(t *testing.T) {
 // A plugin that is replaced says nothing about the driver.
 func TestPluginsEndIsNotTheDrivers(t *testing.T) {
 	h, _ := external(t)
+	h.timing.unknownAfter = time.Minute
 	h.declareExternal()
 	h.healthy("e")
 	leases := h.leases.Load()
 	h.crashes <- struct{}{}
-	for deadline := time.Now().Add(5 * time.Second); h.leases.Load() == leases || h.held.Load() == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); h.leases.Load() == leases || h.held.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the stream is not taken up again")
 		}

@@ -18,7 +18,7 @@ func publish(b *Bus, n int) {
 // take reads n events of a subscription and fails the test when they do not come.
 func take(t *testing.T, b *Bus, recent, n int, then ...func()) []Event {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	seq := b.Subscribe(ctx, recent)
 	for _, f := range then {

@@ -39,6 +39,7 @@ type actor struct {
 	search    search
 	copies    map[replica]Mount
 	unmounts  unmounts
+	slow      map[string]try       // what the kernel has not finished, by its key: no table may show it any more
 	stuck     map[string]time.Time // since when a mount has been busy with nobody seen to use it, by its key
 	report    *Report              // nil: there was nothing to do yet at this deadline
 	written   Report               // the report, as it was given to write last
@@ -67,14 +68,14 @@ func (a *actor) close() {
 
 // over forgets about a deadline that has been put off.
 func (a *actor) over() {
-	a.copies, a.stuck, a.refused, a.forbidden = nil, map[string]time.Time{}, map[string]int{}, map[uint64]bool{}
+	a.copies, a.slow, a.stuck, a.refused, a.forbidden = nil, map[string]try{}, map[string]time.Time{}, map[string]int{}, map[uint64]bool{}
 	a.report, a.written = nil, Report{}
 }
 
 // round kills those that hold what is guarded, and unmounts what nobody holds. It says
 // whether anything was left to do: then another round has to follow at once.
 func (a *actor) round(s State) (left bool) {
-	if len(s.Mounts) == 0 && len(s.Processes) == 0 && len(a.copies) == 0 {
+	if len(s.Mounts) == 0 && len(s.Processes) == 0 && len(a.copies) == 0 && len(a.slow) == 0 {
 		a.done()
 		return false
 	}
@@ -86,7 +87,7 @@ func (a *actor) round(s State) (left bool) {
 	a.copies = sc.copies
 	holders := a.search.holders(sc, s.Processes, len(a.stuck) > 0)
 	holders = append(holders, a.locked(sc)...)
-	if len(holders) == 0 && len(sc.places) == 0 && len(sc.copies) == 0 {
+	if len(holders) == 0 && len(sc.places) == 0 && len(sc.copies) == 0 && len(a.slow) == 0 {
 		a.done()
 		return false
 	}
@@ -155,18 +156,18 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 		return -cmp.Compare(strings.Count(x.Mountpoint, "/"), strings.Count(y.Mountpoint, "/"))
 	})
 	busy := map[string]bool{}
+	tries := a.unseen(sc)
 	for _, staging := range []bool{false, true} {
-		var tries []try
 		for _, p := range places {
 			if p.guard.Staging == staging && !held(p.guard) && (!staging || !sc.published(p)) {
-				tries = append(tries, a.try(fmt.Sprintf("%d %s", p.ID, p.Mountpoint), p.guard, func(flags int) error {
+				tries = append(tries, a.try(p.key(), p.guard, func(flags int) error {
 					return unix.Unmount(p.Mountpoint, flags)
 				}))
 			}
 		}
 		a.wait(tries, busy)
+		tries = nil
 	}
-	var tries []try
 	for r, guard := range sc.copies {
 		if held(guard) || slices.ContainsFunc(sc.places, func(p place) bool { return p.guard.Path == guard.Path }) {
 			continue // most go with the original
@@ -183,6 +184,17 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 			delete(a.stuck, key)
 		}
 	}
+}
+
+// unseen are the unmounts under way whose mounts are in no table any more. The kernel writes
+// to the file system until they are over.
+func (a *actor) unseen(sc *scene) (tries []try) {
+	for key, t := range a.slow {
+		if !slices.ContainsFunc(sc.places, func(p place) bool { return p.key() == key }) {
+			tries = append(tries, t)
+		}
+	}
+	return tries
 }
 
 // published says that what is staged at a place was also published, as of this look.
@@ -227,9 +239,11 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 		case <-t.under.done:
 		case <-timeout.C:
 			timeout.Reset(0) // the others are only asked
+			a.slow[t.key] = t
 			a.report.Left = append(a.report.Left, "unmount "+t.key+": the kernel has not finished")
 			continue
 		}
+		delete(a.slow, t.key)
 		err := t.under.err
 		switch {
 		case err == nil && t.lazy:

@@ -79,9 +79,9 @@ func TestAnAgentThatIsStoppedOrKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v, dir := ext4(t), folder(t)
 			a := startAgent(t, dir)
+			w := writer(t, filepath.Join(v.target, "times"))
 			deadline := boottime.Now().Add(time.Second)
 			a.tell(t, State{Times: Times{Stop: deadline, Deadline: deadline}, Mounts: v.mounts})
-			w := writer(t, filepath.Join(v.target, "times"))
 			must(t, a.Process.Signal(signal))
 			notBefore(t, "the writer ended", w.ends(t), deadline)
 			r := finished(t, dir, 1)
@@ -143,9 +143,9 @@ func TestAFenceThatIsKilledOrStopped(t *testing.T) {
 func TestAgentAndFenceAreKilled(t *testing.T) {
 	v, dir := bound(t), folder(t)
 	a := startAgent(t, dir)
+	w := writer(t, filepath.Join(v.target, "times"))
 	deadline := boottime.Now().Add(2 * time.Second)
 	a.tell(t, State{Times: Times{Stop: deadline, Deadline: deadline}, Mounts: v.mounts})
-	w := writer(t, filepath.Join(v.target, "times"))
 	fence := fencePID(t, dir)
 	must(t, a.Process.Kill())
 	_ = a.Wait()

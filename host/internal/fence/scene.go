@@ -38,6 +38,9 @@ type place struct {
 	guard Mount
 }
 
+// key names a place, also for people.
+func (p place) key() string { return fmt.Sprintf("%d %s", p.ID, p.Mountpoint) }
+
 // shown is where processes of a namespace see what is mounted at a guarded path.
 type shown struct{ path, guard string }
 

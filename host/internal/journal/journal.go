@@ -36,7 +36,7 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 		WithLogger(badgerLog{log}).
 		WithMetricsEnabled(false).
 		WithCompression(options.None).
-		WithMemTableSize(4 << 20).
+		WithMemTableSize(1 << 20).
 		WithValueThreshold(64 << 10).
 		WithNumMemtables(2).
 		WithBlockCacheSize(0).

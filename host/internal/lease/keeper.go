@@ -110,6 +110,7 @@ func (k *Keeper) send(ctx context.Context, seq uint64, every time.Duration) (Ans
 	sent := boottime.Now()
 	a, err := k.Servers.Heartbeat(bounded, k.Node, seq)
 	if err != nil {
+		k.Lease.NotGranted(err)
 		return a, err
 	}
 	if a.Status == claim.NodeDown {

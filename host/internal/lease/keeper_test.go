@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -78,6 +79,22 @@ func TestServersThatGoAndComeBack(t *testing.T) {
 	}
 	s.say(Answer{Status: claim.NodeDisconnected, Liveness: terms}, nil)
 	next(t, "the comparison after that", backs)
+}
+
+// A node that was never given a lease says what the servers say to it.
+func TestServersThatRefuseANode(t *testing.T) {
+	s := &servers{err: errors.New("known with another secret")}
+	l, _, backs := keep(t, s, well)
+	late := time.Now().Add(patience)
+	for !strings.Contains(l.Valid().Error(), "known with another secret") {
+		if time.Now().After(late) {
+			t.Fatalf("the servers' refusal is not seen: %v", l.Valid())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	s.say(Answer{Status: claim.NodeReady, Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}}, nil)
+	next(t, "the comparison after the start", backs)
+	must(t, l.Valid())
 }
 
 func TestAComparisonThatFails(t *testing.T) {

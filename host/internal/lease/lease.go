@@ -111,6 +111,16 @@ func (l *Lease) Lost() <-chan struct{} {
 	return l.lost
 }
 
+// NotGranted notes why the servers gave none, where there has never been one: it may be that they
+// refuse this node.
+func (l *Lease) NotGranted(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over && l.times.Stop == 0 {
+		l.why = fmt.Sprintf("none was granted since the agent was started: %v", err)
+	}
+}
+
 // Why tells how the lease was lost, for people.
 func (l *Lease) Why() string {
 	if l == nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/usage"
 )
 
 const (
@@ -75,13 +76,13 @@ func (t *tokenBench) createBare(ctx context.Context, id string) (secret string, 
 
 // start lets a workload run, without a token.
 func (t *tokenBench) start(ctx context.Context, id string) error {
-	_, err := t.ledger.StartWorkload(ctx, token(id).Workload, node, nil)
+	_, err := t.ledger.StartWorkload(ctx, claim.Run{Ref: token(id).Workload, Node: node}, nil)
 	return err
 }
 
 // intend lets a workload run, and notes its token in the same command.
 func (t *tokenBench) intend(ctx context.Context, id string) error {
-	_, err := t.ledger.StartWorkload(ctx, token(id).Workload, node, nil, token(id))
+	_, err := t.ledger.StartWorkload(ctx, claim.Run{Ref: token(id).Workload, Node: node}, nil, token(id))
 	return err
 }
 
@@ -224,7 +225,7 @@ func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
 func (t *tokenBench) load(b *testing.B, ids []string, do way) tokenLoad {
 	b.Helper()
 	took := make(table.Samples, len(ids))
-	cpu, at := cpuTime(b), time.Now()
+	cpu, at := usage.CPUHere(b), time.Now()
 	parallel(b, len(ids), together, func(i int) error {
 		began := time.Now()
 		err := do(b.Context(), ids[i])
@@ -232,7 +233,7 @@ func (t *tokenBench) load(b *testing.B, ids []string, do way) tokenLoad {
 		return err
 	})
 	rate := float64(len(ids)) / time.Since(at).Seconds()
-	return tokenLoad{rates: []float64{rate}, took: took, cpu: cpuTime(b) - cpu}
+	return tokenLoad{rates: []float64{rate}, took: took, cpu: usage.CPUHere(b) - cpu}
 }
 
 func newIDs(n int) (ids []string) {

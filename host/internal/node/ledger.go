@@ -15,9 +15,9 @@ import (
 // Cluster is the way to the ledger, here or on the server that leads: a *cluster.Node or
 // a *cluster.Client.
 type Cluster interface {
-	AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error)
-	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error)
-	EndRun(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) (command.EndWorkloadResult, error)
+	AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error)
+	StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error)
+	EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error)
 	AdvanceClaims(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error)
 	Volume(ctx context.Context, ref claim.VolumeRef, b cluster.Blocking) (claim.Volume, uint64, error)
 	Workload(ctx context.Context, ref claim.WorkloadRef, b cluster.Blocking) (claim.Workload, uint64, error)
@@ -49,8 +49,8 @@ func (l Ledger) Workload(ctx context.Context, ref claim.WorkloadRef) (claim.Work
 }
 
 // AwaitWorkload records that a workload waits on a node for others.
-func (l Ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) error {
-	_, err := l.Cluster.AwaitWorkload(ctx, ref, node, after)
+func (l Ledger) AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) error {
+	_, err := l.Cluster.AwaitWorkload(ctx, run, after)
 	return err
 }
 
@@ -69,15 +69,15 @@ func (l Ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
 }
 
 // StartWorkload takes all of the claims or none, and notes the tokens.
-func (l Ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (workload.Started, error) {
-	result, err := l.Cluster.StartWorkload(ctx, ref, node, want, tokens...)
+func (l Ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (workload.Started, error) {
+	result, err := l.Cluster.StartWorkload(ctx, run, want, tokens...)
 	return workload.Started{Run: result.Workload.CreateIndex, Claims: result.Claims, Volumes: result.Volumes}, err
 }
 
 // EndWorkload marks a run of the workload on a node as ended, and its claims as
 // unpublishing.
-func (l Ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) error {
-	_, err := l.Cluster.EndRun(ctx, ref, node, run)
+func (l Ledger) EndWorkload(ctx context.Context, run claim.Run) error {
+	_, err := l.Cluster.EndRun(ctx, run)
 	return err
 }
 

@@ -31,7 +31,12 @@ const patience = time.Minute
 type direct struct{ *clustertest.Server }
 
 func (d direct) Apply(ctx context.Context, entry []byte) ([]byte, error) {
-	return d.ApplyEntry(ctx, entry)
+	c, err := command.Decode(entry)
+	if err != nil {
+		return nil, err
+	}
+	applied := d.ApplyFor(ctx, c)[0]
+	return applied.Outcome, applied.Err
 }
 
 func (d direct) Query(ctx context.Context, query []byte) ([]byte, error) {
@@ -87,14 +92,14 @@ func TestAWorkloadsLedger(t *testing.T) {
 				t.Errorf("no workload: %v", err)
 			}
 			must(t, l.AwaitEnded(ctx, w))
-			started, err := l.StartWorkload(ctx, w, "n1", []claim.Claim{want(v)}, nil)
+			started, err := l.StartWorkload(ctx, claim.Run{Ref: w, Node: "n1"}, []claim.Claim{want(v)}, nil)
 			must(t, err)
 			held := started.Claims
 			if started.Run == 0 || len(held) != 1 || held[0].Index == 0 || started.Volumes[0].VolumeRef != v {
 				t.Fatalf("%+v", started)
 			}
 			var refused *claim.Refusal
-			if _, err := l.StartWorkload(ctx, ref("other"), "n1", []claim.Claim{want(v)}, nil); !errors.As(err, &refused) || refused.Holders[0].Workload != w {
+			if _, err := l.StartWorkload(ctx, claim.Run{Ref: ref("other"), Node: "n1"}, []claim.Claim{want(v)}, nil); !errors.As(err, &refused) || refused.Holders[0].Workload != w {
 				t.Errorf("a held volume: %v", err)
 			}
 			on, claims, err := l.OnNode(ctx, "n1")
@@ -108,8 +113,8 @@ func TestAWorkloadsLedger(t *testing.T) {
 			elsewhere.Node = "n2"
 			must(t, l.NodeDetached(ctx, []claim.Claim{stale, elsewhere}))
 			must(t, l.AwaitFreed(ctx, []claim.Claim{stale, elsewhere}))
-			must(t, l.EndWorkload(ctx, w, "n2", 0))
-			must(t, l.EndWorkload(ctx, w, "n1", started.Run+1))
+			must(t, l.EndWorkload(ctx, claim.Run{Ref: w, Node: "n2"}))
+			must(t, l.EndWorkload(ctx, claim.Run{Ref: w, Node: "n1", Index: started.Run + 1}))
 			if claims, err := l.ClaimsOf(ctx, w); err != nil || len(claims) != 1 || claims[0].State != claim.Taken {
 				t.Fatalf("%+v, %v", claims, err)
 			}
@@ -130,7 +135,7 @@ func TestAWorkloadsLedger(t *testing.T) {
 			}
 			await("freed", func() error { return l.AwaitFreed(ctx, held) })
 			await("ended", func() error { return l.AwaitEnded(ctx, w) })
-			must(t, l.EndWorkload(ctx, w, "n1", started.Run))
+			must(t, l.EndWorkload(ctx, claim.Run{Ref: w, Node: "n1", Index: started.Run}))
 			must(t, l.NodeDetached(ctx, held))
 			must(t, l.NodeDetached(ctx, held))
 			if claims, err := l.ClaimsOf(ctx, w); err != nil || len(claims) != 1 || claims[0].State != claim.NodeDetached {
@@ -152,7 +157,7 @@ func TestWaitingEndsWithTheCaller(t *testing.T) {
 	v := register(t, s, "v")
 	for name, l := range ways {
 		w := ref("w")
-		started, err := l.StartWorkload(t.Context(), w, "n1", []claim.Claim{want(v)}, nil)
+		started, err := l.StartWorkload(t.Context(), claim.Run{Ref: w, Node: "n1"}, []claim.Claim{want(v)}, nil)
 		must(t, err)
 		gone := errors.New("the caller is gone")
 		ctx, cancel := context.WithCancelCause(t.Context())

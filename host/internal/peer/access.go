@@ -176,9 +176,10 @@ func either(errs ...error) error {
 // caller is a node that calls, and what the ledger knows of it.
 type caller struct {
 	rpc.Peer
-	hash   string // of the secret that came with the call
-	record claim.Node
-	ledger Reader
+	hash    string // of the secret that came with the call
+	record  claim.Node
+	unknown error // that the ledger has no record
+	ledger  Reader
 }
 
 // own refuses what is another node's.
@@ -231,9 +232,8 @@ func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 	}
 }
 
-// known reads what the ledger knows of a node that calls, and checks its secret. A node
-// that the ledger does not know is nobody, unless it says who it is (registers).
-func known(ctx context.Context, ledger Reader, peer rpc.Peer, registers bool) (caller, error) {
+// look reads what the ledger knows of a node that calls.
+func look(ctx context.Context, ledger Reader, peer rpc.Peer) (caller, error) {
 	n := caller{Peer: peer, ledger: ledger}
 	said := metadata.ValueFromIncomingContext(ctx, secretKey)
 	if len(said) != 1 || said[0] == "" {
@@ -244,47 +244,68 @@ func known(ctx context.Context, ledger Reader, peer rpc.Peer, registers bool) (c
 		n.record, err = tx.Node(peer.Name)
 		return err
 	})
-	switch {
-	case errors.Is(err, claim.ErrNodeNotFound) && registers:
-		return n, nil
-	case errors.Is(err, claim.ErrNodeNotFound):
-		return n, fmt.Errorf("%w: it has not registered yet", err)
-	case err != nil:
-		return n, err
-	case n.record.SecretHash == "" && registers:
-		return n, nil
-	case !sameHash(n.record.SecretHash, n.hash):
-		return n, fmt.Errorf("%w: %w: when it was installed anew, run on a server: pannier node purge %s", ErrDenied, claim.ErrNodeSecret, peer.Name)
+	if errors.Is(err, claim.ErrNodeNotFound) {
+		n.unknown, err = err, nil
 	}
-	return n, nil
+	return n, err
 }
 
-// mayNode says whether a node may make this call.
-func mayNode(ctx context.Context, ledger Reader, peer rpc.Peer, req any) error {
-	var c command.Command
-	var q command.Query
-	var err error
-	switch req := req.(type) {
-	case *peerv1.ApplyRequest:
-		c, err = command.Decode(req.GetEntry())
-	case *peerv1.QueryRequest:
-		q, err = command.DecodeQuery(req.GetQuery())
-	}
-	if err != nil {
-		return err
-	}
-	_, registers := c.(*command.PutNode)
-	n, err := known(ctx, ledger, peer, registers)
+// known checks a node's secret. A node that the ledger does not know is nobody, unless it says
+// who it is (registers).
+func (n caller) known(registers bool) error {
 	switch {
-	case err != nil:
-		return err
-	case c != nil:
-		return allowed(ctx, commands, n, c)
-	case q != nil:
-		return allowed(ctx, queries, n, q)
+	case registers && n.record.SecretHash == "":
+		return nil
+	case n.unknown != nil:
+		return fmt.Errorf("%w: it has not registered yet", n.unknown)
+	case !sameHash(n.record.SecretHash, n.hash):
+		return fmt.Errorf("%w: %w: when it was installed anew, run on a server: pannier node purge %s", ErrDenied, claim.ErrNodeSecret, n.Name)
 	default:
 		return nil
 	}
+}
+
+// mayNode says whether a node may make this call. Of the commands that it carries, an admission
+// says so.
+func mayNode(ctx context.Context, ledger Reader, peer rpc.Peer, req any) error {
+	if _, is := req.(*peerv1.ApplyRequest); is {
+		return nil
+	}
+	n, err := look(ctx, ledger, peer)
+	if err == nil {
+		err = n.known(false)
+	}
+	query, is := req.(*peerv1.QueryRequest)
+	if err != nil || !is {
+		return err
+	}
+	q, err := command.DecodeQuery(query.GetQuery())
+	if err != nil {
+		return err
+	}
+	return allowed(ctx, queries, n, q)
+}
+
+// admission says whether the caller may send a command.
+type admission func(ctx context.Context, c command.Command) error
+
+// admits looks at the caller once, for all the commands of a call.
+func admits(ctx context.Context, ledger Reader) (admission, error) {
+	peer, ok := rpc.PeerFrom(ctx)
+	switch {
+	case ok && peer.Role == pki.Server:
+		return func(context.Context, command.Command) error { return nil }, nil
+	case !ok || peer.Role != pki.Node:
+		return nil, denied("only agents send commands")
+	}
+	n, err := look(ctx, ledger, peer)
+	return func(ctx context.Context, c command.Command) error {
+		_, registers := c.(*command.PutNode)
+		if err := n.known(registers); err != nil {
+			return err
+		}
+		return allowed(ctx, commands, n, c)
+	}, err
 }
 
 // mayCall says whether a certificate may be used for the call at all.

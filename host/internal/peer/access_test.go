@@ -60,6 +60,15 @@ func names[T any](all []T, name func(n int) string) (out []string) {
 	return out
 }
 
+// applied is the error of a call with one command: its own, or the command's.
+func applied(resp *peerv1.ApplyResponse, err error) error {
+	if err != nil || len(resp.GetApplied()) != 1 {
+		return errors.Join(err, fmt.Errorf("%d answers", len(resp.GetApplied())))
+	}
+	_, err = outcomeOf(resp.GetApplied()[0])
+	return err
+}
+
 // What a node tries that it may not: each is refused and logged, and changes nothing.
 func TestAMaliciousNode(t *testing.T) {
 	w := form(t, 1, "good", "evil")
@@ -68,7 +77,7 @@ func TestAMaliciousNode(t *testing.T) {
 	evil.register(t)
 	v := w.volume(t, "v", "d")
 	token := claim.Token{ID: "11111111-2222-3333-4444-555555555555", Workload: ref("db"), Node: "good", Service: "db", Consul: "default"}
-	started, err := good.client().StartWorkload(within(t), ref("db"), "good", []claim.Claim{wants(v)}, token)
+	started, err := good.client().StartWorkload(within(t), claim.Run{Ref: ref("db"), Node: "good"}, []claim.Claim{wants(v)}, token)
 	must(t, err)
 	held := started.Claims[0]
 	before, _, err := good.client().OnNode(within(t), "good", command.Blocking{})
@@ -89,8 +98,7 @@ func TestAMaliciousNode(t *testing.T) {
 	apply := func(node string, c command.Command) func(secret string) error {
 		return func(secret string) error {
 			ctx, c2 := evil.call(t, w, secret)
-			_, err := c2.Apply(ctx, &peerv1.ApplyRequest{Node: node, Entry: entry(c)})
-			return err
+			return applied(c2.Apply(ctx, &peerv1.ApplyRequest{Node: node, Entries: [][]byte{entry(c)}}))
 		}
 	}
 	done := claim.Drain{DoneAt: time.Now()}
@@ -126,14 +134,20 @@ func TestAMaliciousNode(t *testing.T) {
 		"a record with a new secret": {apply("evil", &command.PutNode{Node: claim.Node{Name: "evil", SecretHash: hashOf("NEW")}}), "NEW", "pannier node purge evil"},
 		"no command at all": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
-			_, err := c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entry: []byte("xx")})
-			return err
+			return applied(c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entries: [][]byte{[]byte("xx")}}))
 		}, own, ""},
 		"a request of 5 MiB": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
-			_, err := c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entry: make([]byte, 5<<20)})
-			return err
+			return applied(c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entries: [][]byte{make([]byte, 5<<20)}}))
 		}, own, "larger than max"},
+		"257 commands": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			return applied(c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entries: make([][]byte, 257)}))
+		}, own, "at most 256"},
+		"no command": {func(s string) error {
+			ctx, c := evil.call(t, w, s)
+			return applied(c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil"}))
+		}, own, "at least 1"},
 		"what is on another": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
 			_, err := c.Query(ctx, &peerv1.QueryRequest{Node: "evil", Query: query(&command.QueryOnNode{Node: "good"})})

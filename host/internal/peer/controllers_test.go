@@ -105,7 +105,7 @@ func TestControllersOnNodes(t *testing.T) {
 	if _, err := n1.Attach(within(t), v, capability, "n1"); !errors.Is(err, ErrDenied) {
 		t.Errorf("without a claim: %v", err)
 	}
-	_, err = n1.client().StartWorkload(within(t), ref("a"), "n1", []claim.Claim{wants(v)})
+	_, err = n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
 	must(t, err)
 	other := capability
 	other.AccessMode = storage.MultiNodeMultiWriter

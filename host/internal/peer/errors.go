@@ -12,7 +12,6 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/drivers"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/watcher"
@@ -31,6 +30,7 @@ var mapping = []struct {
 	errs []error
 }{
 	{codes.PermissionDenied, []error{ErrDenied}},
+	{codes.Unauthenticated, []error{errNobody}},
 	{codes.Unavailable, []error{
 		drivers.ErrUnhealthy, drivers.ErrNotFound, drivers.ErrClosed, workload.ErrClosed, cluster.ErrStopped, cluster.ErrClosed,
 	}},
@@ -39,8 +39,8 @@ var mapping = []struct {
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound, workload.ErrNotFound,
 	}},
 	{codes.InvalidArgument, []error{claim.ErrInvalid, cluster.ErrTooLarge, command.ErrMalformed}},
-	{codes.Unimplemented, []error{command.ErrUnknownCommand, command.ErrUnknownQuery}},
-	{codes.FailedPrecondition, []error{controllers.ErrUnreachable, claim.ErrNodeSecret, errOldTerm}},
+	{codes.Unimplemented, []error{errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}},
+	{codes.FailedPrecondition, []error{claim.ErrUnreachable, claim.ErrNodeSecret, errOldTerm}},
 }
 
 func codeOf(err error) codes.Code {

@@ -129,13 +129,13 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 	a.nodes = NewNodes(NodesConfig{Name: name, Local: a.node, Member: w.member, Dialer: a.dialer, Term: term})
 	if ledger != nil {
 		a.leader = &Leader{
-			Ledger: ledger, Tokens: a.tokens, Heartbeats: a.beats, Stop: a.nodes.StopWorkload, Members: w.members,
+			Ledger: ledger, Tokens: a.tokens, Heartbeats: a.beats, Stop: a.nodes.StopWorkload, Servers: w.known,
 			Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) {
 				return map[string]string{"password": "of " + v.ID}, nil
 			},
 		}
 	}
-	a.Servers = NewServers(ServersConfig{Name: name, Secret: a.secret, Members: w.members, Dialer: a.dialer, Local: a.leader, Terms: terms})
+	a.Servers = NewServers(ServersConfig{Name: name, Secret: a.secret, Servers: w.known, Dialer: a.dialer, Local: a.leader, Terms: terms})
 	for _, c := range change {
 		c(a)
 	}
@@ -158,6 +158,10 @@ func (w *world) members() []Member {
 		out = append(out, Member{Name: a.name, Addr: a.port.Addr().String(), Server: a.role == pki.Server})
 	}
 	return out
+}
+
+func (w *world) known() []Member {
+	return slices.DeleteFunc(w.members(), func(m Member) bool { return !m.Server })
 }
 
 func (w *world) member(name string) (Member, bool) {

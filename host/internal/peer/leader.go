@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/host/internal/secrets"
@@ -32,9 +33,8 @@ type Ledger interface {
 	Reader
 	// ReadLatest reads on the leader, after it has made sure that it leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	// ApplyEntry brings an encoded command into the log and returns its encoded outcome. Its
-	// error is that of the way there: cluster.ErrNotLeader, cluster.ErrUncertain.
-	ApplyEntry(ctx context.Context, entry []byte) (outcome []byte, err error)
+	// ApplyFor brings commands into the log and says what became of each.
+	ApplyFor(ctx context.Context, commands ...command.Command) []cluster.Applied
 	// AnswerQuery answers an encoded query with what is agreed on at this moment.
 	AnswerQuery(ctx context.Context, query []byte) (answer []byte, err error)
 	// Term is the one in which this server leads; 0: it does not.
@@ -74,8 +74,8 @@ type Leader struct {
 	Heartbeats Heartbeats
 	// Stop asks a node to stop a workload (Nodes.StopWorkload).
 	Stop func(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
-	// Members are all agents as serf knows them.
-	Members func() []Member
+	// Servers are the cluster's, as serf knows them.
+	Servers func() []Member
 }
 
 // leads says whether this server leads.
@@ -84,7 +84,7 @@ func (l *Leader) leads() bool { return l.Ledger.Term() != 0 }
 // leading is the server that leads, as far as this one knows.
 func (l *Leader) leading() Member {
 	name := l.Ledger.Stats().LeaderName
-	all := l.Members()
+	all := l.Servers()
 	if at := slices.IndexFunc(all, func(m Member) bool { return m.Name == name }); at >= 0 {
 		return all[at]
 	}

@@ -33,11 +33,11 @@ func TestAskedFromAnywhere(t *testing.T) {
 	v, free := w.volume(t, "v", "d"), w.volume(t, "free", "d")
 	n1 := w.agents["n1"]
 	n1.register(t)
-	_, err := n1.client().StartWorkload(within(t), ref("a"), "n1", []claim.Claim{wants(v)})
+	_, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
 	must(t, err)
 	follower := w.agents[w.servers.Follower(t).Name]
 	var refused *claim.Refusal
-	if _, err := follower.client().StartWorkload(within(t), ref("b"), follower.name, []claim.Claim{wants(v)}); !errors.As(err, &refused) ||
+	if _, err := follower.client().StartWorkload(within(t), claim.Run{Ref: ref("b"), Node: follower.name}, []claim.Claim{wants(v)}); !errors.As(err, &refused) ||
 		!errors.Is(err, claim.ErrHeld) || refused.Holders[0].Workload != ref("a") {
 		t.Errorf("a refusal on its way: %v", err)
 	}
@@ -48,7 +48,7 @@ func TestAskedFromAnywhere(t *testing.T) {
 	old := w.servers.WaitLeader(t)
 	must(t, w.agents[old.Name].close())
 	old.Stop(t)
-	if _, err := n1.client().StartWorkload(within(t), ref("c"), "n1", []claim.Claim{wants(free)}); err != nil {
+	if _, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("c"), Node: "n1"}, []claim.Claim{wants(free)}); err != nil {
 		t.Errorf("after the leader's end: %v", err)
 	}
 	if on, _, err := n1.client().OnNode(within(t), "n1", cluster.Blocking{}); err != nil || len(on.Claims) != 2 {
@@ -72,10 +72,10 @@ func TestNoServerLeads(t *testing.T) {
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	if _, err := n1.client().EndRun(ctx, ref("a"), "n1", 0); !errors.Is(err, cluster.ErrUncertain) {
+	if _, err := n1.client().EndRun(ctx, claim.Run{Ref: ref("a"), Node: "n1"}); !errors.Is(err, cluster.ErrUncertain) {
 		t.Errorf("a command: %v", err)
 	}
-	alone := NewServers(ServersConfig{Name: "x", Members: func() []Member { return nil }, Terms: &Terms{}})
+	alone := NewServers(ServersConfig{Name: "x", Servers: func() []Member { return nil }, Terms: &Terms{}})
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := alone.Apply(ctx, nil); !errors.Is(err, cluster.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
@@ -111,7 +111,7 @@ func TestSecretsOnlyWithAClaim(t *testing.T) {
 	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) || !errors.Is(err, claim.ErrClaimNotFound) {
 		t.Errorf("before: %v", err)
 	}
-	started, err := n1.client().StartWorkload(within(t), ref("a"), "n1", []claim.Claim{wants(v)})
+	started, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
 	must(t, err)
 	if got, err := n1.VolumeSecrets(within(t), v); err != nil || got["password"] != "of v" {
 		t.Errorf("%v, %v", got, err)
@@ -119,7 +119,7 @@ func TestSecretsOnlyWithAClaim(t *testing.T) {
 	if _, err := w.leader(t).VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
 		t.Errorf("the leader's own node has no claim: %v", err)
 	}
-	_, err = n1.client().EndRun(within(t), ref("a"), "n1", started.Workload.CreateIndex)
+	_, err = n1.client().EndRun(within(t), claim.Run{Ref: ref("a"), Node: "n1", Index: started.Workload.CreateIndex})
 	must(t, err)
 	if _, err := n1.VolumeSecrets(within(t), v); !errors.Is(err, ErrDenied) {
 		t.Errorf("on its way out: %v", err)
@@ -131,7 +131,7 @@ func TestTokensThroughTheLeader(t *testing.T) {
 	n1, leader := w.agents["n1"], w.leader(t)
 	n1.register(t)
 	token := claim.Token{ID: "11111111-2222-3333-4444-555555555555", Workload: ref("a"), Node: "n1", Service: "a", Consul: "default"}
-	_, err := n1.client().StartWorkload(within(t), ref("a"), "n1", nil, token)
+	_, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, nil, token)
 	must(t, err)
 	tokens := NodeTokens{Servers: n1.Servers}
 	must(t, tokens.Intend(within(t), token))
@@ -194,6 +194,16 @@ func TestTheLeaderAsksNodes(t *testing.T) {
 	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.Aborted || err.Error() != "the driver is busy" {
 		t.Errorf("the driver's words: %v", err)
 	}
+	// What a driver cannot do, or does not allow, is no call that was refused.
+	for _, code := range []codes.Code{codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated} {
+		n1.works.err = status.Error(code, "no, says the driver")
+		if _, err := leader.nodes.VolumeStats(within(t), "n1", v); status.Code(err) != code {
+			t.Errorf("%s of the driver: %v", code, err)
+		}
+	}
+	if logged := w.log.String(); strings.Contains(logged, "was refused") {
+		t.Errorf("the log: %s", logged)
+	}
 	c.Node = "nowhere"
 	if _, err := leader.nodes.Owns(within(t), c); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `node "nowhere"`) {
 		t.Errorf("a node that nobody knows: %v", err)
@@ -220,12 +230,12 @@ func TestReplacing(t *testing.T) {
 	n1, n2 := w.agents["n1"], w.agents["n2"]
 	n1.register(t)
 	n2.register(t)
-	_, err := n2.client().StartWorkload(within(t), ref("old"), "n2", nil)
+	_, err := n2.client().StartWorkload(within(t), claim.Run{Ref: ref("old"), Node: "n2"}, nil)
 	must(t, err)
 	if err := n1.StopWorkload(within(t), "n2", ref("old"), "replaced"); !errors.Is(err, ErrDenied) {
 		t.Errorf("none waits: %v", err)
 	}
-	_, err = n1.client().AwaitWorkload(within(t), ref("new"), "n1", []claim.WorkloadRef{ref("old"), ref("never")})
+	_, err = n1.client().AwaitWorkload(within(t), claim.Run{Ref: ref("new"), Node: "n1"}, []claim.WorkloadRef{ref("old"), ref("never")})
 	must(t, err)
 	must(t, n1.StopWorkload(within(t), "n2", ref("old"), "replaced"))
 	must(t, n1.StopWorkload(within(t), "n2", ref("never"), "replaced"))

@@ -21,7 +21,7 @@ func newRefusals(log hclog.Logger) *refusals {
 	return &refusals{log: log, allow: rate.NewLimiter(1, 10)}
 }
 
-func (r *refusals) refused(err error, method string, by any, from any) {
+func (r *refusals) refused(err error, method, by, from string) {
 	r.mu.Lock()
 	if !r.allow.Allow() {
 		r.quiet++

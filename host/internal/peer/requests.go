@@ -22,7 +22,7 @@ func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (answe
 			answer, err = l.Heartbeats.Heard(ctx, node, seq)
 			return err
 		},
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			resp, err := c.Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, Sequence: seq})
 			term = resp.GetTerm()
 			answer = lease.Answer{
@@ -52,7 +52,7 @@ func (s *Servers) Attach(ctx context.Context, v claim.Volume, capability storage
 			publishContext, err = l.Attach(ctx, node, v.VolumeRef, capability)
 			return err
 		},
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			resp, err := c.Attach(ctx, &peerv1.AttachRequest{
 				Node: node, Namespace: v.Namespace, Volume: v.ID,
 				AccessMode: string(capability.AccessMode), AttachmentMode: string(capability.AttachmentMode),
@@ -76,7 +76,7 @@ func (s *Servers) VolumeSecrets(ctx context.Context, v claim.Volume) (secrets ma
 			secrets, err = l.VolumeSecrets(ctx, s.cfg.Name, v.VolumeRef)
 			return err
 		},
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			resp, err := c.VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
 			secrets = resp.GetSecrets()
 			return err
@@ -91,7 +91,7 @@ func (s *Servers) StopWorkload(ctx context.Context, _ string, ref claim.Workload
 	return s.do(ctx, request{
 		patience: callPatience,
 		here:     func(ctx context.Context, l *Leader) error { return l.Replace(ctx, s.cfg.Name, ref, reason) },
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			_, err := c.ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{
 				Node: s.cfg.Name, Namespace: ref.Namespace, Workload: ref.ID, Reason: reason,
 			})
@@ -109,7 +109,7 @@ func (s *Servers) IntendToken(ctx context.Context, t claim.Token) error {
 	return s.do(ctx, request{
 		patience: callPatience,
 		here:     func(ctx context.Context, l *Leader) error { return l.Tokens.Intend(ctx, t) },
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			_, err := c.IntendToken(ctx, &peerv1.IntendTokenRequest{Node: s.cfg.Name, Token: encoded})
 			return err
 		},
@@ -128,7 +128,7 @@ func (s *Servers) DeriveToken(ctx context.Context, t claim.Token) (derived claim
 			derived, secret, err = l.Tokens.Derive(ctx, t)
 			return err
 		},
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			resp, err := c.DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: s.cfg.Name, Token: encoded})
 			if err != nil {
 				return err
@@ -150,7 +150,7 @@ func (s *Servers) RevokeToken(ctx context.Context, t claim.Token, secret string)
 	return s.do(ctx, request{
 		patience: callPatience,
 		here:     func(ctx context.Context, l *Leader) error { return l.RevokeToken(ctx, s.cfg.Name, t, secret) },
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			_, err := c.RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
 			return err
 		},

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -10,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+
+	"google.golang.org/grpc/metadata"
 
 	"github.com/pannier/pannier/host/internal/durable"
 )
@@ -50,6 +53,11 @@ func OpenSecret(path string) (Secret, error) {
 
 // Hash is what the ledger keeps of the secret: its SHA-256 in hexadecimal.
 func (s Secret) Hash() string { return hashOf(s.text) }
+
+// with sends the secret with the calls of a context.
+func (s Secret) with(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, secretKey, s.text)
+}
 
 // String keeps the secret out of logs.
 func (Secret) String() string { return "[REDACTED]" }

@@ -5,14 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	grpcpeer "google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/pki"
 	"github.com/pannier/pannier/host/internal/rpc"
@@ -47,7 +47,7 @@ func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
 	options = append(options, grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unserved))
 	s := &Server{grpc: grpc.NewServer(options...), done: make(chan struct{})}
 	if cfg.Leader != nil {
-		peerv1.RegisterServersServiceServer(s.grpc, serversService{leader: cfg.Leader})
+		peerv1.RegisterServersServiceServer(s.grpc, serversService{leader: cfg.Leader, guard: g})
 	}
 	peerv1.RegisterNodeServiceServer(s.grpc, nodeService{node: cfg.Node})
 	storage.Plugin(&driverCalls{calls: cfg.Node.Calls}).Register(s.grpc)
@@ -78,22 +78,22 @@ type guard struct {
 }
 
 func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	peer, ok := rpc.PeerFrom(ctx)
-	if !ok {
-		return nil, g.refuse(ctx, info.FullMethod, "nobody", status.Error(codes.Unauthenticated, "the connection names nobody"))
-	}
-	if err := g.check(ctx, peer, info.FullMethod, req); err != nil {
-		return nil, g.refuse(ctx, info.FullMethod, peer, err)
+	if err := g.check(ctx, info.FullMethod, req); err != nil {
+		return nil, g.refuse(ctx, info.FullMethod, err)
 	}
 	resp, err := handle(ctx, req)
 	if err != nil {
-		return nil, g.refuse(ctx, info.FullMethod, peer, err)
+		return nil, g.refuse(ctx, info.FullMethod, err)
 	}
 	return resp, nil
 }
 
 // check says whether the call may be made, and by this server.
-func (g *guard) check(ctx context.Context, peer rpc.Peer, method string, req any) error {
+func (g *guard) check(ctx context.Context, method string, req any) error {
+	peer, ok := rpc.PeerFrom(ctx)
+	if !ok {
+		return errNobody
+	}
 	who, err := mayCall(peer, method, req)
 	switch {
 	case err != nil:
@@ -111,19 +111,31 @@ func (g *guard) check(ctx context.Context, peer rpc.Peer, method string, req any
 	}
 }
 
-// errPassOn: this server does not lead.
-var errPassOn = errors.New("this server does not lead the cluster")
+var (
+	// errPassOn: this server does not lead.
+	errPassOn = errors.New("this server does not lead the cluster")
+	// errNobody: a certificate is missing.
+	errNobody = errors.New("the connection names nobody")
+	// errUnserved: no agent of this version serves the call.
+	errUnserved = errors.New("this agent does not serve the call")
+)
+
+// notAllowed are the errors of calls that were refused. What a driver answers is none of
+// them, though it may have the same code.
+var notAllowed = []error{ErrDenied, errNobody, errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}
 
 // refuse makes the error of a call the one that travels, and tells the operator of one
 // that was not allowed.
-func (g *guard) refuse(ctx context.Context, method string, by any, err error) error {
-	switch codeOf(err) {
-	case codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
-		from := "unknown"
+func (g *guard) refuse(ctx context.Context, method string, err error) error {
+	if slices.ContainsFunc(notAllowed, func(target error) bool { return errors.Is(err, target) }) {
+		by, from := "nobody", "unknown"
+		if peer, ok := rpc.PeerFrom(ctx); ok {
+			by = peer.String()
+		}
 		if p, ok := grpcpeer.FromContext(ctx); ok {
 			from = p.Addr.String()
 		}
-		g.refusals.refused(err, method, fmt.Sprint(by), from)
+		g.refusals.refused(err, method, by, from)
 	}
 	if g.Leader != nil && (errors.Is(err, errPassOn) || passedOn(err)) {
 		return notLeader(g.Leader.leading(), !errors.Is(err, errPassOn) && uncertain(err), err)
@@ -134,11 +146,7 @@ func (g *guard) refuse(ctx context.Context, method string, by any, err error) er
 // stream refuses every stream, and every call that nobody serves: agents call one another
 // once a call.
 func (g *guard) stream(_ any, s grpc.ServerStream, info *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
-	by := "nobody"
-	if peer, ok := rpc.PeerFrom(s.Context()); ok {
-		by = peer.String()
-	}
-	return g.refuse(s.Context(), info.FullMethod, by, status.Errorf(codes.Unimplemented, "this agent does not serve %s", info.FullMethod))
+	return g.refuse(s.Context(), info.FullMethod, fmt.Errorf("%w %s", errUnserved, info.FullMethod))
 }
 
 // unserved is reached by no call: the guard refuses it before.

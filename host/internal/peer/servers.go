@@ -14,7 +14,6 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster"
@@ -33,10 +32,11 @@ const (
 	callPatience = 3 * time.Minute
 )
 
-// The pause after all servers were asked and none led: an election takes a second or two.
+// The pause after all servers were asked and none led: an election takes about a second, and the new
+// leader is to be found soon after.
 const (
 	firstPause   = 50 * time.Millisecond
-	longestPause = 300 * time.Millisecond
+	longestPause = 150 * time.Millisecond
 )
 
 // Dialer gives connections to agents (rpc.Dialer).
@@ -49,8 +49,8 @@ type ServersConfig struct {
 	// Name is this agent's, and Secret its node's.
 	Name   string
 	Secret Secret
-	// Members are all agents as serf knows them.
-	Members func() []Member
+	// Servers are the cluster's, as serf knows them.
+	Servers func() []Member
 	Dialer  Dialer
 	// Local is what this agent does itself while it leads; nil: it is no server.
 	Local *Leader
@@ -60,16 +60,20 @@ type ServersConfig struct {
 
 // Servers are the cluster's servers as an agent asks them: whoever leads answers, found
 // and waited for until the caller's context ends. Where this agent itself leads, no
-// connection is made. It is safe for concurrent use and owns no goroutine.
+// connection is made. It is safe for concurrent use. A call that carries commands goes on for
+// a moment after their callers have left.
 type Servers struct {
-	cfg ServersConfig
+	cfg     ServersConfig
+	bundles *bundles
 
 	mu     sync.Mutex
 	leader string // that answered last
 }
 
 // NewServers makes Servers.
-func NewServers(cfg ServersConfig) *Servers { return &Servers{cfg: cfg} }
+func NewServers(cfg ServersConfig) *Servers {
+	return &Servers{cfg: cfg, bundles: newBundles(cfg.Name, cfg.Secret)}
+}
 
 // Apply brings an encoded command to the leader and returns its encoded outcome. It is sent
 // again where it is not known whether it was taken: it must have a key. Errors, when ctx
@@ -78,12 +82,16 @@ func (s *Servers) Apply(ctx context.Context, entry []byte) (outcome []byte, err 
 	err = s.do(ctx, request{
 		patience: applyPatience, changes: true,
 		here: func(ctx context.Context, l *Leader) error {
-			outcome, err = l.Ledger.ApplyEntry(ctx, entry)
-			return err
+			c, err := command.Decode(entry)
+			if err != nil {
+				return err
+			}
+			applied := l.Ledger.ApplyFor(ctx, c)[0]
+			outcome = applied.Outcome
+			return applied.Err
 		},
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
-			resp, err := c.Apply(ctx, &peerv1.ApplyRequest{Node: s.cfg.Name, Entry: entry})
-			outcome = resp.GetOutcome()
+		there: func(ctx context.Context, c service) error {
+			outcome, err = s.bundles.apply(ctx, c, entry)
 			return err
 		},
 	})
@@ -103,7 +111,7 @@ func (s *Servers) Query(ctx context.Context, query []byte) (answer []byte, err e
 			answer, err = l.Ledger.AnswerQuery(ctx, query)
 			return err
 		},
-		there: func(ctx context.Context, c peerv1.ServersServiceClient) error {
+		there: func(ctx context.Context, c service) error {
 			resp, err := c.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
 			answer = resp.GetAnswer()
 			return err
@@ -119,7 +127,13 @@ type request struct {
 	// changes: it may have its effect though no answer came.
 	changes bool
 	here    func(ctx context.Context, l *Leader) error
-	there   func(ctx context.Context, c peerv1.ServersServiceClient) error
+	there   func(ctx context.Context, c service) error
+}
+
+// service is one server's, over its connection.
+type service struct {
+	peerv1.ServersServiceClient
+	conn *grpc.ClientConn
 }
 
 // do asks the leader, whoever it is, until ctx ends.
@@ -191,19 +205,13 @@ func (s *Servers) ask(ctx context.Context, m Member, r request) error {
 	if err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
-	ctx = metadata.AppendToOutgoingContext(ctx, secretKey, s.cfg.Secret.text)
-	return r.there(ctx, peerv1.NewServersServiceClient(conn))
+	return r.there(s.cfg.Secret.with(ctx), service{peerv1.NewServersServiceClient(conn), conn})
 }
 
 // servers are all in the order in which they are asked: the one that answered last, or
 // leads as far as this server knows, then the others in any order.
 func (s *Servers) servers() []Member {
-	var all []Member
-	for _, m := range s.cfg.Members() {
-		if m.Server {
-			all = append(all, m)
-		}
-	}
+	all := s.cfg.Servers()
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	s.mu.Lock()
 	first := s.leader
@@ -253,7 +261,7 @@ func (s *Servers) LeaderName() string {
 func (s *Servers) Forget(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, m := range s.cfg.Members() {
+	for _, m := range s.cfg.Servers() {
 		if m.Addr == addr && m.Name == s.leader {
 			s.leader = ""
 		}

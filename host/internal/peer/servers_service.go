@@ -9,7 +9,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -19,11 +21,54 @@ import (
 type serversService struct {
 	peerv1.UnimplementedServersServiceServer
 	leader *Leader
+	guard  *guard
 }
 
+// Apply lets each command in, or not, for itself.
 func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*peerv1.ApplyResponse, error) {
-	outcome, err := s.leader.Ledger.ApplyEntry(ctx, req.GetEntry())
-	return &peerv1.ApplyResponse{Outcome: outcome}, err
+	if n := len(req.GetEntries()); n == 0 || n > maxEntries {
+		return nil, status.Errorf(codes.InvalidArgument, "the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
+	}
+	admit, err := admits(ctx, s.leader.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	resp := &peerv1.ApplyResponse{}
+	for _, a := range s.apply(ctx, admit, req.GetEntries()) {
+		if a.Err != nil {
+			a.Err = s.guard.refuse(ctx, peerv1.ServersService_Apply_FullMethodName, a.Err)
+		}
+		applied, err := appliedOf(a.Outcome, a.Err)
+		if err != nil {
+			return nil, err
+		}
+		resp.Applied = append(resp.Applied, applied)
+	}
+	return resp, nil
+}
+
+// apply applies together those commands that are let in.
+func (s serversService) apply(ctx context.Context, admit admission, entries [][]byte) []cluster.Applied {
+	var (
+		applied  = make([]cluster.Applied, len(entries))
+		commands []command.Command
+		of       []int // which entry each is
+	)
+	for i, entry := range entries {
+		c, err := command.Decode(entry)
+		if err == nil {
+			err = admit(ctx, c)
+		}
+		if err != nil {
+			applied[i].Err = err
+			continue
+		}
+		commands, of = append(commands, c), append(of, i)
+	}
+	for i, a := range s.leader.Ledger.ApplyFor(ctx, commands...) {
+		applied[of[i]] = a
+	}
+	return applied
 }
 
 func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*peerv1.QueryResponse, error) {

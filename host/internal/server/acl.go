@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +19,7 @@ import (
 	"connectrpc.com/connect"
 
 	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/acl"
@@ -59,8 +62,9 @@ func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli", c.who()))
 	}
-	secret, token := newToken("bootstrap", ledger.Management)
+	secret, token := newToken(callerOf(ctx).call, "bootstrap", ledger.Management)
 	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, 0)
+	made, err = s.madeBefore(ctx, token, made, err)
 	var before *ledger.BootstrappedError
 	if errors.As(err, &before) {
 		made, err = s.bootstrapAgain(ctx, token, before)
@@ -99,7 +103,7 @@ func (s aclService) CreateACLToken(ctx context.Context, req *connect.Request[hos
 		return nil, err
 	}
 	m := req.Msg
-	secret, token := newToken(m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
+	secret, token := newToken(callerOf(ctx).call, m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
 	token.Policies, token.Roles = notEmpty(m.GetPolicies()), notEmpty(m.GetRoles())
 	if m.GetTtl() != nil {
 		ttl := m.GetTtl().AsDuration()
@@ -111,19 +115,43 @@ func (s aclService) CreateACLToken(ctx context.Context, req *connect.Request[hos
 	if err := token.Validate(time.Now()); err != nil {
 		return nil, err
 	}
-	made, err := s.cfg.Ledger.PutACLTokens(ctx, token)
+	tokens, err := s.cfg.Ledger.PutACLTokens(ctx, token)
+	if err == nil {
+		token = tokens[0]
+	}
+	made, err := s.madeBefore(ctx, token, token, err)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: shownACLToken(made[0]), Secret: secret}), nil
+	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}), nil
 }
 
-// newToken is a token with a new secret, 130 bits of chance.
-func newToken(name string, typ ledger.TokenType) (secret string, t ledger.Token) {
-	var accessor [8]byte
-	_, _ = rand.Read(accessor[:]) // it never fails
-	secret = rand.Text()
-	return secret, ledger.Token{Accessor: fmt.Sprintf("%x", accessor), SecretHash: acl.Hash(secret), Name: name, Type: typ}
+// newToken is a token with a new secret, 130 bits of chance. Each time that one call is passed on
+// it is the same one, since the first answer, and the secret with it, may have been lost.
+func newToken(call, name string, typ ledger.TokenType) (secret string, t ledger.Token) {
+	if call == "" {
+		call = rand.Text()
+	}
+	accessor, chance := sha256.Sum256([]byte("accessor of "+call)), sha256.Sum256([]byte("secret of "+call))
+	secret = base32.StdEncoding.EncodeToString(chance[:])[:26]
+	return secret, ledger.Token{Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: acl.Hash(secret), Name: name, Type: typ}
+}
+
+// madeBefore gives the token that a call has made before it was passed on once more, in the place of
+// the refusal to make it twice.
+func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, refusal error) (ledger.Token, error) {
+	if !errors.Is(refusal, claim.ErrConflict) && !errors.Is(refusal, ledger.ErrBootstrapped) {
+		return made, refusal
+	}
+	var standing ledger.Token
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		standing, err = tx.ACLToken(want.Accessor)
+		return err
+	})
+	if err != nil || standing.SecretHash != want.SecretHash {
+		return made, refusal
+	}
+	return standing, nil
 }
 
 // GetACLToken reads a token by its accessor.

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/host/api"
@@ -456,16 +458,15 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 	}
 }
 
-// Over TLS a certificate of any role lets someone call, and a token says what.
-func TestCallersOverTLS(t *testing.T) {
+// openOverTLS is a host with ACLs and a port, and what calls it with a certificate and a token.
+func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient)) {
+	t.Helper()
 	authority := pkitest.New(t)
 	port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
 	must(t, err)
 	t.Cleanup(func() { must(t, port.Close()) })
-	h := openACLHost(t, func(c *Config) { c.Port = port })
-	secret := mustCreate(t, h, "nodes", `node { policy = "read" }
-		plugin { policy = "write" }`)
-	call := func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient) {
+	h = openACLHost(t, func(c *Config) { c.Port = port })
+	return h, func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient) {
 		transport := &http.Transport{TLSClientConfig: authority.Certs(t, role, "ops").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
 		t.Cleanup(transport.CloseIdleConnections)
 		client, url := &http.Client{Transport: transport}, "https://"+port.Addr().String()
@@ -479,6 +480,13 @@ func TestCallersOverTLS(t *testing.T) {
 		}))
 		return hostv1connect.NewDeviceServiceClient(client, url, with), hostv1connect.NewPluginServiceClient(client, url, with), hostv1connect.NewACLServiceClient(client, url, with)
 	}
+}
+
+// Over TLS a certificate of any role lets someone call, and a token says what.
+func TestCallersOverTLS(t *testing.T) {
+	h, call := openOverTLS(t)
+	secret := mustCreate(t, h, "nodes", `node { policy = "read" }
+		plugin { policy = "write" }`)
 	for _, role := range []pki.Role{pki.CLI, pki.Node, pki.Server} {
 		anyone, _, _ := call(role, "")
 		_, err := anyone.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
@@ -491,7 +499,7 @@ func TestCallersOverTLS(t *testing.T) {
 		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent run a file`)
 	}
 	_, _, fromNode := call(pki.Node, "")
-	_, err = fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err := fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	wantError(t, err, connect.CodePermissionDenied, "may not make the first token", "with a certificate of the role cli")
 	// A server that passes a node's call on does not lend it its own certificate.
 	_, _, fromServer := call(pki.Server, "")
@@ -502,4 +510,51 @@ func TestCallersOverTLS(t *testing.T) {
 	_, _, fromCLI := call(pki.CLI, "")
 	_, err = fromCLI.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	must(t, err)
+}
+
+// What makes a token may be passed on more than once, where an answer was lost: it makes one token,
+// and each answer has its secret.
+func TestOneCallMakesOneToken(t *testing.T) {
+	h, call := openOverTLS(t)
+	_, _, server := call(pki.Server, "")
+	passedOn := func(call string) (header http.Header) {
+		return http.Header{forwardedHeader: {"pannier://dc1/cli/ops"}, callHeader: {call}}
+	}
+	var first [2]*hostv1.BootstrapACLResponse
+	for n := range first {
+		req := request(&hostv1.BootstrapACLRequest{})
+		maps.Copy(req.Header(), passedOn("once"))
+		resp, err := server.BootstrapACL(h.ctx, req)
+		must(t, err)
+		first[n] = resp.Msg
+	}
+	if !proto.Equal(first[0], first[1]) {
+		t.Errorf("one call made the tokens %v and %v", first[0].GetToken(), first[1].GetToken())
+	}
+	req := request(&hostv1.BootstrapACLRequest{})
+	maps.Copy(req.Header(), passedOn("again"))
+	_, err := server.BootstrapACL(h.ctx, req)
+	wantError(t, err, connect.CodeFailedPrecondition, "bootstrap")
+
+	_, _, server = call(pki.Server, first[0].GetSecret())
+	create := func(client hostv1connect.ACLServiceClient, name string, header http.Header) *hostv1.CreateACLTokenResponse {
+		t.Helper()
+		req := request(&hostv1.CreateACLTokenRequest{Name: name, Type: "management", Ttl: durationpb.New(time.Hour)})
+		maps.Copy(req.Header(), header)
+		resp, err := client.CreateACLToken(h.ctx, req)
+		must(t, err)
+		return resp.Msg
+	}
+	one := create(server, "one", passedOn("one"))
+	if again := create(server, "one", passedOn("one")); !proto.Equal(one, again) {
+		t.Errorf("one call made the tokens %v and %v", one.GetToken(), again.GetToken())
+	}
+	if other := create(server, "other", passedOn("other")); other.GetSecret() == one.GetSecret() || other.GetToken().GetAccessor() == one.GetToken().GetAccessor() {
+		t.Errorf("another call made the same token %v", other.GetToken())
+	}
+	// A caller of its own does not say which call it is.
+	_, _, direct := call(pki.CLI, first[0].GetSecret())
+	if other := create(direct, "one", passedOn("one")); other.GetSecret() == one.GetSecret() {
+		t.Error("a caller chose the secret of a token")
+	}
 }

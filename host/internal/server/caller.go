@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/pki"
@@ -24,6 +25,9 @@ type caller struct {
 	// asker is for whom an agent has passed the call on, as that agent says; empty: it was
 	// not passed on.
 	asker string
+	// call is the same each time that such a call is passed on, or answered here after that; empty:
+	// it was not.
+	call string
 	acl.Identity
 }
 
@@ -69,6 +73,9 @@ func (c *caller) operates(a access) bool {
 type callerKey struct{}
 
 func withCaller(ctx context.Context, c *caller) context.Context {
+	if c.call != "" {
+		ctx = cluster.WithCall(ctx, c.call)
+	}
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
@@ -86,10 +93,13 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 	c := &caller{peer: peerOf(ctx)}
 	if cert, ok := rpc.PeerFrom(ctx); ok {
 		if c.cert = &cert; cert.Role != pki.CLI {
-			c.asker = shortened(header.Get(forwardedHeader))
+			c.asker, c.call = shortened(header.Get(forwardedHeader)), header.Get(callHeader)
 		}
 	} else if err := s.access.check(c.peer); err != nil && (s.cfg.ACL == nil || !errors.Is(c.err, errNoCertificate)) {
 		return c, err
+	}
+	if call, ok := ctx.Value(broughtBack{}).(string); ok {
+		c.call = call
 	}
 	if s.cfg.ACL == nil {
 		c.Rules = acl.Management

@@ -36,11 +36,24 @@ func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Reques
 // DeleteVolume deletes the volume at its driver, then forgets it. One that was
 // cut off in between can be repeated: the driver then has nothing left to do.
 func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
-	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	v, claims, err := s.readVolume(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
+		// The same call may have deleted it, and lost its answer: then it is answered as then.
+		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
+		return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), err
+	}
+	if err != nil {
+		return nil, err
+	}
 	if len(claims) > 0 {
 		return nil, inUse(v, claims, "cannot be deleted while claims stand")
 	}

@@ -34,6 +34,8 @@ type Ledger interface {
 	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
 	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error)
 	DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error)
+	// DeleteDownNode leaves a node alone that has come back since it was read.
+	DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error)
 	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
 	Stats() cluster.Stats

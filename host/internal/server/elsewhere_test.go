@@ -46,9 +46,10 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 	others := &nodesFake{}
 	h := openHost(t, func(c *Config) { c.Nodes = others })
 	h.create(t, spec("mysql"))
-	_, err := h.ledger.StartWorkload(h.ctx, claim.WorkloadRef{Namespace: "default", ID: "db"}, "n2", []claim.Claim{{
+	_, err := h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"}, []claim.Claim{{
 		Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 	}})
+
 	must(t, err)
 
 	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))

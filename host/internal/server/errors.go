@@ -57,7 +57,7 @@ var mapping = []struct {
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
 		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
-		claim.ErrIneligible, claim.ErrCycle, drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
+		claim.ErrIneligible, claim.ErrCycle, claim.ErrUnreachable, drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
 		supervisor.ErrNoSwap, supervisor.ErrNoCopy, supervisor.ErrPinned,
 	}},
 }

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -53,6 +54,8 @@ const (
 	// forwardedHeader marks a request that an agent has passed on, and says for whom. It is
 	// never passed on again.
 	forwardedHeader = "X-Pannier-Forwarded-For"
+	// callHeader is the same each time that one request is passed on, and never again.
+	callHeader = "X-Pannier-Call"
 	// electionTimeout bounds how long a request is passed on again while no leader is found.
 	electionTimeout = 30 * time.Second
 	// The pause between two attempts grows from the first to the longest.
@@ -65,6 +68,9 @@ var (
 	// errLeadsNow: this server leads, since the request came in.
 	errLeadsNow = errors.New("this server leads now")
 )
+
+// broughtBack is the context's key for the name of a call that was passed on in vain, and may have been made.
+type broughtBack struct{}
 
 // refusals writes errors as the caller's protocol has them.
 var refusals = connect.NewErrorWriter()
@@ -111,9 +117,11 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 			return
 		}
 	}
+	call := rand.Text()
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.Header.Set(forwardedHeader, asker)
+			p.Out.Header.Set(callHeader, call)
 			p.Out.Host = ""
 		},
 		Transport:     out,
@@ -124,7 +132,7 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 				if out.body != nil {
 					r.Body = io.NopCloser(bytes.NewReader(out.body))
 				}
-				here.ServeHTTP(w, r)
+				here.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), broughtBack{}, call)))
 				return
 			}
 			refuse(fmt.Errorf("pass the call on to the server that leads: %w", err))
@@ -165,7 +173,7 @@ func (f *forwarded) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, fmt.Errorf("%w: %w", errNoLeader, err)
 		}
 		select {
-		case <-time.After(pause/2 + rand.N(pause)):
+		case <-time.After(pause/2 + mathrand.N(pause)):
 		case <-ctx.Done():
 		}
 		pause = min(2*pause, longestForwardPause)

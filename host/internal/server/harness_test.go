@@ -278,7 +278,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		bus:  events.New(0), consul: &consulFake{problems: map[string]string{}}, log: &logs{},
 	}
 	var cancel context.CancelFunc
-	h.ctx, cancel = context.WithTimeout(context.Background(), 30*time.Second)
+	h.ctx, cancel = context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	log := hclog.New(&hclog.LoggerOptions{Output: h.log, Level: hclog.Debug})
 	h.ledger = clustertest.Start(t)

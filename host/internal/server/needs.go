@@ -190,16 +190,21 @@ func others(c *caller, msg any) error {
 	if !ok {
 		return nil
 	}
-	for capability, names := range map[acl.Capability][]string{
-		acl.ReadWorkload: m.GetSpec().GetAfter(), acl.SubmitWorkload: m.GetSpec().GetReplaces(),
+	for _, list := range []struct {
+		field string
+		names []string
+		needs acl.Capability
+	}{
+		{"after", m.GetSpec().GetAfter(), acl.ReadWorkload},
+		{"replaces", m.GetSpec().GetReplaces(), acl.SubmitWorkload},
 	} {
-		for _, name := range names {
+		for _, name := range list.names {
 			namespace, _, qualified := strings.Cut(name, "/")
 			if !qualified {
 				namespace = namespaceOf(msg)
 			}
-			if err := c.mayIn(namespace, capability); err != nil {
-				return err
+			if !c.AllowNamespace(namespace, list.needs) {
+				return c.lacks(fmt.Sprintf("%s of workload %q: the capability %q on namespace %q", list.field, shortened(name), list.needs, shortened(namespace)))
 			}
 		}
 	}

@@ -18,22 +18,19 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
-// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats). ok is false where
-// nothing is known.
+// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats).
 type Heartbeats interface {
-	// LastHeard is when the node's last heartbeat was answered.
-	LastHeard(node string) (at time.Time, ok bool)
-	// KeepsTo is until when the node's claims are left alone, unless it is heard from again.
-	KeepsTo(node string) (until time.Time, ok bool)
+	// Known is when the node's last heartbeat was answered, and until when its claims are left
+	// alone unless it is heard from again; each zero where it is not known.
+	Known(node string) (lastHeard, keepsTo time.Time)
 }
 
-// heard is LastHeard and KeepsTo, both zero where nothing is known.
+// heard is Known, where there are heartbeats.
 func (s *Server) heard(node string) (at, keepsTo time.Time) {
-	if s.cfg.Heartbeats != nil {
-		at, _ = s.cfg.Heartbeats.LastHeard(node)
-		keepsTo, _ = s.cfg.Heartbeats.KeepsTo(node)
+	if s.cfg.Heartbeats == nil {
+		return at, keepsTo
 	}
-	return at, keepsTo
+	return s.cfg.Heartbeats.Known(node)
 }
 
 // nodeService serves pannier.host.v1.NodeService.
@@ -139,9 +136,9 @@ func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.
 			return nil, err
 		}
 		s.log.Warn("a node was purged by force", "node", node.Name, "by", by, "workloads", len(result.Ended), "claims", len(result.Freed))
-		resp.Ended, resp.LetGo = refs(result.Ended), shownClaims(result.Freed)
+		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), shownClaims(result.Freed)
 	}
-	if err := s.deleteNode(ctx, node.Name, req.Msg.GetForce()); err != nil {
+	if err := s.deleteNode(ctx, node, req.Msg.GetForce()); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(resp), nil
@@ -149,13 +146,14 @@ func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.
 
 // deleteNode removes a node's record. With wait it waits for the release of claims that
 // were let go of.
-func (s nodeService) deleteNode(ctx context.Context, name string, wait bool) error {
+func (s nodeService) deleteNode(ctx context.Context, n claim.Node, wait bool) error {
+	name := n.Name
 	waiting, over := context.WithTimeout(ctx, purgeWait)
 	defer over()
 	for {
 		watching, cancel := context.WithCancel(waiting)
 		changed := s.cfg.Ledger.Watch(watching, state.TopicOnNode(name))
-		_, err := s.cfg.Ledger.DeleteNode(ctx, name)
+		err := s.deleteIdle(ctx, n)
 		switch {
 		case !errors.Is(err, claim.ErrNodeInUse):
 			cancel()
@@ -173,6 +171,23 @@ func (s nodeService) deleteNode(ctx context.Context, name string, wait bool) err
 	}
 }
 
+// deleteIdle removes the record of a node that nothing is on. One that was down and has come back
+// since stays.
+func (s nodeService) deleteIdle(ctx context.Context, n claim.Node) error {
+	if n.Status != claim.NodeDown {
+		_, err := s.cfg.Ledger.DeleteNode(ctx, n.Name)
+		return err
+	}
+	result, err := s.cfg.Ledger.DeleteDownNode(ctx, n)
+	if err != nil || result.Found {
+		return err
+	}
+	if _, err := s.node(ctx, n.Name); !errors.Is(err, claim.ErrNodeNotFound) {
+		return errors.Join(err, fmt.Errorf("purge node %q: %w: it has come back meanwhile", n.Name, errNodeUp))
+	}
+	return nil
+}
+
 // up says why a node counts as up; empty: it does not.
 func (s nodeService) up(n claim.Node) string {
 	switch {
@@ -181,8 +196,8 @@ func (s nodeService) up(n claim.Node) string {
 	case s.cfg.Heartbeats == nil: // this host is alone: nobody else is up in its ledger
 		return ""
 	case n.Status == "" || n.Status == claim.NodeReady:
-		at, ok := s.cfg.Heartbeats.LastHeard(n.Name)
-		if !ok {
+		at, _ := s.heard(n.Name)
+		if at.IsZero() {
 			return "it was heard from before this server came to lead"
 		}
 		return fmt.Sprintf("it was heard from %s ago", time.Since(at).Round(time.Second))

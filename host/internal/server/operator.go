@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 )
 
@@ -24,8 +24,9 @@ type Raft interface {
 	Leave(ctx context.Context, leave func() error) error
 	Save(ctx context.Context, w io.Writer) (cluster.Backup, error)
 	Restore(ctx context.Context, r io.Reader) (cluster.Backup, error)
-	Autopilot() cluster.Autopilot
-	SetAutopilot(a cluster.Autopilot)
+	Autopilot() claim.Autopilot
+	// SetAutopilot changes it for good, whoever leads (claim.ErrInvalid).
+	SetAutopilot(ctx context.Context, by claim.AutopilotChange) (claim.Autopilot, error)
 }
 
 // operatorService serves pannier.host.v1.OperatorService.
@@ -72,7 +73,7 @@ func (s operatorService) GetAutopilot(context.Context, *connect.Request[hostv1.G
 	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(s.cfg.Raft.Autopilot())}), nil
 }
 
-func shownAutopilot(a cluster.Autopilot) *hostv1.Autopilot {
+func shownAutopilot(a claim.Autopilot) *hostv1.Autopilot {
 	quorum := uint32(max(a.MinQuorum, 0))
 	return &hostv1.Autopilot{
 		CleanupDeadServers: &a.CleanupDeadServers, LastContactThreshold: durationpb.New(a.LastContactThreshold),
@@ -80,39 +81,32 @@ func shownAutopilot(a cluster.Autopilot) *hostv1.Autopilot {
 	}
 }
 
-// SetAutopilot changes what it does, on this server, until that is started again.
-func (s operatorService) SetAutopilot(_ context.Context, req *connect.Request[hostv1.SetAutopilotRequest]) (*connect.Response[hostv1.SetAutopilotResponse], error) {
-	want, conf := req.Msg.GetAutopilot(), s.cfg.Raft.Autopilot()
-	for field, change := range map[string]struct {
-		to  *durationpb.Duration
-		set *time.Duration
-	}{
-		"last_contact_threshold":    {want.GetLastContactThreshold(), &conf.LastContactThreshold},
-		"server_stabilization_time": {want.GetServerStabilizationTime(), &conf.ServerStabilizationTime},
-	} {
-		if change.to == nil {
-			continue
-		}
-		if err := change.to.CheckValid(); err != nil || change.to.AsDuration() <= 0 {
-			return nil, invalid("autopilot", field, "must be more than 0")
-		}
-		*change.set = change.to.AsDuration()
-	}
-	if want != nil && want.CleanupDeadServers != nil {
-		conf.CleanupDeadServers = want.GetCleanupDeadServers()
+// SetAutopilot changes what it does, for good.
+func (s operatorService) SetAutopilot(ctx context.Context, req *connect.Request[hostv1.SetAutopilotRequest]) (*connect.Response[hostv1.SetAutopilotResponse], error) {
+	want, by := req.Msg.GetAutopilot(), claim.AutopilotChange{}
+	if want != nil {
+		by.CleanupDeadServers = want.CleanupDeadServers
+		by.LastContactThreshold, by.ServerStabilizationTime = asDuration(want.GetLastContactThreshold()), asDuration(want.GetServerStabilizationTime())
 	}
 	if want != nil && want.MinQuorum != nil {
-		if want.GetMinQuorum() > maxServers {
-			return nil, invalid("autopilot", "min_quorum", fmt.Sprintf("must be %d at most", maxServers))
-		}
-		conf.MinQuorum = int(want.GetMinQuorum())
+		quorum := int(want.GetMinQuorum())
+		by.MinQuorum = &quorum
 	}
-	s.cfg.Raft.SetAutopilot(conf)
-	return connect.NewResponse(&hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(conf)}), nil
+	now, err := s.cfg.Raft.SetAutopilot(ctx, by)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}), nil
 }
 
-// maxServers is more than any cluster has.
-const maxServers = 99
+// asDuration is nil where d is absent; one out of range is as long as can be told.
+func asDuration(d *durationpb.Duration) *time.Duration {
+	if d == nil {
+		return nil
+	}
+	in := d.AsDuration()
+	return &in
+}
 
 // AutopilotHealth tells how the servers are.
 func (s operatorService) AutopilotHealth(ctx context.Context, _ *connect.Request[hostv1.AutopilotHealthRequest]) (*connect.Response[hostv1.AutopilotHealthResponse], error) {

@@ -15,7 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/watcher"
 )
@@ -38,13 +40,13 @@ func TestNodes(t *testing.T) {
 	}
 	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2"}))
 	must(t, err)
-	_, err = h.ledger.StartWorkload(h.ctx, claim.WorkloadRef{Namespace: "default", ID: "w"}, "n2", nil)
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
 	if !errors.Is(err, claim.ErrIneligible) {
 		t.Errorf("a workload starts on a node that takes none: %v", err)
 	}
 	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true}))
 	must(t, err)
-	_, err = h.ledger.StartWorkload(h.ctx, claim.WorkloadRef{Namespace: "default", ID: "w"}, "n2", nil)
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
 	must(t, err)
 
 	// A drain that is asked for twice is the one that was begun.
@@ -90,12 +92,51 @@ func TestNodes(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "name")
 }
 
+// TestANodeThatComesBackIsNotPurged: while the purge waits for a claim's release the node puts its record.
+func TestANodeThatComesBackIsNotPurged(t *testing.T) {
+	h := openHost(t)
+	h.putNode(t, "n2")
+	volume := claim.VolumeRef{Namespace: "default", ID: "v"}
+	_, err := h.ledger.RegisterVolume(h.ctx, claim.Volume{
+		VolumeRef: volume, Name: "v", PluginID: "d", ExternalID: "x",
+		Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+	})
+	must(t, err)
+	w := claim.WorkloadRef{Namespace: "default", ID: "w"}
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: w, Node: "n2"}, []claim.Claim{{Volume: volume, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}})
+	must(t, err)
+	purged := make(chan error, 1)
+	go func() {
+		_, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n2", Force: true}))
+		purged <- err
+	}()
+	for down := false; !down; {
+		changed := h.ledger.Watch(h.ctx, state.TopicNode("n2"))
+		must(t, h.ledger.Read(h.ctx, func(tx *state.ReadTx) error {
+			n, err := tx.Node("n2")
+			down = n.Status == claim.NodeDown
+			return err
+		}))
+		if !down {
+			<-changed
+		}
+	}
+	h.putNode(t, "n2")
+	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volume, Workload: w, To: claim.Freed})
+	must(t, err)
+	wantError(t, <-purged, connect.CodeFailedPrecondition, `"n2"`, "come back")
+	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	must(t, err)
+}
+
 // heartbeats are what a leader has heard: of n2, just now.
 type heartbeats struct{}
 
-func (heartbeats) LastHeard(node string) (time.Time, bool) { return time.Now(), node == "n2" }
-func (heartbeats) KeepsTo(node string) (time.Time, bool) {
-	return time.Now().Add(time.Minute), node == "n2"
+func (heartbeats) Known(node string) (lastHeard, keepsTo time.Time) {
+	if node == "n2" {
+		lastHeard, keepsTo = time.Now(), time.Now().Add(time.Minute)
+	}
+	return lastHeard, keepsTo
 }
 
 func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
@@ -373,6 +414,7 @@ type elsewhere struct {
 	socket string
 	mu     sync.Mutex
 	errs   int
+	lost   int // answers that are still to be lost
 	here   bool
 	asked  []*http.Request
 }
@@ -401,10 +443,17 @@ func (e *elsewhere) RoundTrip(r *http.Request) (*http.Response, error) {
 	e.mu.Lock()
 	e.asked = append(e.asked, r)
 	e.mu.Unlock()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	transport := http.RoundTripper(&http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", e.socket)
-	}}
-	return transport.RoundTrip(r)
+	}})
+	resp, err := transport.RoundTrip(r)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil && e.lost > 0 {
+		e.lost--
+		return nil, errors.Join(errors.New("the connection broke"), resp.Body.Close())
+	}
+	return resp, err
 }
 
 func (e *elsewhere) set(change func()) {
@@ -440,6 +489,17 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	// It is sent again over an election.
 	e.set(func() { e.errs = 3 })
 	must(t, get(nil))
+	// So it is when an answer is lost, and the leader can tell that it is the same one.
+	e.set(func() { e.asked, e.lost = nil, 1 })
+	must(t, get(nil))
+	must(t, get(nil))
+	var calls []string
+	for _, r := range e.asked {
+		calls = append(calls, r.Header.Get(callHeader))
+	}
+	if len(calls) != 3 || len(calls[0]) < 26 || calls[0] != calls[1] || calls[1] == calls[2] {
+		t.Errorf("two requests, one of them sent twice, were the calls %q", calls)
+	}
 	// Streams pass.
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()

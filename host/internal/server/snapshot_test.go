@@ -66,9 +66,10 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 		t.Errorf("a damaged snapshot has changed the ledger: %v", err)
 	}
 	held := claim.WorkloadRef{Namespace: "default", ID: "db"}
-	_, err = h.ledger.StartWorkload(h.ctx, held, "n2", []claim.Claim{{
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: held, Node: "n2"}, []claim.Claim{{
 		Volume: claim.VolumeRef{Namespace: "default", ID: "lost"}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 	}})
+
 	must(t, err)
 	_, err = h.restore(saved.Bytes())
 	wantError(t, err, connect.CodeFailedPrecondition, `"db"`, `"lost"`, `"n2"`, "pannier node drain")

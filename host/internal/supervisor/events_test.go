@@ -74,12 +74,14 @@ func (l *told) check(repeats int) (processes int) {
 	return len(last)
 }
 
-// newEmitter is a world whose plugin emits as many events a second, and who is told.
+// newEmitter is a world whose plugin emits as many events a second, and who is told. The plugin
+// keeps the last thousand or so: nobody must be away for as long as these take.
 func newEmitter(t *testing.T, rate int) (*world, *told) {
 	t.Helper()
 	w := newWorld(t)
 	w.putEmitter("")
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{strconv.Itoa(rate)}})
+	w.cfg.StopTimeout = time.Minute // it tells of its end
 	l := &told{t: t}
 	w.cfg.OnPluginEvent = l.add
 	return w, l
@@ -115,7 +117,7 @@ func emit(t *testing.T, s *supervisor.Supervisor, n int) {
 
 // Each process tells everything until its end, the one that is replaced too.
 func TestEventsOfSwapsUnderLoad(t *testing.T) {
-	w, l := newEmitter(t, 1000)
+	w, l := newEmitter(t, 100)
 	s := w.open()
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
 	const swaps = 5
@@ -141,7 +143,8 @@ func TestEventsOfSwapsUnderLoad(t *testing.T) {
 
 // At whatever instant a host is killed, the next one goes on where it was.
 func TestEventsOutliveAKilledHost(t *testing.T) {
-	w, l := newEmitter(t, 500)
+	t.Parallel()
+	w, l := newEmitter(t, 20)
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
 	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
@@ -184,6 +187,7 @@ func TestEventsOutliveAKilledHost(t *testing.T) {
 
 // A process that was replaced just when the host was killed still tells what it has.
 func TestEventsOfAHostKilledInASwap(t *testing.T) {
+	t.Parallel()
 	w, l := newEmitter(t, 100)
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
@@ -216,6 +220,7 @@ func TestEventsOfAHostKilledInASwap(t *testing.T) {
 
 // What a plugin dropped is counted, and the newest are there.
 func TestEventsThatNobodyTook(t *testing.T) {
+	t.Parallel()
 	w, l := newEmitter(t, 0)
 	held := make(chan struct{})
 	w.cfg.OnPluginEvent = func(e supervisor.PluginEvent) {
@@ -281,6 +286,7 @@ func TestEventsOfAPluginThatDies(t *testing.T) {
 
 // A plugin of before events, and one of today, with the host of today.
 func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
+	t.Parallel()
 	w, l := newEmitter(t, 0)
 	w.cfg.StopPlugins = false
 	old, err := os.ReadFile(fixture(t, "oldplugin"))

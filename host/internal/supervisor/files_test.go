@@ -18,6 +18,7 @@ import (
 // The plugin directory is overwritten in place, bytes and all: what runs, and
 // what a restart of the process finds in memory, is the verified copy.
 func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	before := mustCall(t, s, "fixture", "")
@@ -36,6 +37,7 @@ func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
 
 // Copies are kept for the one that runs and the last good one before it.
 func TestOldCopiesAreCollected(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	var sums []string
 	for i := range 4 {
@@ -57,6 +59,7 @@ func TestOldCopiesAreCollected(t *testing.T) {
 
 // Another host's certificate, or none, opens no connection to a plugin.
 func TestWrongCertificateIsRefused(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -111,6 +114,7 @@ func appendByte(t *testing.T, path string) {
 }
 
 func TestFilesThatAreNoPlugins(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for file, mode := range map[string]os.FileMode{
 		".hidden": 0o755, "half.tmp": 0o755, "old~": 0o755, "README": 0o644, "bad name": 0o755, "fixture.sh": 0o755,
@@ -131,6 +135,7 @@ func TestFilesThatAreNoPlugins(t *testing.T) {
 
 // Sockets have short addresses, data directories need not.
 func TestDeepDataDirectory(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.DataDir = filepath.Join(w.cfg.DataDir, strings.Repeat("deep/", 30))
 	s := w.open()

@@ -19,9 +19,16 @@ import (
 	"github.com/pannier/pannier/host/internal/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/testns"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// sideBySide is how many tests run at the same time: they mostly wait for processes.
+const sideBySide = 4
+
+func TestMain(m *testing.M) {
+	testns.SideBySide(sideBySide)
+	goleak.VerifyTestMain(m)
+}
 
 // world is a plugin directory and a data directory, whose processes are gone
 // when the test ends.
@@ -50,7 +57,7 @@ func newWorld(t *testing.T) *world {
 		DataDir:      filepath.Join(dir, "data"),
 		Logger:       hclog.New(&hclog.LoggerOptions{Output: w.log, Level: hclog.Debug}),
 		Restart:      supervisor.Restart{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond, Stable: time.Minute},
-		StartTimeout: 10 * time.Second,
+		StartTimeout: time.Minute,
 		StopTimeout:  5 * time.Second,
 		StopPlugins:  true,
 		OnEvent: func(e supervisor.Event) {

@@ -44,6 +44,7 @@ var hostile = []struct {
 // A hostile plugin beside a good one: the host tells which it is and why, ends all of
 // it, and the good one does not notice.
 func TestHostilePlugins(t *testing.T) {
+	t.Parallel()
 	for _, tc := range hostile {
 		t.Run(tc.args, func(t *testing.T) {
 			t.Parallel()
@@ -52,7 +53,11 @@ func TestHostilePlugins(t *testing.T) {
 			w.configure(supervisor.Plugin{
 				Name: "hostile", Args: strings.Fields(tc.args), Limits: supervisor.Limits{Memory: 256 * mib},
 			})
-			w.cfg.StartTimeout = 5 * time.Second
+			if strings.Contains(tc.says, "after 5s") { // the others say so before, and the good one needs its time
+				w.cfg.StartTimeout = 5 * time.Second
+			} else {
+				w.cfg.StartTimeout = time.Minute
+			}
 			w.cfg.Restart = supervisor.Restart{Min: time.Minute, Max: time.Minute, Stable: time.Minute}
 			s := w.open()
 			good := mustCall(t, s, "fixture", "")["pid"]
@@ -79,6 +84,7 @@ func TestHostilePlugins(t *testing.T) {
 
 // One that serves and will not stop is ended, and what it goes on with nobody waits for.
 func TestPluginThatHangsInStop(t *testing.T) {
+	t.Parallel()
 	t.Run("when it is replaced", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)
@@ -145,6 +151,7 @@ func TestFloodIsBounded(t *testing.T) {
 
 // A binary that cannot be copied is not to blame: it takes over when it can be.
 func TestBinaryThatCannotBeCopied(t *testing.T) {
+	t.Parallel()
 	t.Run("others may write it", func(t *testing.T) {
 		w := newWorld(t)
 		s := w.open()

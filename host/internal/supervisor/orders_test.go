@@ -10,6 +10,7 @@ import (
 
 // What runs already can be pinned, and unpinned when nothing else is to run.
 func TestPinWhatRuns(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -28,6 +29,7 @@ func TestPinWhatRuns(t *testing.T) {
 
 // A copy that cannot take over is not pinned: the next host would start it.
 func TestPinOfABadCopy(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -42,6 +44,7 @@ func TestPinOfABadCopy(t *testing.T) {
 
 // A pinned plugin is not rolled back.
 func TestRollbackOfAPinnedPlugin(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -57,6 +60,7 @@ func TestRollbackOfAPinnedPlugin(t *testing.T) {
 
 // A plugin's own rollback window counts, not that of the others.
 func TestRollbackWindowOfAPlugin(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.RollbackWindow = time.Nanosecond
 	w.configure(supervisor.Plugin{Name: "fixture", RollbackWindow: time.Minute})
@@ -70,6 +74,7 @@ func TestRollbackWindowOfAPlugin(t *testing.T) {
 
 // Plugins that would be left running end with a host that is told so.
 func TestStopWithHost(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	s := w.open()

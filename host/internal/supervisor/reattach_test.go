@@ -79,6 +79,7 @@ func (h *hostProcess) kill() {
 }
 
 func TestPluginOutlivesAKilledHost(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	h := w.host()
@@ -109,6 +110,7 @@ func TestPluginOutlivesAKilledHost(t *testing.T) {
 
 // Close leaves the plugins running, and the same program can open them again.
 func TestCloseLeavesPluginsRunning(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	first := w.open()
@@ -132,6 +134,7 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 // At whatever instant a host is killed, in the middle of a swap too, the next one
 // comes to have exactly one process.
 func TestHostKilledAtAnyInstant(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	took := time.Now()
@@ -164,6 +167,7 @@ func TestHostKilledAtAnyInstant(t *testing.T) {
 // The instants around the fork are the ones that matter most: the record has the
 // intent, and the process is not there yet, or is not recorded yet.
 func TestHostKilledAroundTheFork(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	path, points := w.cfg.DataDir+"/plugins/fixture.json", filepath.Dir(w.cfg.DataDir)+"/points"
@@ -203,6 +207,7 @@ func (w *world) settled(s *supervisor.Supervisor) {
 // What the next host would start differently is not reattached but replaced, and
 // so is what does not prove that it is ours.
 func TestReplacedInsteadOfReattached(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(w *world){
 		"other arguments":        func(w *world) { w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"good", "new"}}) },
 		"another executable":     func(w *world) { appendByte(w.t, filepath.Join(w.cfg.PluginDir, "fixture")) },
@@ -215,8 +220,9 @@ func TestReplacedInsteadOfReattached(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.cfg.StopPlugins = false
-			w.cfg.StartTimeout = 2 * time.Second
-			w.cfg.StopTimeout = time.Second
+			if name == "a process that hangs" {
+				w.cfg.StartTimeout, w.cfg.StopTimeout = 5*time.Second, time.Second
+			}
 			h := w.host()
 			pid := h.up()
 			h.kill()
@@ -239,6 +245,7 @@ func TestReplacedInsteadOfReattached(t *testing.T) {
 
 // A pid that a stranger has by now is left alone.
 func TestStrangerIsNotTouched(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	h := w.host()
@@ -271,6 +278,7 @@ func TestStrangerIsNotTouched(t *testing.T) {
 }
 
 func TestRecordThatCannotBeReadStartsNothing(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -289,6 +297,7 @@ func TestRecordThatCannotBeReadStartsNothing(t *testing.T) {
 }
 
 func TestRemovedPluginIsEnded(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	w.install("other")
@@ -310,6 +319,7 @@ func TestRemovedPluginIsEnded(t *testing.T) {
 }
 
 func TestOrphanEndsItself(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	w.cfg.OrphanTimeout = 200 * time.Millisecond
@@ -320,6 +330,7 @@ func TestOrphanEndsItself(t *testing.T) {
 }
 
 func TestDieWithHost(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.DieWithHost = true
 	h := w.host()

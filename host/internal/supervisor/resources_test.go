@@ -21,6 +21,7 @@ var tooMuch = regexp.MustCompile(`it uses \d+ MiB of memory, its plugin block al
 // What eats memory ends, its binary goes back to the one before where there is one, and
 // other plugins see nothing of it.
 func TestMemoryEater(t *testing.T) {
+	t.Parallel()
 	limits := supervisor.Limits{Memory: 256 * mib}
 	t.Run("is replaced", func(t *testing.T) {
 		t.Parallel()
@@ -124,6 +125,7 @@ func TestSpinnerIsReported(t *testing.T) {
 }
 
 func TestForkBomb(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skipf("needs control groups (%v); not covered: children that hide", process.Unlimited())
 	}
@@ -177,6 +179,7 @@ func TestForkBomb(t *testing.T) {
 
 // A plugin has no more rights, files and groups than it should.
 func TestIsolation(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root; not covered: another user and group")
 	}

@@ -60,6 +60,7 @@ func TestPluginComesUp(t *testing.T) {
 // A plugin that does not come up says why, leaves nothing behind, and holds up
 // nobody.
 func TestBrokenPlugins(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		mode  string
 		spec  supervisor.Plugin
@@ -68,7 +69,7 @@ func TestBrokenPlugins(t *testing.T) {
 	}{
 		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "the process ended: exit status 7: handshake"},
 		{"exit", supervisor.Plugin{}, supervisor.BackingOff, "(it printed: the disk is on fire)"},
-		{"hang", supervisor.Plugin{}, supervisor.BackingOff, "it is not up after 2s: handshake"},
+		{"hang", supervisor.Plugin{}, supervisor.BackingOff, "it is not up after 5s: handshake"},
 		{"garbage", supervisor.Plugin{}, supervisor.BackingOff, "hello, I am not a plugin"},
 		{"endless-line", supervisor.Plugin{}, supervisor.BackingOff, "Unrecognized remote plugin message"},
 		{"wrong-cookie", supervisor.Plugin{}, supervisor.BackingOff, "handshake"},
@@ -88,7 +89,7 @@ func TestBrokenPlugins(t *testing.T) {
 			tc.spec.Name, tc.spec.Args = "broken", []string{tc.mode}
 			w.configure(tc.spec)
 			if tc.mode == "hang" { // the others say so before, and the good one needs its time
-				w.cfg.StartTimeout = 2 * time.Second
+				w.cfg.StartTimeout = 5 * time.Second
 			}
 			w.cfg.Restart.Min, w.cfg.Restart.Max = time.Minute, time.Minute
 			s := w.open()
@@ -115,6 +116,7 @@ func TestBrokenPlugins(t *testing.T) {
 }
 
 func TestConfiguredPluginThatIsNotThere(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.configure(supervisor.Plugin{Name: "later"})
 	s := w.open()
@@ -152,6 +154,7 @@ func TestOpenRefuses(t *testing.T) {
 }
 
 func TestOneHostAtATime(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	first := w.open()
 	second := supervisor.New(w.cfg)
@@ -163,6 +166,7 @@ func TestOneHostAtATime(t *testing.T) {
 }
 
 func TestCrashIsRestarted(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	before := mustCall(t, s, "fixture", "")
@@ -186,6 +190,7 @@ func TestCrashIsRestarted(t *testing.T) {
 }
 
 func TestCrashLoopBacksOff(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"crash-soon"}})
 	w.cfg.Restart = supervisor.Restart{Min: 50 * time.Millisecond, Max: 400 * time.Millisecond, Stable: time.Minute}
@@ -202,6 +207,7 @@ func TestCrashLoopBacksOff(t *testing.T) {
 }
 
 func TestPanicEndsOnlyItsCall(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	before := mustCall(t, s, "fixture", "")
@@ -216,6 +222,7 @@ func TestPanicEndsOnlyItsCall(t *testing.T) {
 }
 
 func TestUnwellPluginIsReported(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"unwell"}})
 	s := w.open()
@@ -228,6 +235,7 @@ func TestUnwellPluginIsReported(t *testing.T) {
 
 // A plugin that hangs, or does not get well again, is replaced.
 func TestPatienceEnds(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		mode            string
 		silence, unwell time.Duration
@@ -252,7 +260,7 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-func TestFloodOfOutput(t *testing.T) {
+func TestFloodOfOutput(t *testing.T) { // alone: the flood is one of the processor too
 	w := newWorld(t)
 	w.install("printer")
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"flood"}})
@@ -265,6 +273,7 @@ func TestFloodOfOutput(t *testing.T) {
 }
 
 func TestStopEndsTheWholeGroup(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	child, err := strconv.Atoi(mustCall(t, s, "fixture", "child")["child"])
@@ -289,6 +298,7 @@ func TestStopEndsTheWholeGroup(t *testing.T) {
 }
 
 func TestCloseFinishesCalls(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -305,6 +315,7 @@ func TestCloseFinishesCalls(t *testing.T) {
 }
 
 func TestSigtermFinishesCalls(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -328,6 +339,7 @@ func TestSigtermFinishesCalls(t *testing.T) {
 }
 
 func TestRunsAsAnotherUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root; not covered: a plugin that runs as another user")
 	}

@@ -118,11 +118,13 @@ func (l *load) end() {
 
 // Half of the new binaries are bad, each in its own way. Callers see nothing of it.
 func TestSwapUnderLoad(t *testing.T) {
-	swapsUnderLoad(t, "storage", 1000, bad)
+	t.Parallel()
+	swapsUnderLoad(t, "storage", 400, bad)
 }
 
 // The other kinds share the bad ways among themselves, and the machine.
 func TestSwapUnderLoadOfTheOtherKinds(t *testing.T) {
+	t.Parallel()
 	kinds := []string{"identity", "registration", "bootstrap"}
 	for n, kind := range kinds {
 		var share []string
@@ -131,14 +133,14 @@ func TestSwapUnderLoadOfTheOtherKinds(t *testing.T) {
 		}
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			swapsUnderLoad(t, kind, 250, share)
+			swapsUnderLoad(t, kind, 100, share)
 		})
 	}
 }
 
 func swapsUnderLoad(t *testing.T, kind string, rate int, bad []string) {
 	w := newWorld(t)
-	w.cfg.StartTimeout = 2 * time.Second
+	w.cfg.StartTimeout = 5 * time.Second
 	w.put("fixture", "good", "1.2.3 "+kind)
 	s := w.open()
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
@@ -174,6 +176,7 @@ func swapsUnderLoad(t *testing.T, kind string, rate int, bad []string) {
 
 // A call that began on the old process ends there, however long it takes.
 func TestCallsEndWhereTheyBegan(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	before := mustCall(t, s, "fixture", "")
@@ -182,8 +185,9 @@ func TestCallsEndWhereTheyBegan(t *testing.T) {
 		err error
 	}
 	long := make(chan answer, 1)
+	end := filepath.Join(filepath.Dir(w.cfg.DataDir), "end")
 	go func() {
-		got, err := call(t, s, "fixture", "sleep 1500ms")
+		got, err := call(t, s, "fixture", "wait "+end)
 		long <- answer{got, err}
 	}()
 	waitFor(t, "the call", func() bool { return strings.Contains(w.log.String(), "asleep") })
@@ -195,6 +199,7 @@ func TestCallsEndWhereTheyBegan(t *testing.T) {
 	if after := mustCall(t, s, "fixture", ""); after["pid"] == before["pid"] {
 		t.Error("a new call went to the old process")
 	}
+	w.must(os.WriteFile(end, nil, 0o600))
 	if a := <-long; a.err != nil || a.got["pid"] != before["pid"] {
 		t.Errorf("the long call: %v, %v", a.got["pid"], a.err)
 	}
@@ -203,6 +208,7 @@ func TestCallsEndWhereTheyBegan(t *testing.T) {
 
 // The ways in which a file may come to be where it is.
 func TestHowABinaryArrives(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	path := filepath.Join(w.cfg.PluginDir, "fixture")
 	links := filepath.Join(filepath.Dir(w.cfg.PluginDir), "versions")
@@ -247,6 +253,7 @@ func TestHowABinaryArrives(t *testing.T) {
 
 // What fails soon after it has taken over goes back by itself, and is not tried again.
 func TestRollback(t *testing.T) {
+	t.Parallel()
 	for name, fail := range map[string]string{"it dies": "exit", "it becomes unhealthy": "unwell"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -271,6 +278,7 @@ func TestRollback(t *testing.T) {
 }
 
 func TestOrders(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -311,6 +319,7 @@ func TestOrders(t *testing.T) {
 
 // A lease tells its holder of a stream that another process has taken over.
 func TestLeaseTellsOfASwap(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	lease, err := s.Acquire(within(t), "fixture")
@@ -332,6 +341,7 @@ func TestLeaseTellsOfASwap(t *testing.T) {
 
 // A plugin that is put there later is started, with nobody asking.
 func TestNewPluginIsStarted(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")

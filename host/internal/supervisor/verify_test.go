@@ -39,6 +39,7 @@ func (w *world) traces() []string {
 }
 
 func TestVerify(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
 	mustCall(t, s, "fixture", "")
@@ -84,6 +85,7 @@ func TestVerify(t *testing.T) {
 
 // What the plugin directory would not take is refused before it runs.
 func TestVerifyRefuses(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.configure(supervisor.Plugin{Name: "checked", Checksum: "sha256:" + strings.Repeat("0", 64)})
 	w.configure(supervisor.Plugin{Name: "old", Version: "< 2"})
@@ -126,6 +128,7 @@ func (w *world) mode(path string, mode os.FileMode) string {
 
 // A verification ends with the supervisor, and nothing of it is left.
 func TestCloseEndsAVerification(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.must(os.Remove(filepath.Join(w.cfg.PluginDir, "fixture")))
 	w.cfg.Plugins = nil // nothing else takes its time
@@ -148,10 +151,11 @@ func TestCloseEndsAVerification(t *testing.T) {
 
 // What a host that is killed was verifying, the next one ends.
 func TestHostKilledWhileItVerifies(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	w.cfg.StartTimeout = time.Minute
-	h := w.host(w.candidate("fixture", "good", "2.0.0"))
+	h := w.host(w.candidate("fixture", "hang-in-configure", "2.0.0"))
 	pid := h.up()
 	// One that is stopped does not end because its host is gone.
 	waitFor(t, "the process that is verified", func() bool {

@@ -101,7 +101,7 @@ func (w *world) start(id, node, consul string, services ...string) (tokens []cla
 	for _, s := range services {
 		tokens = append(tokens, claim.Token{ID: w.nextID(), Workload: ref(id), Node: node, Service: s, Consul: consul})
 	}
-	if _, err := w.ledger.StartWorkload(w.t.Context(), ref(id), node, nil, tokens...); err != nil {
+	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: ref(id), Node: node}, nil, tokens...); err != nil {
 		w.t.Fatal(err)
 	}
 	return tokens

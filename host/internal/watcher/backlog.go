@@ -2,6 +2,7 @@ package watcher
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ const (
 	retryRate     = 200
 	firstPause    = 500 * time.Millisecond
 	longestPause  = time.Minute
+	lookPause     = 5 * time.Second // after the ledger could not be read
 )
 
 // Attempt is how the release of a volume's claims stands.
@@ -141,7 +143,7 @@ func (b *backlog) find(tx *state.ReadTx) (map[claim.VolumeRef]*release, error) {
 		if r.driver == "" {
 			v, err := tx.Volume(ref)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("volume %q, of which claims are on their way out: %w", ref, err)
 			}
 			r.driver = v.PluginID
 		}

@@ -68,7 +68,7 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 			return "", err
 		}
 		// It runs there no more, and may be started elsewhere.
-		if _, err := w.Cluster.EndRun(ctx, c.Workload, c.Node, 0); err != nil {
+		if _, err := w.Cluster.EndRun(ctx, claim.Run{Ref: c.Workload, Node: c.Node}); err != nil {
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	}
@@ -111,11 +111,8 @@ func (w *Watcher) detach(ctx context.Context, c claim.Claim, v claim.Volume) (st
 	did := "released what was on its way out"
 	var err error
 	if c.State == claim.Taken {
-		if did, err = w.stop(ctx, c, v); err != nil {
+		if did, err = w.end(ctx, c, v); err != nil {
 			return "", err
-		}
-		if _, err := w.Cluster.EndWorkload(ctx, c.Workload); err != nil {
-			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	} else if c.State.Before(claim.NodeDetached) {
 		if _, err := w.owns(ctx, c); err != nil {
@@ -128,6 +125,27 @@ func (w *Watcher) detach(ctx context.Context, c claim.Claim, v claim.Volume) (st
 			return "", fmt.Errorf("%w; the release goes on, its last try failed: %s", err, a.Error)
 		}
 		return "", fmt.Errorf("%w; the release goes on", err)
+	}
+	return did, nil
+}
+
+// end stops the workload that has a claim. What keeps it alive may have started it again at once:
+// that run is left alone.
+func (w *Watcher) end(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error) {
+	var before claim.Workload
+	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		before, err = tx.Workload(c.Workload)
+		return err
+	})
+	known := !errors.Is(err, claim.ErrWorkloadNotFound)
+	if err != nil && known {
+		return "", err
+	}
+	if did, err = w.stop(ctx, c, v); err != nil || !known {
+		return did, err
+	}
+	if _, err := w.Cluster.EndRun(ctx, claim.Run{Ref: c.Workload, Node: before.Node, Index: before.CreateIndex}); err != nil {
+		return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 	}
 	return did, nil
 }

@@ -36,6 +36,7 @@ type Garbage struct {
 	Since     time.Time
 
 	claim command.Advance
+	node  claim.Node
 }
 
 // Kind is what a piece of garbage is.
@@ -82,26 +83,30 @@ func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, er
 	var errs []error
 	for _, clear := range []struct {
 		kind Kind
-		do   func(ctx context.Context, some []Garbage) error
+		do   func(ctx context.Context, some []Garbage) (gone []Garbage, err error)
 	}{
 		{GarbageClaim, w.clearClaims},
-		{GarbageWorkload, func(ctx context.Context, _ []Garbage) error { return w.clearWorkloads(ctx, now) }},
-		{GarbageDriver, func(ctx context.Context, some []Garbage) error { return w.clearDrivers(ctx, now, some) }},
+		{GarbageWorkload, func(ctx context.Context, some []Garbage) ([]Garbage, error) { return w.clearWorkloads(ctx, now, some) }},
+		{GarbageDriver, func(ctx context.Context, some []Garbage) ([]Garbage, error) { return w.clearDrivers(ctx, now, some) }},
 		{GarbageNode, w.clearNodes},
-		{GarbageACLToken, func(ctx context.Context, _ []Garbage) error {
-			_, err := w.Cluster.ExpireACLTokens(ctx)
-			return err
+		{GarbageACLToken, func(ctx context.Context, some []Garbage) ([]Garbage, error) {
+			if _, err := w.Cluster.ExpireACLTokens(ctx); err != nil {
+				return nil, err
+			}
+			return some, nil
 		}},
 	} {
 		some := slices.DeleteFunc(slices.Clone(found), func(g Garbage) bool { return g.Kind != clear.kind })
 		if len(some) == 0 {
 			continue
 		}
-		if err := clear.do(ctx, some); err != nil {
+		some, err := clear.do(ctx, some)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("clear away what is left of each %s: %w", clear.kind, err))
-			continue
 		}
-		w.Log.Info("cleared away what nothing needs any more", "kind", clear.kind, "number", len(some))
+		if len(some) > 0 {
+			w.Log.Info("cleared away what nothing needs any more", "kind", clear.kind, "number", len(some))
+		}
 		gone = append(gone, some...)
 	}
 	return gone, errors.Join(errs...)
@@ -227,7 +232,7 @@ func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 			return nil, err
 		}
 		if len(held) == 0 {
-			found = append(found, Garbage{Kind: GarbageNode, ID: n.Name, Since: n.StatusAt, Reason: "it is down and holds nothing"})
+			found = append(found, Garbage{Kind: GarbageNode, ID: n.Name, Since: n.StatusAt, Reason: "it is down and holds nothing", node: n})
 		}
 	}
 	return found, nil
@@ -244,46 +249,60 @@ func expired(tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
 	return found, err
 }
 
-func (w *Watcher) clearClaims(ctx context.Context, some []Garbage) error {
+func (w *Watcher) clearClaims(ctx context.Context, some []Garbage) (gone []Garbage, err error) {
 	for part := range slices.Chunk(some, command.MaxItems) {
 		items := make([]command.Advance, len(part))
 		for i, g := range part {
 			items[i] = g.claim
 		}
 		if _, err := w.Cluster.AdvanceClaims(ctx, "", items...); err != nil {
-			return err
+			return gone, err
 		}
+		gone = append(gone, part...)
 	}
-	return nil
+	return gone, nil
 }
 
-func (w *Watcher) clearWorkloads(ctx context.Context, now time.Time) error {
+func (w *Watcher) clearWorkloads(ctx context.Context, now time.Time, some []Garbage) ([]Garbage, error) {
 	for {
 		result, err := w.Cluster.DeleteWorkloads(ctx, now.Add(-w.GC.Workloads))
-		if err != nil || !result.More {
-			return err
+		switch {
+		case err != nil:
+			return nil, err
+		case !result.More:
+			return some, nil
 		}
 	}
 }
 
-func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbage) error {
+// clearDrivers leaves those alone that a node, or a volume, has taken up since they were read.
+func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbage) (gone []Garbage, err error) {
 	for part := range slices.Chunk(some, command.MaxItems) {
 		ids := make([]string, len(part))
 		for i, g := range part {
 			ids[i] = g.ID
 		}
-		if _, err := w.Cluster.DeleteDrivers(ctx, now.Add(-w.GC.Drivers), ids...); err != nil {
-			return err
+		result, err := w.Cluster.DeleteDrivers(ctx, now.Add(-w.GC.Drivers), ids...)
+		if err != nil {
+			return gone, err
+		}
+		for _, g := range part {
+			if slices.Contains(result.Deleted, g.ID) {
+				gone = append(gone, g)
+			}
 		}
 	}
-	return nil
+	return gone, nil
 }
 
-func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) error {
+// clearNodes leaves those alone that have come back since they were read.
+func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) (gone []Garbage, err error) {
+	var errs []error
 	for _, g := range some {
-		if _, err := w.Cluster.DeleteNode(ctx, g.ID); err != nil {
-			return err
+		result, err := w.Cluster.DeleteDownNode(ctx, g.node)
+		if errs = append(errs, err); err == nil && result.Found {
+			gone = append(gone, g)
 		}
 	}
-	return nil
+	return gone, errors.Join(errs...)
 }

@@ -104,6 +104,51 @@ func TestUnusedDriversAndEndedWorkloadsAreForgotten(t *testing.T) {
 	}
 }
 
+// TestNodesThatAreDownAreForgotten: those that hold nothing, and have not come back since they
+// were looked at.
+func TestNodesThatAreDownAreForgotten(t *testing.T) {
+	w := newWorld(t)
+	w.GC.Nodes = -time.Minute
+	for _, name := range []string{"up", "down", "back"} {
+		w.putNode(name, "boot")
+	}
+	for _, name := range []string{"down", "back"} {
+		if _, err := w.ledger.SetNodeStatus(t.Context(), name, claim.NodeDown, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := w.Collect(t.Context(), true)
+	if err != nil || !slices.Equal(ids(found), []string{"back", "down"}) {
+		t.Fatalf("found %q, %v", ids(found), err)
+	}
+	w.putNode("back", "boot")
+	if _, err := w.ledger.SetNodeStatus(t.Context(), "back", claim.NodeDisconnected, ""); err != nil { // it is away again, for a moment
+		t.Fatal(err)
+	}
+	gone, err := w.clearNodes(t.Context(), found)
+	if err != nil || !slices.Equal(ids(gone), []string{"down"}) {
+		t.Errorf("told of %q, %v", ids(gone), err)
+	}
+	var left []string
+	err = w.ledger.Read(t.Context(), func(tx *state.ReadTx) error {
+		nodes, err := tx.Nodes()
+		for _, n := range nodes {
+			left = append(left, n.Name)
+		}
+		return err
+	})
+	if err != nil || !slices.Equal(left, []string{"back", "up"}) {
+		t.Errorf("%q are left, %v", left, err)
+	}
+}
+
+func ids(all []Garbage) (out []string) {
+	for _, g := range all {
+		out = append(out, g.ID)
+	}
+	return out
+}
+
 // known are the drivers of the ledger, and whether it has workload w.
 func (w *world) known() (drivers []string, found bool) {
 	w.t.Helper()

@@ -255,26 +255,23 @@ func (h *Heartbeats) heard(r *reign, node string, changes int, received time.Tim
 	return true, nil
 }
 
-// LastHeard is when a node's heartbeat was answered last under this leadership; false:
-// it was not, or this server does not lead.
-func (h *Heartbeats) LastHeard(node string) (time.Time, bool) {
+// Known is when a node's heartbeat was answered last, zero where it was not under this
+// leadership, and until when its claims are left alone unless it is heard from again, zero
+// where it is down. Both are zero where this server does not lead, or does not know the node.
+func (h *Heartbeats) Known(node string) (lastHeard, keepsTo time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.reign == nil || h.reign.nodes[node] == nil || !h.reign.nodes[node].spoke {
-		return time.Time{}, false
+	if h.reign == nil || h.reign.nodes[node] == nil {
+		return lastHeard, keepsTo
 	}
-	return h.reign.nodes[node].heard, true
-}
-
-// KeepsTo is until when the claims of a node are left alone, unless it is heard from again;
-// false: this server does not lead, or does not know the node.
-func (h *Heartbeats) KeepsTo(node string) (time.Time, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.reign == nil || h.reign.nodes[node] == nil || h.reign.nodes[node].status == claim.NodeDown {
-		return time.Time{}, false
+	b := h.reign.nodes[node]
+	if b.spoke {
+		lastHeard = b.heard
 	}
-	return h.reign.nodes[node].keepTo, true
+	if b.status != claim.NodeDown {
+		keepsTo = b.keepTo
+	}
+	return lastHeard, keepsTo
 }
 
 // wants is the status that the ledger is to have of a node, and when.

@@ -51,6 +51,27 @@ func (w *world) putNode(name, boot string) {
 	}
 }
 
+// What waits for a driver is tried at once when a node comes that has it, and was not known before.
+func TestANewNodeBringsADriver(t *testing.T) {
+	w := newWorld(t)
+	w.firstPause = time.Hour
+	w.volume("v")
+	w.start("w", "a", "v")
+	w.stop("w")
+	w.failing("detach v from a as d-a", errAway)
+	w.lead()
+	// It is tried once more when its claim is seen to have moved, and then not for an hour.
+	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("v")); return a.Tries == 2 && !a.NextAt.IsZero() })
+	w.mu.Lock()
+	clear(w.fail) // without a change of a driver of this node
+	w.mu.Unlock()
+	node := claim.Node{Name: "new", BootID: "b", Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}}}
+	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	w.freed("v")
+}
+
 // A claim on another node is released there, and tried again as soon as the record of a
 // node that was away changes, not before.
 func TestAClaimOnAnotherNode(t *testing.T) {

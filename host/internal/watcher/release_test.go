@@ -190,6 +190,37 @@ func TestDetach(t *testing.T) {
 	w.freed("v")
 }
 
+// revived is a node whose workload is started again as soon as it was stopped.
+type revived struct {
+	node
+	again func()
+}
+
+func (r revived) Detach(ctx context.Context, c claim.Claim, v claim.Volume) (string, error) {
+	did, err := r.node.Detach(ctx, c, v)
+	r.stop(c.Workload.ID)
+	r.eventually("the claim is freed", func() bool { return r.claim(c.Volume, c.Workload).Index != c.Index })
+	r.again()
+	return did, err
+}
+
+// TestDetachLeavesTheNextRunAlone: what keeps a workload alive starts it again on another node
+// before the operator's call has ended.
+func TestDetachLeavesTheNextRunAlone(t *testing.T) {
+	w := newWorld(t)
+	w.Node = revived{node{w}, func() { w.start("w", "b", "v") }}
+	w.lead()
+	w.volume("v")
+	w.start("w", "a", "v")
+	got, err := w.Detach(t.Context(), ref("v"), "a", false, "op")
+	if err != nil || len(got) != 1 || !got[0].Released {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	if c := w.claims("v"); len(c) != 1 || c[0].Node != "b" || c[0].State != claim.Taken {
+		t.Errorf("the next run has %+v", c)
+	}
+}
+
 func TestDetachSaysWhyNot(t *testing.T) {
 	w := newWorld(t)
 	w.lead()

@@ -113,20 +113,21 @@ func (w *Watcher) present() *backlog {
 }
 
 // follow calls look at once and after changes of a topic, until ctx ends. What takes long
-// is done less often: looking takes a tenth of the time at most.
+// is done less often: looking takes a tenth of the time at most. One that fails is tried again.
 func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx context.Context) error) {
 	for ctx.Err() == nil {
 		watching, cancel := context.WithCancel(ctx)
 		changed := w.Cluster.Watch(watching, topic)
 		began := time.Now()
-		if err := look(ctx); err != nil {
+		err := look(ctx)
+		rest := time.After(9 * time.Since(began))
+		if err != nil {
 			if ctx.Err() == nil {
-				w.Log.Error("the ledger cannot be read, so no claims are released", "error", err)
+				w.Log.Error("the ledger cannot be read, so not all claims are released; it is tried again", "error", err)
 			}
 			cancel()
-			return
+			rest = time.After(lookPause)
 		}
-		rest := time.After(9 * time.Since(began))
 		<-changed // also when ctx ends
 		cancel()
 		select {
@@ -139,17 +140,21 @@ func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx c
 // followNodes tries what waits for a node, or for a driver that it has, when its record
 // changes: it is back, it is down, or its driver is well again.
 func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
-	known := map[string]uint64{}
+	var known map[string]uint64 // nil: none was read yet
 	w.follow(ctx, state.TopicNodes, func(ctx context.Context) error {
 		var all []claim.Node
 		err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
 			all, err = tx.Nodes()
 			return err
 		})
+		if err != nil {
+			return err
+		}
+		first, before := known == nil, known
+		known = make(map[string]uint64, len(all))
 		nodes, drivers := map[string]bool{}, map[string]bool{}
 		for _, n := range all {
-			before, there := known[n.Name]
-			if known[n.Name] = n.ModifyIndex; before == n.ModifyIndex || !there {
+			if known[n.Name] = n.ModifyIndex; first || before[n.Name] == n.ModifyIndex {
 				continue
 			}
 			nodes[n.Name] = true
@@ -162,15 +167,16 @@ func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
 				return drivers[r.driver] || slices.ContainsFunc(r.nodes, func(n string) bool { return nodes[n] })
 			})
 		}
-		return err
+		return nil
 	})
 }
 
 // followDrivers tries what waits when a driver of this node changes.
 func (w *Watcher) followDrivers(ctx context.Context, b *backlog) {
-	for {
+	for changed := w.DriversChanged(); ; {
 		select {
-		case <-w.DriversChanged():
+		case <-changed:
+			changed = w.DriversChanged() // before what waits looks at the drivers
 			b.nudge(func(claim.VolumeRef, *release) bool { return true })
 		case <-ctx.Done():
 			return

@@ -158,7 +158,7 @@ func (w *world) start(id, node string, volumes ...string) {
 			Volume: ref(v), Mode: claim.Write, AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem, DriverNodeID: "d-" + node,
 		})
 	}
-	if _, err := w.ledger.StartWorkload(w.t.Context(), workloadRef(id), node, want); err != nil {
+	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: workloadRef(id), Node: node}, want); err != nil {
 		w.t.Fatal(err)
 	}
 }

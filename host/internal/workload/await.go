@@ -51,7 +51,7 @@ func (r *run) await(ctx context.Context) error {
 func (r *run) declare(ctx context.Context) error {
 	pause := r.pause()
 	for {
-		err := r.Ledger.AwaitWorkload(ctx, r.ref, r.Node, r.rec.Spec.awaited())
+		err := r.Ledger.AwaitWorkload(ctx, r.inLedger(), r.rec.Spec.awaited())
 		if err == nil {
 			return nil
 		}

@@ -160,14 +160,14 @@ func TestItReplacesOneOnAnotherNode(t *testing.T) {
 	h.Nodes = others
 	h.open(t)
 	old := ref("old")
-	_, err := h.ledger.StartWorkload(t.Context(), old, "there", nil, nil)
+	_, err := h.ledger.StartWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}, nil, nil)
 	must(t, err)
 	s := spec("new")
 	s.Replaces = refs("old")
 	started := h.begins(t, s)
 	awaitClosed(t, others.asked, "the other node to be asked")
 	h.waitsFor(t, "new", "old")
-	must(t, h.ledger.EndWorkload(t.Context(), old, "there", 0))
+	must(t, h.ledger.EndWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}))
 	must(t, <-started)
 	if want := []string{`old on there: replaced by workload "new" on node "here"`}; !slices.Equal(others.stops, want) {
 		t.Errorf("asked %q, want %q", others.stops, want)

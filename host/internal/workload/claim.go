@@ -28,7 +28,7 @@ func (r *run) claim(ctx context.Context) error {
 		return err
 	}
 	term := r.Lease.Term() // before: what is granted now was not let go of later under it
-	started, err := r.Ledger.StartWorkload(ctx, r.ref, r.Node, want, tokens)
+	started, err := r.Ledger.StartWorkload(ctx, r.inLedger(), want, tokens)
 	if err != nil {
 		err = fmt.Errorf("claim the volumes of %s on node %q: %w", r.instance, r.Node, err)
 		if refused(err) {
@@ -37,6 +37,13 @@ func (r *run) claim(ctx context.Context) error {
 		return err
 	}
 	return r.granted(started, term)
+}
+
+// inLedger is the run as the ledger knows it.
+func (r *run) inLedger() claim.Run {
+	r.instance.mu.Lock()
+	defer r.instance.mu.Unlock()
+	return claim.Run{Ref: r.ref, Node: r.Node, ID: r.rec.RunID, Index: r.rec.Run}
 }
 
 // granted notes what the ledger has given. A start that goes on after the host was away must
@@ -128,6 +135,9 @@ func (r *run) prepare(ctx context.Context, v *volume) (claim.Claim, error) {
 	}
 	if driver.Fingerprint.Node == nil {
 		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", driver.ID, v.Ref)
+	}
+	if err := info.CheckReachable(r.Node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
+		return claim.Claim{}, err
 	}
 	usage := mounts.Usage{
 		ReadOnly:       v.Request.ReadOnly || readerOnly(modes.AccessMode),

@@ -145,7 +145,7 @@ func TestANodeComesBack(t *testing.T) {
 				lost := h.start(t, spec("w", "a")).Mounts[0].HostPath
 				kept := h.start(t, spec("kept", "b")).Mounts[0].HostPath
 				must(t, h.ledger.takeAway("w", c.to))
-				_, err := h.ledger.StartWorkload(t.Context(), ref("unknown"), here, nil, nil)
+				_, err := h.ledger.StartWorkload(t.Context(), claim.Run{Ref: ref("unknown"), Node: here}, nil, nil)
 				must(t, err)
 				if how == "at once" {
 					must(t, h.Reconcile(t.Context()))
@@ -228,7 +228,7 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(target, "file"), nil, 0o600))
 
 	h = h.next(t)
-	h.Patient, h.limits.ledger = true, 20*time.Millisecond
+	h.Patient, h.limits.ledger = true, 300*time.Millisecond
 	var went atomic.Bool
 	h.on("claim:before", 0, func(context.Context) error { went.Store(true); return nil })
 	back := h.ledgerAway()
@@ -275,7 +275,7 @@ func TestTheLeaseRunsOutBeforeTheLedgerIsReached(t *testing.T) {
 	h.volume(t, full, "a")
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
 	h = h.next(t)
-	h.Patient, h.limits.ledger = true, 20*time.Millisecond
+	h.Patient, h.limits.ledger = true, 300*time.Millisecond
 	back := h.ledgerAway()
 	h.open(t)
 	h.loses(t, "cut off")

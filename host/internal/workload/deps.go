@@ -27,18 +27,19 @@ type Ledger interface {
 	// AwaitWorkload records that a workload waits on a node for others. It may be repeated,
 	// and is over with StartWorkload or EndWorkload. claim.ErrCycle: one of them waits for
 	// this one.
-	AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) error
+	AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) error
 	// AwaitEnded waits until nothing is left of a workload, wherever it is: it has ended,
 	// or the ledger does not know it, and none of its claims stands. It does not poll.
 	AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error
 	// StartWorkload takes all of the claims or none, and notes the tokens that Consul will
 	// be asked for, in one command. Repeating it gives the same. claim.ErrIneligible: the
 	// node takes no workloads now.
-	StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (Started, error)
+	StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (Started, error)
 	// EndWorkload marks the workload as ended and its claims as unpublishing, where the one
 	// on this node is of that run (Started.Run; 0: any run). Any other, and one that is not
-	// there, is left alone, and that is success.
-	EndWorkload(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) error
+	// there, is left alone, and that is success. What was asked for the run before, and has
+	// not arrived yet, is refused from now on.
+	EndWorkload(ctx context.Context, run claim.Run) error
 	// NodeDetached records that nothing of these claims' volumes is mounted for their
 	// workloads any more; the rest of the release is the leader's. Workload, Volume, Node
 	// and Index tell which are meant; Index 0: whichever stands there on that node. One that

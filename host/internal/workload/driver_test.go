@@ -36,18 +36,25 @@ type driver struct {
 
 // The drivers of these tests.
 const (
-	full   = "full"   // attaches and stages
-	staged = "staged" // stages
-	plain  = "plain"  // publishes only
+	full    = "full"    // attaches and stages
+	divided = "divided" // as full, and its controllers are on other nodes
+	staged  = "staged"  // stages
+	plain   = "plain"   // publishes only
 )
 
 func fingerprint(id string) storage.Fingerprint {
-	return storage.Fingerprint{
+	fp := storage.Fingerprint{
 		Healthy:    true,
-		Controller: &storage.ControllerCapabilities{AttachDetach: id == full},
+		Controller: &storage.ControllerCapabilities{AttachDetach: attaching(id)},
 		Node:       &storage.NodeCapabilities{NodeID: "node-of-" + id, StageUnstage: id != plain},
 	}
+	if id == divided {
+		fp.Controller = nil
+	}
+	return fp
 }
+
+func attaching(id string) bool { return id == full || id == divided }
 
 func volumeName(v storage.Volume) string { return strings.TrimPrefix(v.ExternalID, "external-") }
 
@@ -61,7 +68,7 @@ func (d *driver) check(ok bool, format string, args ...any) {
 func (d *driver) checkAsked(ref storage.Driver, v storage.Volume, publishContext map[string]string) {
 	d.check(v.Secrets["user"] == "admin", "%s: no secrets", v.Name)
 	d.check(v.Context["of"] == v.ExternalID, "%s: the volume context is %v", v.Name, v.Context)
-	d.check((publishContext["device"] == v.ExternalID) == (ref.ID == full), "%s: the publish context is %v", v.Name, publishContext)
+	d.check((publishContext["device"] == v.ExternalID) == attaching(ref.ID), "%s: the publish context is %v", v.Name, publishContext)
 }
 
 func (d *driver) Stage(ctx context.Context, ref storage.Driver, req storage.StageRequest) error {
@@ -172,7 +179,7 @@ type controller struct{ *driver }
 
 func (c controller) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
 	err = c.call(ctx, "attach", v.ID, func() error {
-		c.check(v.PluginID == full, "%s is attached, and its driver needs no attachment", v.ID)
+		c.check(attaching(v.PluginID), "%s is attached, and its driver needs no attachment", v.ID)
 		c.check(node == here && capability.AccessMode != "" && capability.AttachmentMode != "", "attach %s: %+v on %q", v.ID, capability, node)
 		publishContext = map[string]string{"device": v.ExternalID}
 		return nil
@@ -189,7 +196,7 @@ type registry struct {
 
 func newRegistry() *registry {
 	r := &registry{changed: make(chan struct{})}
-	for _, id := range []string{full, staged, plain} {
+	for _, id := range []string{full, divided, staged, plain} {
 		r.known = append(r.known, drivers.Driver{
 			Spec: drivers.Spec{ID: id}, Fingerprint: fingerprint(id), Healthy: true,
 		})

@@ -346,13 +346,16 @@ func (i *instance) snapshot() Workload {
 	return w
 }
 
-// startError is the error of a start that failed; nil where it did not.
-func (i *instance) startError() error {
+// startError is the error of a start that failed, or came to w, which was stopped again meanwhile;
+// nil for one that runs.
+func (i *instance) startError(w Workload) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	switch {
-	case !i.rec.Failed:
+	case !i.rec.Failed && w.State == Running:
 		return nil
+	case !i.rec.Failed:
+		return fmt.Errorf("%s: %w: it was stopped before it could be used: %s", i, ErrFailed, w.Message)
 	case i.rec.State == Stopping:
 		return fmt.Errorf("%s: %w: %w; undoing it goes on: %s", i, ErrFailed, i.failure, i.rec.Waiting)
 	default:

@@ -28,6 +28,7 @@ type ledger struct {
 	state   ledgerState
 	keep    bool // claims are freed when the test says so, not at once
 	changed chan struct{}
+	again   func() error // asks once more for the claims that were asked for last
 }
 
 type ledgerState struct {
@@ -117,13 +118,20 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 	return *v, nil
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got Started, err error) {
-	err = l.call(ctx, "claim", ref.ID, func() error {
+func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (got Started, err error) {
+	start := func() error {
 		return l.change(func(s *ledgerState) (err error) {
-			got, err = s.start(ref, node, want, tokens)
+			if w := s.workload(run.Ref); w != nil && run.ID != "" && w.Over == run.ID {
+				return fmt.Errorf("the run is over: %w", claim.ErrConflict)
+			}
+			got, err = s.start(run.Ref, run.Node, want, tokens)
 			return err
 		})
-	})
+	}
+	l.mu.Lock()
+	l.again = start
+	l.mu.Unlock()
+	err = l.call(ctx, "claim", run.Ref.ID, start)
 	return got, err
 }
 
@@ -144,7 +152,8 @@ func (s *ledgerState) workload(ref claim.WorkloadRef) *claim.Workload {
 	return &s.Workloads[n]
 }
 
-func (l *ledger) AwaitWorkload(ctx context.Context, ref claim.WorkloadRef, node string, after []claim.WorkloadRef) error {
+func (l *ledger) AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) error {
+	ref, node := run.Ref, run.Node
 	return l.call(ctx, "await", ref.ID, func() error {
 		return l.change(func(s *ledgerState) error {
 			w := s.workload(ref)
@@ -255,11 +264,17 @@ func (s *ledgerState) noteTokens(ref claim.WorkloadRef, running bool, tokens []c
 	return nil
 }
 
-func (l *ledger) EndWorkload(ctx context.Context, ref claim.WorkloadRef, node string, run uint64) error {
+func (l *ledger) EndWorkload(ctx context.Context, run claim.Run) error {
+	ref := run.Ref
 	return l.call(ctx, "end", ref.ID, func() error {
 		return l.change(func(s *ledgerState) error {
 			w := s.workload(ref)
-			if w == nil || w.Node != node || run != 0 && w.CreateIndex != run {
+			if w == nil {
+				s.Workloads = append(s.Workloads, claim.Workload{Ref: ref, Node: run.Node, Status: claim.Ended})
+				w = s.workload(ref)
+			}
+			w.Over = run.ID
+			if w.Node != run.Node || run.Index != 0 && w.CreateIndex != run.Index {
 				return nil
 			}
 			w.Status = claim.Ended

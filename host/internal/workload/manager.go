@@ -3,6 +3,7 @@ package workload
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -164,7 +165,7 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 			return startedOrNot(s, waits) && (s != Running || answered)
 		})
 		if err == nil {
-			err = i.startError()
+			err = i.startError(w)
 		}
 		if err == nil && unregistered != nil {
 			err = fmt.Errorf("%s runs on, but not with the changed spec yet: %w", i, unregistered)
@@ -241,7 +242,7 @@ func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uin
 // make makes a workload that nobody has a record of, and writes the first one. After an
 // error its ports are to be released.
 func (m *Manager) make(spec Spec, owner int) (*instance, error) {
-	rec := record{Spec: spec, State: Starting, BootID: m.bootID, StartedAt: time.Now().UTC(), Steps: map[string]progress{}}
+	rec := record{Spec: spec, State: Starting, BootID: m.bootID, RunID: rand.Text(), StartedAt: time.Now().UTC(), Steps: map[string]progress{}}
 	for _, v := range spec.Volumes {
 		rec.Volumes = append(rec.Volumes, &volumeRecord{
 			Request: v, Ref: claim.VolumeRef{Namespace: spec.Namespace, ID: v.Source}, Steps: map[string]progress{},

@@ -44,6 +44,9 @@ type record struct {
 	// Run is the number of this run in the ledger (claim.Workload.CreateIndex), set by the
 	// claim; 0: not known, as in a record of an older version.
 	Run uint64 `json:"run,omitempty"`
+	// RunID is this node's own name for the run, which the ledger knows before it has a number;
+	// empty in a record of an older version.
+	RunID string `json:"run_id,omitempty"`
 	// WaitsSince is when it began to wait for others; zero: it did not have to.
 	WaitsSince time.Time `json:"waits_since,omitzero"`
 

@@ -161,7 +161,7 @@ func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload) err
 			continue
 		}
 		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released", "workload", w.Ref)
-		if err := m.Ledger.EndWorkload(ctx, w.Ref, m.Node, w.CreateIndex); err != nil {
+		if err := m.Ledger.EndWorkload(ctx, claim.Run{Ref: w.Ref, Node: m.Node, Index: w.CreateIndex}); err != nil {
 			return fmt.Errorf("end workload %q: %w", w.Ref, err)
 		}
 	}

@@ -103,7 +103,7 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 // workload runs on, and is in sync as it was.
 func TestAChangeThatConsulDoesNotTake(t *testing.T) {
 	h := newHost(t)
-	h.limits.register = 20 * time.Millisecond
+	h.limits.register = 300 * time.Millisecond
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	s := withServices(spec("w"), sidecar("web"))
 	s.Services[0].Tags = []string{"new"}

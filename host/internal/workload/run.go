@@ -311,7 +311,7 @@ func (r *run) sayEnded(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.limits.ledger)
 	defer cancel()
-	if err := r.Ledger.EndWorkload(ctx, r.ref, r.Node, r.rec.Run); err != nil {
+	if err := r.Ledger.EndWorkload(ctx, r.inLedger()); err != nil {
 		return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
 	}
 	return nil

@@ -168,7 +168,7 @@ func TestServicesAreMadeGoodAfterARestart(t *testing.T) {
 			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 			must(t, c.spoil(h, before))
 			h = h.next(t)
-			h.limits.readBack = 20 * time.Millisecond
+			h.limits.readBack = 300 * time.Millisecond
 			h.open(t)
 			if w := h.List()[0]; w.State != Running {
 				t.Errorf("it is %s", w.State)

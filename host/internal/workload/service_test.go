@@ -251,17 +251,17 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 		limit  func(h *host)
 		within string
 	}{
-		"register":  {codes.Unavailable, func(h *host) { h.limits.register = 30 * time.Millisecond }, "given up after 30ms"},
-		"derive":    {codes.Unavailable, func(h *host) { h.IdentityTimeout = map[string]time.Duration{"default": 30 * time.Millisecond} }, "more than 30ms"},
-		"read":      {codes.NotFound, func(h *host) { h.limits.readBack = 30 * time.Millisecond }, "given up after 30ms"},
-		"bootstrap": {codes.Unavailable, func(h *host) { h.limits.bootstrap = 30 * time.Millisecond }, "given up after 30ms"},
+		"register":  {codes.Unavailable, func(h *host) { h.limits.register = 300 * time.Millisecond }, "given up after 300ms"},
+		"derive":    {codes.Unavailable, func(h *host) { h.IdentityTimeout = map[string]time.Duration{"default": 300 * time.Millisecond} }, "more than 300ms"},
+		"read":      {codes.NotFound, func(h *host) { h.limits.readBack = 300 * time.Millisecond }, "given up after 300ms"},
+		"bootstrap": {codes.Unavailable, func(h *host) { h.limits.bootstrap = 300 * time.Millisecond }, "given up after 300ms"},
 	} {
 		t.Run(call, func(t *testing.T) {
 			h := newHost(t)
 			c.limit(h)
 			h.on(call+":before", 0, fail(c.code))
 			_, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{})
-			if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), c.within) && !strings.Contains(err.Error(), "given up after 30ms") || !strings.Contains(err.Error(), "the test wants it so") {
+			if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), c.within) && !strings.Contains(err.Error(), "given up after 300ms") || !strings.Contains(err.Error(), "the test wants it so") {
 				t.Errorf("got %v", err)
 			}
 			h.clean(t)
@@ -269,19 +269,19 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 	}
 	t.Run("a pause that is longer", func(t *testing.T) {
 		h := newHost(t)
-		h.limits.register, h.limits.retryMin, h.limits.retryMax = 30*time.Millisecond, time.Hour, time.Hour
+		h.limits.register, h.limits.retryMin, h.limits.retryMax = 300*time.Millisecond, time.Hour, time.Hour
 		h.on("register:before", 0, fail(codes.Unavailable))
-		if _, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{}); err == nil || !strings.Contains(err.Error(), "given up after 30ms") {
+		if _, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{}); err == nil || !strings.Contains(err.Error(), "given up after 300ms") {
 			t.Errorf("got %v", err)
 		}
 		h.clean(t)
 	})
 	t.Run("a call that hangs", func(t *testing.T) {
 		h := newHost(t)
-		h.limits.identity = 30 * time.Millisecond
+		h.limits.identity = 300 * time.Millisecond
 		h.on("derive:before", 1, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		_, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{})
-		if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "30ms") {
+		if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "300ms") {
 			t.Errorf("got %v", err)
 		}
 		h.clean(t)
@@ -329,7 +329,7 @@ func TestConsulIsAwayAtAStop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.limits.release = 10 * time.Millisecond
+			h.limits.release = 300 * time.Millisecond
 			h.volume(t, full, "a")
 			h.start(t, withServices(spec("w", "a"), sidecar("web")))
 			back := make(chan struct{})
@@ -352,7 +352,7 @@ func TestConsulIsAwayAtAStop(t *testing.T) {
 				t.Errorf("claims are kept: %+v, %+v", claims, w.Mounts)
 			}
 			h = h.next(t) // and the host is started again meanwhile
-			h.limits.release = 10 * time.Millisecond
+			h.limits.release = 300 * time.Millisecond
 			h.on("revoke:before", 1, away)
 			h.open(t)
 			if w := h.ended(t, "w"); w.State != Stopped {

@@ -15,13 +15,15 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 func TestOneVolumeForthAndBack(t *testing.T) {
 	for driver, want := range map[string]string{
-		full:   "claim w, attach data, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
-		staged: "claim w, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
-		plain:  "claim w, publish data, end w, unpublish data, detached w, freed w",
+		full:    "claim w, attach data, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
+		divided: "claim w, attach data, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
+		staged:  "claim w, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
+		plain:   "claim w, publish data, end w, unpublish data, detached w, freed w",
 	} {
 		t.Run(driver, func(t *testing.T) {
 			h := newHost(t)
@@ -185,6 +187,15 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 		"no node service": {func(t *testing.T, h *host, _ *Spec) {
 			h.drivers.set(full, func(d *drivers.Driver) { d.Fingerprint.Node = nil })
 		}, "no node service", nil},
+		"another rack": {func(t *testing.T, h *host, _ *Spec) {
+			h.drivers.set(full, func(d *drivers.Driver) {
+				d.Fingerprint.Node.AccessibleTopology = storage.Topology{"rack": "R2"}
+			})
+			b, err := h.ledger.Volume(t.Context(), volumeRef("b"))
+			must(t, err)
+			b.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}
+			must(t, h.ledger.add(b))
+		}, `volume "b": the node cannot reach the volume: volume "b" is in rack=R1, node "here" has rack=R2`, claim.ErrUnreachable},
 		"unhealthy driver": {func(t *testing.T, h *host, _ *Spec) { h.limits.driver = 1; h.drivers.healthy(full, false) }, "the driver is not healthy: the test took it away", nil},
 		"held by another":  {func(t *testing.T, h *host, _ *Spec) { h.volume(t, full, "b", single); h.start(t, spec("other", "b")) }, `held by workload "other"`, claim.ErrHeld},
 		"used in two ways": {func(t *testing.T, h *host, s *Spec) {
@@ -215,5 +226,23 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 				t.Error("it holds claims")
 			}
 		})
+	}
+}
+
+// A start that came to its end is a failed one where the workload was stopped before the caller
+// was told: it has no mounts any more.
+func TestStoppedBeforeTheAnswer(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.volume(t, full, "a")
+	stop := sync.OnceFunc(func() {
+		h.running(t, "w")
+		if _, err := h.Stop(t.Context(), ref("w"), "somebody else wants it so", nil); err != nil {
+			t.Error(err)
+		}
+	})
+	w, err := h.Start(t.Context(), spec("w", "a"), Options{Progress: func(Step) { stop() }})
+	if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "somebody else wants it so") || w.State != Stopped || len(w.Mounts) > 0 {
+		t.Errorf("%s with %v, %v", w.State, w.Mounts, err)
 	}
 }

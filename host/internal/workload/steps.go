@@ -92,11 +92,12 @@ func asksForDevices(i *instance) bool { return len(i.rec.Spec.Devices) > 0 }
 
 func always(*volume) bool { return true }
 
-// attaches: the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME
-// (CSI spec, ControllerPublishVolume).
+// attaches: the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME (CSI spec,
+// ControllerPublishVolume). One that has no controller service on this node may have one on
+// others: then who attaches knows.
 func attaches(v *volume) bool {
 	c := v.driver.Fingerprint.Controller
-	return c != nil && c.AttachDetach
+	return c == nil || c.AttachDetach
 }
 
 // stages: the driver has STAGE_UNSTAGE_VOLUME (CSI spec, NodeStageVolume).

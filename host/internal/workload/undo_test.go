@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/drivers"
 	"github.com/pannier/pannier/host/internal/journal"
 )
@@ -79,6 +80,36 @@ func TestAStepGoesWrong(t *testing.T) {
 				h.clean(t)
 			})
 		}
+	}
+}
+
+// What was asked of the ledger for a start that was given up may arrive there last of all.
+func TestAClaimThatArrivesLate(t *testing.T) {
+	t.Parallel()
+	for _, after := range []string{"end", "detached", "freed"} {
+		t.Run(after, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.volume(t, full, "a")
+			h.on("claim:before", 1, fail(codes.DeadlineExceeded)) // it is still on its way
+			h.on(after+":after", 1, func(context.Context) error {
+				if err := h.ledger.again(); !errors.Is(err, claim.ErrConflict) {
+					t.Errorf("it is granted after %q: %v", after, err)
+				}
+				return nil
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if w, err := h.Start(ctx, spec("w", "a"), Options{}); !errors.Is(err, ErrFailed) || w.State != Failed {
+				t.Fatalf("%s, %v", w.State, err)
+			}
+			if claims := h.ledger.claims(); len(claims) > 0 {
+				t.Errorf("claims are left: %v", claims)
+			}
+			if w, err := h.Start(ctx, spec("w", "a"), Options{}); err != nil || w.State != Running {
+				t.Fatalf("another start: %s, %v", w.State, err)
+			}
+		})
 	}
 }
 
@@ -200,7 +231,7 @@ func TestTheLedgerIsAwayAtAStop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.limits.ledger = 10 * time.Millisecond
+			h.limits.ledger = 300 * time.Millisecond
 			h.volume(t, full, "a")
 			h.start(t, spec("w", "a"))
 			h.on("end:before", 1, away)

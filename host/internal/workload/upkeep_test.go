@@ -31,11 +31,11 @@ func (h *host) serviceEvents() (all []string) {
 func TestATokenIsRenewed(t *testing.T) {
 	h := newHost(t)
 	h.limits.look, h.consul.life = 20*time.Millisecond, 600*time.Millisecond
+	began := time.Now()
 	first := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 	if first.ExpiresAt.IsZero() {
 		t.Fatalf("it does not expire: %+v", first)
 	}
-	began := time.Now()
 	second := h.eventually(t, "w", "renewed", func(w Workload) bool { return w.Services[0].Accessor != first.Accessor }).Services[0]
 	if took := time.Since(began); took < 300*time.Millisecond {
 		t.Errorf("it was renewed after %s already", took)
@@ -76,8 +76,8 @@ func TestARenewalThatFails(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.limits.look, h.limits.readBack, h.limits.bootstrap = 5*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
-			h.limits.identity = 50 * time.Millisecond
+			h.limits.look, h.limits.readBack, h.limits.bootstrap = 5*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
+			h.limits.identity = 500 * time.Millisecond
 			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 			back := make(chan struct{})
 			h.on(call+":before", 0, func(ctx context.Context) error {
@@ -124,7 +124,7 @@ func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.limits.look, h.limits.readBack = 5*time.Millisecond, 10*time.Millisecond
+			h.limits.look, h.limits.readBack = 5*time.Millisecond, 300*time.Millisecond
 			h.start(t, withServices(spec("w"), sidecar("web")))
 			held := newGate()
 			h.forget()
@@ -132,7 +132,7 @@ func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 			must(t, h.consul.forget())
 			held.await(t)
 			h = h.next(t)
-			h.limits.readBack = 10 * time.Millisecond
+			h.limits.readBack = 300 * time.Millisecond
 			h.open(t)
 			h.eventuallyWell(t, "w")
 			h.stop(t, "w")
@@ -147,7 +147,7 @@ func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.limits.look, h.limits.readBack = 5*time.Millisecond, 10*time.Millisecond
+			h.limits.look, h.limits.readBack = 5*time.Millisecond, 300*time.Millisecond
 			h.start(t, withServices(spec("w"), sidecar("web")))
 			held := newGate()
 			h.forget()
@@ -182,7 +182,7 @@ func TestATokenFileIsLookedAfter(t *testing.T) {
 // A token that finds no room waits for it, and is not asked for again and again.
 func TestARenewalFindsNoRoom(t *testing.T) {
 	h := newHost(t)
-	h.limits.look, h.limits.readBack, h.consul.life = time.Millisecond, 5*time.Millisecond, time.Hour
+	h.limits.look, h.limits.readBack, h.consul.life = time.Millisecond, 300*time.Millisecond, time.Hour
 	dir := filepath.Join(h.dir, "secrets")
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, unix.Mount("small", dir, "tmpfs", 0, "size=64k"))

@@ -76,7 +76,7 @@ func (s *Sidecars) Start(ctx context.Context, name string, plan Plan, file strin
 func (s *Sidecars) Settle() (sessions []int) {
 	s.stop.Do(func() { close(s.settled) })
 	for _, c := range s.all {
-		// One that is just being started is waited for.
+		// One that is just being started, or replaced, is waited for.
 		c.mu.Lock()
 		if c.process != nil {
 			sessions = append(sessions, c.process.PID())
@@ -203,16 +203,27 @@ func (c *sidecar) attend(p *Process) (replaced bool) {
 		case <-late:
 			c.kill()
 		case <-look.C:
-			if !c.outdated() {
+			if !c.replace() {
 				continue
 			}
 			look.Stop()
 			replaced = true
-			c.of.note("sidecar %q has to read a new %s", c.name, c.file)
-			c.signal(syscall.SIGTERM)
 			late = time.After(c.of.timing.grace)
 		}
 	}
+}
+
+// replace asks its process to end, and says so, when there is another file than the one
+// that it has read. Settle waits for it, and none is asked afterwards.
+func (c *sidecar) replace() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isSettled() || !c.outdated() {
+		return false
+	}
+	c.of.note("sidecar %q has to read a new %s", c.name, c.file)
+	c.send(syscall.SIGTERM)
+	return true
 }
 
 // outdated says that there is another file than the one that its process has read.
@@ -262,6 +273,11 @@ func (c *sidecar) bury(ctx context.Context, p *Process) (how string) {
 func (c *sidecar) signal(sig syscall.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.send(sig)
+}
+
+// send signals its process, if there is one. The lock is held.
+func (c *sidecar) send(sig syscall.Signal) {
 	if c.process == nil {
 		return
 	}

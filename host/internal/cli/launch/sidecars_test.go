@@ -332,6 +332,9 @@ func TestSidecarReadsANewFile(t *testing.T) {
 			}
 			_, s, n := beside(t, Plan{Command: "true"})
 			s.timing.first = time.Hour // no end of its own is followed by a start
+			if c.killed == 0 {
+				s.timing.grace = time.Minute
+			}
 			write("first\n")
 			err := s.Start(t.Context(), "envoy", script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done"), file)
 			if err != nil {

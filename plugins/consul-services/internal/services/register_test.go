@@ -69,6 +69,7 @@ func marksAnd(key, value string) map[string]string {
 // TestRegister registers each kind of service with a token of the documented policy,
 // and sees that a pass of Sync finds nothing to do.
 func TestRegister(t *testing.T) {
+	t.Parallel()
 	r := start(t, gatewayPolicy, consul.Options{TLS: true})
 	t.Run("all fields", func(t *testing.T) { registersAllFields(t, r) })
 	t.Run("a plain service", func(t *testing.T) {
@@ -261,6 +262,7 @@ func deregisters(t *testing.T, r *rig) {
 
 // TestGateways registers the three kinds, and their config entries once.
 func TestGateways(t *testing.T) {
+	t.Parallel()
 	r := start(t, gatewayPolicy, consul.Options{})
 	gateway := func(name string, g service.Gateway) registration.Instance {
 		return instance(name, func(s *service.Service) { s.Connect = &service.Connect{Gateway: &g} })
@@ -334,6 +336,7 @@ func TestGateways(t *testing.T) {
 // TestMeshPolicy sees that the first policy is not enough for a gateway, and what is
 // said then.
 func TestMeshPolicy(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	i := instance("out", func(s *service.Service) {
 		s.Connect = &service.Connect{Gateway: &service.Gateway{Terminating: &service.Terminating{Services: []service.LinkedService{{Name: "db"}}}}}
@@ -351,6 +354,7 @@ func TestMeshPolicy(t *testing.T) {
 
 // TestHeartbeat feeds the check of the process, and no other.
 func TestHeartbeat(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	i := instance("web", func(s *service.Service) {
 		s.Checks = []service.Check{{Type: service.CheckProcess, Interval: "1h"}, {Type: service.CheckTCP, Interval: "1h"}}
@@ -387,6 +391,7 @@ func TestHeartbeat(t *testing.T) {
 
 // TestFaults maps what a Consul in trouble does to codes that say whether to try again.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	i := instance("web")
 	calls := map[string]func() error{

@@ -16,9 +16,16 @@ import (
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/testns"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// sideBySide is how many tests run at the same time: they mostly wait for their Consul.
+const sideBySide = 4
+
+func TestMain(m *testing.M) {
+	testns.SideBySide(sideBySide)
+	goleak.VerifyTestMain(m)
+}
 
 // The policies of the package's documentation, and nothing else.
 const (

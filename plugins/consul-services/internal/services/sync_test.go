@@ -52,6 +52,7 @@ func (r *rig) catalogHas(t *testing.T, id string, change func(*api.AgentService)
 
 // TestDriftAtAgent changes each field at the agent, and sees one pass put it right.
 func TestDriftAtAgent(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	web := instance("web", everything)
 	web.Service.Connect.SidecarService.Port = "21900"
@@ -117,6 +118,7 @@ func TestDriftAtAgent(t *testing.T) {
 
 // TestDriftInCatalog changes the catalog behind the agent's back.
 func TestDriftInCatalog(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	web := instance("web", everything)
 	r.register(t, web)
@@ -168,6 +170,7 @@ func TestDriftInCatalog(t *testing.T) {
 
 // TestMissing loses whole services and checks at the agent.
 func TestMissing(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	web, api2 := instance("web", everything), instance("api")
 	r.register(t, web, api2)
@@ -196,6 +199,7 @@ func TestMissing(t *testing.T) {
 
 // TestRefused sees that an instance that Consul refuses keeps no other from its repair.
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	var all []registration.Instance
 	for n := range 3 * parallel {
@@ -214,6 +218,7 @@ func TestRefused(t *testing.T) {
 
 // TestRenamed has a wrong memory of the agent's node.
 func TestRenamed(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	web := instance("web")
 	r.register(t, web)
@@ -239,6 +244,7 @@ func TestRenamed(t *testing.T) {
 // TestForeign sees that nothing of others is touched, and all that is left over of the
 // owner's goes.
 func TestForeign(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	agent := r.admin.Agent()
 	foreign := map[string]map[string]string{
@@ -300,6 +306,7 @@ func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 
 // TestCentralConfig sees that what Consul's own configuration adds to a proxy is no drift.
 func TestCentralConfig(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	web := instance("web", everything)
 	plain := instance("plain", sidecar())
@@ -335,6 +342,7 @@ func TestCentralConfig(t *testing.T) {
 
 // TestOneQuery keeps 1,000 services in sync at the price of one blocking query.
 func TestOneQuery(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	var all []registration.Instance
 	for n := range 1000 {
@@ -380,7 +388,7 @@ func TestOneQuery(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("a lost service has not woken it")
 	}
 
@@ -411,7 +419,7 @@ func TestCancel(t *testing.T) {
 	select {
 	case err := <-ended:
 		wantCode(t, err, codes.Canceled)
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("it does not end")
 	}
 	if err := s.Close(); err != nil {
@@ -424,6 +432,7 @@ func TestCancel(t *testing.T) {
 
 // TestLostState restarts an agent that has forgotten its services.
 func TestLostState(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{Servers: 3})
 	web := instance("web", everything)
 	tagged := instance("tagged", func(s *service.Service) { s.EnableTagOverride = true })
@@ -434,7 +443,7 @@ func TestLostState(t *testing.T) {
 	wantDone(t, done)
 	r.Restart(0, true)
 	eventually(t, "the catalog has lost them, or they are there again", func() bool {
-		_, changes, err := r.Sync(bounded(t, 10*time.Second), r.consul, registration.SyncRequest{
+		_, changes, err := r.Sync(bounded(t, time.Minute), r.consul, registration.SyncRequest{
 			Owner: owner, Instances: []registration.Instance{web, tagged}, Index: index, Wait: time.Second,
 		})
 		for _, c := range changes {

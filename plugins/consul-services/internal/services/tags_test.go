@@ -29,6 +29,7 @@ func (r *rig) wantTags(t *testing.T, i registration.Instance, want ...string) {
 // TestTagOverride changes tags through the catalog: they survive Sync with
 // EnableTagOverride and are repaired without; a new registration replaces them in both.
 func TestTagOverride(t *testing.T) {
+	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	t.Run("true", func(t *testing.T) {
 		i := instance("web", sidecar(), func(s *service.Service) { s.EnableTagOverride = true })

@@ -29,20 +29,20 @@ func watch(t *testing.T, f *fixture, opts storage.FingerprintOptions) <-chan sto
 	})
 	t.Cleanup(func() {
 		cancel()
-		if err := await(t, 5*time.Second, done); !errors.Is(err, context.Canceled) {
+		if err := await(t, done); !errors.Is(err, context.Canceled) {
 			t.Errorf("Fingerprint ended with %v", err)
 		}
 	})
 	return reports
 }
 
-func nextReport(t *testing.T, within time.Duration, reports <-chan storage.Fingerprint) storage.Fingerprint {
+func nextReport(t *testing.T, reports <-chan storage.Fingerprint) storage.Fingerprint {
 	t.Helper()
 	select {
 	case fp := <-reports:
 		return fp
-	case <-time.After(within):
-		t.Fatalf("no report within %s", within)
+	case <-time.After(patience):
+		t.Fatalf("no report within %s", patience)
 		return storage.Fingerprint{}
 	}
 }
@@ -101,11 +101,11 @@ func TestFingerprintSaysWhatTheDriverIs(t *testing.T) {
 func TestDeathIsSeenAtOnce(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	reports := watch(t, f, storage.FingerprintOptions{Interval: time.Hour})
-	if fp := nextReport(t, 5*time.Second, reports); !fp.Healthy {
+	if fp := nextReport(t, reports); !fp.Healthy {
 		t.Fatalf("unhealthy: %s", fp.Message)
 	}
 	f.faulty.Stop()
-	fp := nextReport(t, 2*time.Second, reports) // a few milliseconds, on a machine that is free
+	fp := nextReport(t, reports)
 	if fp.Healthy || !strings.Contains(fp.Message, "the driver cannot be reached") {
 		t.Errorf("after the driver's death: %+v", fp)
 	}
@@ -114,7 +114,7 @@ func TestDeathIsSeenAtOnce(t *testing.T) {
 	}
 	f.faulty.Reconfigure(func(c *faultydriver.Config) { c.Without = []string{"EXPAND_VOLUME"} })
 	f.faulty.Restart()
-	fp = nextReport(t, 5*time.Second, reports)
+	fp = nextReport(t, reports)
 	if !fp.Healthy || fp.Controller.Expand || fp.Node.Expand {
 		t.Errorf("after the driver's return: %+v %+v %+v", fp, fp.Controller, fp.Node)
 	}
@@ -124,17 +124,17 @@ func TestDeathIsSeenAtOnce(t *testing.T) {
 func TestOnlyChangesAreReported(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	reports := watch(t, f, storage.FingerprintOptions{Interval: 10 * time.Millisecond})
-	nextReport(t, 5*time.Second, reports)
+	nextReport(t, reports)
 	f.faulty.AwaitCalls("NodeGetInfo", 10)
 	if n := len(reports); n != 0 {
 		t.Errorf("%d reports without a change", n)
 	}
 	f.faulty.Always("NodeGetInfo", faultydriver.Code(codes.Internal, "no id"))
-	if fp := nextReport(t, 5*time.Second, reports); fp.Healthy || !strings.Contains(fp.Message, "no id") {
+	if fp := nextReport(t, reports); fp.Healthy || !strings.Contains(fp.Message, "no id") {
 		t.Errorf("got %+v", fp)
 	}
 	f.faulty.Always("NodeGetInfo", faultydriver.Fault{})
-	if fp := nextReport(t, 5*time.Second, reports); !fp.Healthy || fp.Message != "" {
+	if fp := nextReport(t, reports); !fp.Healthy || fp.Message != "" {
 		t.Errorf("got %+v", fp)
 	}
 }
@@ -147,11 +147,11 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("got %v, %v; want not ready", ready, err)
 	}
 	reports := watch(t, f, storage.FingerprintOptions{Interval: time.Hour})
-	if fp := nextReport(t, 5*time.Second, reports); fp.Healthy || !strings.Contains(fp.Message, "not ready yet") {
+	if fp := nextReport(t, reports); fp.Healthy || !strings.Contains(fp.Message, "not ready yet") {
 		t.Errorf("got %+v", fp)
 	}
 	f.faulty.Always("Probe", faultydriver.Reply(&csi.ProbeResponse{Ready: wrapperspb.Bool(true)}))
-	if fp := nextReport(t, 5*time.Second, reports); !fp.Healthy {
+	if fp := nextReport(t, reports); !fp.Healthy {
 		t.Errorf("got %+v", fp)
 	}
 }
@@ -161,7 +161,7 @@ func TestFirstProbeHasItsOwnTimeout(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Always("Probe", faultydriver.Hang())
 	reports := watch(t, f, storage.FingerprintOptions{Interval: time.Hour, ProbeTimeout: 100 * time.Millisecond})
-	if fp := nextReport(t, 5*time.Second, reports); fp.Healthy || !strings.Contains(fp.Message, "Probe ") {
+	if fp := nextReport(t, reports); fp.Healthy || !strings.Contains(fp.Message, "Probe ") {
 		t.Errorf("got %+v", fp)
 	}
 }

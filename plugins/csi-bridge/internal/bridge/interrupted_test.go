@@ -34,7 +34,7 @@ func TestCallerStops(t *testing.T) {
 		done := inBackground(func() error { return stage(ctx, f) })
 		f.log.await(t, "rpc=NodeStageVolume code=Unavailable")
 		cancel()
-		err := await(t, 5*time.Second, done)
+		err := await(t, done)
 		if status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "NodeStageVolume answered Unavailable: busy") {
 			t.Error(err)
 		}
@@ -50,14 +50,14 @@ func TestCallerStops(t *testing.T) {
 			t.Error(err)
 		}
 		stopOther()
-		_ = await(t, 5*time.Second, first)
+		_ = await(t, first)
 	})
 	t.Run("the caller's deadline", func(t *testing.T) {
 		f := setup(t, patient, faultydriver.Config{})
 		f.faulty.Always("NodeStageVolume", faultydriver.Hang())
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if err := await(t, 5*time.Second, inBackground(func() error { return stage(ctx, f) })); status.Code(err) != codes.DeadlineExceeded {
+		if err := await(t, inBackground(func() error { return stage(ctx, f) })); status.Code(err) != codes.DeadlineExceeded {
 			t.Error(err)
 		}
 	})
@@ -72,7 +72,7 @@ func stopAfterFirst(t *testing.T, f *fixture) error {
 	done := inBackground(func() error { return stage(ctx, f) })
 	f.faulty.AwaitCalls("NodeStageVolume", 1)
 	cancel()
-	err := await(t, 5*time.Second, done)
+	err := await(t, done)
 	if status.Code(err) != codes.Canceled {
 		t.Errorf("got %v, want Canceled", err)
 	}
@@ -91,14 +91,14 @@ func TestDriverRestarts(t *testing.T) {
 	f.faulty.Stop()
 	done := inBackground(func() error { return stage(t.Context(), f) })
 	f.faulty.Restart()
-	if err := await(t, 10*time.Second, done); err != nil {
+	if err := await(t, done); err != nil {
 		t.Fatalf("over a restart: %v", err)
 	}
 	f.faulty.Script("NodeStageVolume", faultydriver.Crash())
 	done = inBackground(func() error { return stage(t.Context(), f) })
 	f.faulty.AwaitCalls("NodeStageVolume", 3)
 	f.faulty.Restart()
-	if err := await(t, 10*time.Second, done); err != nil {
+	if err := await(t, done); err != nil {
 		t.Fatalf("over a crash: %v", err)
 	}
 }
@@ -145,7 +145,7 @@ func TestClosedBridge(t *testing.T) {
 	if err := f.bridge.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := await(t, 5*time.Second, done); err == nil {
+	if err := await(t, done); err == nil {
 		t.Error("a call in flight survived Close")
 	}
 	if err := stage(t.Context(), f); status.Code(err) != codes.Unavailable {

@@ -19,11 +19,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// brisk is the policy with a shorter clock.
+// patience bounds every wait for something to happen.
+const patience = time.Minute
+
+// brisk is the policy with short pauses, and time enough for a busy machine.
 var brisk = driver.Timing{
-	Ask:        5 * time.Second,
-	Budget:     10 * time.Second,
-	Attempt:    5 * time.Second,
+	Ask:        patience,
+	Budget:     2 * patience,
+	Attempt:    patience,
 	Backoff:    time.Millisecond,
 	BackoffMax: 20 * time.Millisecond,
 }
@@ -165,13 +168,13 @@ func inBackground(fn func() error) <-chan error {
 	return done
 }
 
-func await(t *testing.T, within time.Duration, done <-chan error) error {
+func await(t *testing.T, done <-chan error) error {
 	t.Helper()
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(within):
-		t.Fatalf("did not return within %s", within)
+	case <-time.After(patience):
+		t.Fatalf("did not return within %s", patience)
 		return nil
 	}
 }
@@ -197,7 +200,7 @@ func (b *syncBuffer) String() string {
 // await polls until the log has the text.
 func (b *syncBuffer) await(t *testing.T, text string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(b.String(), text); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !strings.Contains(b.String(), text); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no %q in the log:\n%s", text, b)
 		}

@@ -70,7 +70,7 @@ func TestListen(t *testing.T) {
 type panicking struct{ csi.UnimplementedNodeServer }
 
 func (panicking) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	panic("token=abc")
+	panic("token=hunter2")
 }
 
 func TestPanicIsAnError(t *testing.T) {
@@ -93,14 +93,14 @@ func TestPanicIsAnError(t *testing.T) {
 	}
 	defer conn.Close()
 	_, err = csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "abc") {
+	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("got %v", err)
 	}
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	if !strings.Contains(log.String(), "serve_test.go") || strings.Contains(log.String(), "abc") {
+	if !strings.Contains(log.String(), "serve_test.go") || strings.Contains(log.String(), "hunter2") {
 		t.Errorf("log: %s", log.String())
 	}
 }

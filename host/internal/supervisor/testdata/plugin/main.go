@@ -40,7 +40,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "the disk is on fire")
 		os.Exit(7)
 	case "hang":
-		select {}
+		time.Sleep(time.Hour) // Go ends a process in which nothing can happen any more
 	case "garbage":
 		fmt.Println("hello, I am not a plugin")
 		time.Sleep(time.Hour)
@@ -85,7 +85,7 @@ func main() {
 		eat(mib())
 	case "bomb":
 		fmt.Fprintln(os.Stderr, "children:", bomb(100))
-		select {}
+		time.Sleep(time.Hour) // Go ends a process in which nothing can happen any more
 	case "spill":
 		go spill(mib())
 	case "crash-soon":
@@ -97,12 +97,6 @@ func main() {
 		go func() {
 			for line := strings.Repeat("flood ", 100); ; {
 				fmt.Fprintln(os.Stderr, line)
-			}
-		}()
-	case "print":
-		go func() {
-			for line := strings.Repeat("print ", 100); ; time.Sleep(time.Millisecond) {
-				fmt.Println(line)
 			}
 		}()
 	}
@@ -170,6 +164,12 @@ func (i *impl) Configure(ctx context.Context, config []byte) error {
 		return errors.New("the configuration is not to its taste")
 	case "exit-in-configure":
 		os.Exit(5)
+	case "print": // now: what comes before the handshake is taken for it
+		go func() {
+			for line := strings.Repeat("print ", 100); ; time.Sleep(time.Millisecond) {
+				fmt.Println(line)
+			}
+		}()
 	}
 	i.config = string(config)
 	return nil
@@ -203,6 +203,18 @@ func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachR
 		case <-time.After(d):
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		}
+	case "wait": // for a file
+		sdk.Logger().Info("asleep")
+		for {
+			if _, err := os.Stat(arg); err == nil {
+				break
+			}
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
 		}
 	case "child":
 		cmd := exec.Command("sleep", "1000")

@@ -144,8 +144,8 @@ func (x *Answer) GetOutcome() []byte {
 type ApplyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// entry is a command as the log has it.
-	Entry         []byte `protobuf:"bytes,2,opt,name=entry,proto3" json:"entry,omitempty"`
+	// entries are commands as the log has them, 1 to 256.
+	Entries       [][]byte `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -187,17 +187,17 @@ func (x *ApplyRequest) GetNode() string {
 	return ""
 }
 
-func (x *ApplyRequest) GetEntry() []byte {
+func (x *ApplyRequest) GetEntries() [][]byte {
 	if x != nil {
-		return x.Entry
+		return x.Entries
 	}
 	return nil
 }
 
 type ApplyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// outcome is the command's result, or the ledger's refusal.
-	Outcome       []byte `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// applied says what became of each entry, in their order.
+	Applied       []*Applied `protobuf:"bytes,1,rep,name=applied,proto3" json:"applied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -232,9 +232,64 @@ func (*ApplyResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *ApplyResponse) GetOutcome() []byte {
+func (x *ApplyResponse) GetApplied() []*Applied {
+	if x != nil {
+		return x.Applied
+	}
+	return nil
+}
+
+type Applied struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// outcome is the command's result, or the ledger's refusal.
+	Outcome []byte `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// error is a google.rpc.Status in the place of an outcome: the command was not let in, or
+	// it is not known whether it was applied.
+	Error         []byte `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Applied) Reset() {
+	*x = Applied{}
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Applied) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Applied) ProtoMessage() {}
+
+func (x *Applied) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Applied.ProtoReflect.Descriptor instead.
+func (*Applied) Descriptor() ([]byte, []int) {
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Applied) GetOutcome() []byte {
 	if x != nil {
 		return x.Outcome
+	}
+	return nil
+}
+
+func (x *Applied) GetError() []byte {
+	if x != nil {
+		return x.Error
 	}
 	return nil
 }
@@ -249,7 +304,7 @@ type QueryRequest struct {
 
 func (x *QueryRequest) Reset() {
 	*x = QueryRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -261,7 +316,7 @@ func (x *QueryRequest) String() string {
 func (*QueryRequest) ProtoMessage() {}
 
 func (x *QueryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[4]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -274,7 +329,7 @@ func (x *QueryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryRequest.ProtoReflect.Descriptor instead.
 func (*QueryRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{4}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *QueryRequest) GetNode() string {
@@ -300,7 +355,7 @@ type QueryResponse struct {
 
 func (x *QueryResponse) Reset() {
 	*x = QueryResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +367,7 @@ func (x *QueryResponse) String() string {
 func (*QueryResponse) ProtoMessage() {}
 
 func (x *QueryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[5]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +380,7 @@ func (x *QueryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryResponse.ProtoReflect.Descriptor instead.
 func (*QueryResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{5}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *QueryResponse) GetAnswer() []byte {
@@ -346,7 +401,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +413,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[6]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +426,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{6}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HeartbeatRequest) GetNode() string {
@@ -406,7 +461,7 @@ type HeartbeatResponse struct {
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +473,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[7]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +486,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{7}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HeartbeatResponse) GetStatus() string {
@@ -494,7 +549,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +561,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[8]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +574,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{8}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AttachRequest) GetNode() string {
@@ -587,7 +642,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +654,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[9]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +667,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{9}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AttachResponse) GetPublishContext() map[string]string {
@@ -633,7 +688,7 @@ type VolumeSecretsRequest struct {
 
 func (x *VolumeSecretsRequest) Reset() {
 	*x = VolumeSecretsRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +700,7 @@ func (x *VolumeSecretsRequest) String() string {
 func (*VolumeSecretsRequest) ProtoMessage() {}
 
 func (x *VolumeSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[10]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +713,7 @@ func (x *VolumeSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSecretsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{10}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *VolumeSecretsRequest) GetNode() string {
@@ -691,7 +746,7 @@ type VolumeSecretsResponse struct {
 
 func (x *VolumeSecretsResponse) Reset() {
 	*x = VolumeSecretsResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +758,7 @@ func (x *VolumeSecretsResponse) String() string {
 func (*VolumeSecretsResponse) ProtoMessage() {}
 
 func (x *VolumeSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[11]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +771,7 @@ func (x *VolumeSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSecretsResponse.ProtoReflect.Descriptor instead.
 func (*VolumeSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{11}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *VolumeSecretsResponse) GetSecrets() map[string]string {
@@ -737,7 +792,7 @@ type IntendTokenRequest struct {
 
 func (x *IntendTokenRequest) Reset() {
 	*x = IntendTokenRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +804,7 @@ func (x *IntendTokenRequest) String() string {
 func (*IntendTokenRequest) ProtoMessage() {}
 
 func (x *IntendTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[12]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +817,7 @@ func (x *IntendTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntendTokenRequest.ProtoReflect.Descriptor instead.
 func (*IntendTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{12}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *IntendTokenRequest) GetNode() string {
@@ -787,7 +842,7 @@ type IntendTokenResponse struct {
 
 func (x *IntendTokenResponse) Reset() {
 	*x = IntendTokenResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +854,7 @@ func (x *IntendTokenResponse) String() string {
 func (*IntendTokenResponse) ProtoMessage() {}
 
 func (x *IntendTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[13]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +867,7 @@ func (x *IntendTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntendTokenResponse.ProtoReflect.Descriptor instead.
 func (*IntendTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{13}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{14}
 }
 
 type DeriveTokenRequest struct {
@@ -825,7 +880,7 @@ type DeriveTokenRequest struct {
 
 func (x *DeriveTokenRequest) Reset() {
 	*x = DeriveTokenRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +892,7 @@ func (x *DeriveTokenRequest) String() string {
 func (*DeriveTokenRequest) ProtoMessage() {}
 
 func (x *DeriveTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[14]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +905,7 @@ func (x *DeriveTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeriveTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeriveTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{14}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeriveTokenRequest) GetNode() string {
@@ -878,7 +933,7 @@ type DeriveTokenResponse struct {
 
 func (x *DeriveTokenResponse) Reset() {
 	*x = DeriveTokenResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -890,7 +945,7 @@ func (x *DeriveTokenResponse) String() string {
 func (*DeriveTokenResponse) ProtoMessage() {}
 
 func (x *DeriveTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[15]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -903,7 +958,7 @@ func (x *DeriveTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeriveTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeriveTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{15}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeriveTokenResponse) GetToken() []byte {
@@ -932,7 +987,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +999,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[16]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1012,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{16}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RevokeTokenRequest) GetNode() string {
@@ -989,7 +1044,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1056,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[17]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1069,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{17}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{18}
 }
 
 type ReplaceWorkloadRequest struct {
@@ -1029,7 +1084,7 @@ type ReplaceWorkloadRequest struct {
 
 func (x *ReplaceWorkloadRequest) Reset() {
 	*x = ReplaceWorkloadRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1096,7 @@ func (x *ReplaceWorkloadRequest) String() string {
 func (*ReplaceWorkloadRequest) ProtoMessage() {}
 
 func (x *ReplaceWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[18]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1109,7 @@ func (x *ReplaceWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{18}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReplaceWorkloadRequest) GetNode() string {
@@ -1093,7 +1148,7 @@ type ReplaceWorkloadResponse struct {
 
 func (x *ReplaceWorkloadResponse) Reset() {
 	*x = ReplaceWorkloadResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1160,7 @@ func (x *ReplaceWorkloadResponse) String() string {
 func (*ReplaceWorkloadResponse) ProtoMessage() {}
 
 func (x *ReplaceWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[19]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1173,7 @@ func (x *ReplaceWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{19}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{20}
 }
 
 type SecretsKeysRequest struct {
@@ -1132,7 +1187,7 @@ type SecretsKeysRequest struct {
 
 func (x *SecretsKeysRequest) Reset() {
 	*x = SecretsKeysRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1199,7 @@ func (x *SecretsKeysRequest) String() string {
 func (*SecretsKeysRequest) ProtoMessage() {}
 
 func (x *SecretsKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[20]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1212,7 @@ func (x *SecretsKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretsKeysRequest.ProtoReflect.Descriptor instead.
 func (*SecretsKeysRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{20}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SecretsKeysRequest) GetNode() string {
@@ -1184,7 +1239,7 @@ type SecretsKeysResponse struct {
 
 func (x *SecretsKeysResponse) Reset() {
 	*x = SecretsKeysResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1251,7 @@ func (x *SecretsKeysResponse) String() string {
 func (*SecretsKeysResponse) ProtoMessage() {}
 
 func (x *SecretsKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[21]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1264,7 @@ func (x *SecretsKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretsKeysResponse.ProtoReflect.Descriptor instead.
 func (*SecretsKeysResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{21}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SecretsKeysResponse) GetKeys() [][]byte {
@@ -1229,7 +1284,7 @@ type OfferSecretsKeyRequest struct {
 
 func (x *OfferSecretsKeyRequest) Reset() {
 	*x = OfferSecretsKeyRequest{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1296,7 @@ func (x *OfferSecretsKeyRequest) String() string {
 func (*OfferSecretsKeyRequest) ProtoMessage() {}
 
 func (x *OfferSecretsKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[22]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1309,7 @@ func (x *OfferSecretsKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferSecretsKeyRequest.ProtoReflect.Descriptor instead.
 func (*OfferSecretsKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{22}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *OfferSecretsKeyRequest) GetNode() string {
@@ -1279,7 +1334,7 @@ type OfferSecretsKeyResponse struct {
 
 func (x *OfferSecretsKeyResponse) Reset() {
 	*x = OfferSecretsKeyResponse{}
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1346,7 @@ func (x *OfferSecretsKeyResponse) String() string {
 func (*OfferSecretsKeyResponse) ProtoMessage() {}
 
 func (x *OfferSecretsKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_peer_v1_servers_proto_msgTypes[23]
+	mi := &file_pannier_peer_v1_servers_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1359,7 @@ func (x *OfferSecretsKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferSecretsKeyResponse.ProtoReflect.Descriptor instead.
 func (*OfferSecretsKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{23}
+	return file_pannier_peer_v1_servers_proto_rawDescGZIP(), []int{24}
 }
 
 var File_pannier_peer_v1_servers_proto protoreflect.FileDescriptor
@@ -1317,12 +1372,15 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tuncertain\x18\x03 \x01(\bR\tuncertain\"\"\n" +
 	"\x06Answer\x12\x18\n" +
-	"\aoutcome\x18\x01 \x01(\fR\aoutcome\"8\n" +
+	"\aoutcome\x18\x01 \x01(\fR\aoutcome\"<\n" +
 	"\fApplyRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
-	"\x05entry\x18\x02 \x01(\fR\x05entry\")\n" +
-	"\rApplyResponse\x12\x18\n" +
-	"\aoutcome\x18\x01 \x01(\fR\aoutcome\"8\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\aentries\x18\x02 \x03(\fR\aentries\"C\n" +
+	"\rApplyResponse\x122\n" +
+	"\aapplied\x18\x01 \x03(\v2\x18.pannier.peer.v1.AppliedR\aapplied\"9\n" +
+	"\aApplied\x12\x18\n" +
+	"\aoutcome\x18\x01 \x01(\fR\aoutcome\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\fR\x05error\"8\n" +
 	"\fQueryRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05query\x18\x02 \x01(\fR\x05query\"'\n" +
@@ -1419,69 +1477,71 @@ func file_pannier_peer_v1_servers_proto_rawDescGZIP() []byte {
 	return file_pannier_peer_v1_servers_proto_rawDescData
 }
 
-var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_pannier_peer_v1_servers_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_pannier_peer_v1_servers_proto_goTypes = []any{
 	(*NotLeader)(nil),               // 0: pannier.peer.v1.NotLeader
 	(*Answer)(nil),                  // 1: pannier.peer.v1.Answer
 	(*ApplyRequest)(nil),            // 2: pannier.peer.v1.ApplyRequest
 	(*ApplyResponse)(nil),           // 3: pannier.peer.v1.ApplyResponse
-	(*QueryRequest)(nil),            // 4: pannier.peer.v1.QueryRequest
-	(*QueryResponse)(nil),           // 5: pannier.peer.v1.QueryResponse
-	(*HeartbeatRequest)(nil),        // 6: pannier.peer.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),       // 7: pannier.peer.v1.HeartbeatResponse
-	(*AttachRequest)(nil),           // 8: pannier.peer.v1.AttachRequest
-	(*AttachResponse)(nil),          // 9: pannier.peer.v1.AttachResponse
-	(*VolumeSecretsRequest)(nil),    // 10: pannier.peer.v1.VolumeSecretsRequest
-	(*VolumeSecretsResponse)(nil),   // 11: pannier.peer.v1.VolumeSecretsResponse
-	(*IntendTokenRequest)(nil),      // 12: pannier.peer.v1.IntendTokenRequest
-	(*IntendTokenResponse)(nil),     // 13: pannier.peer.v1.IntendTokenResponse
-	(*DeriveTokenRequest)(nil),      // 14: pannier.peer.v1.DeriveTokenRequest
-	(*DeriveTokenResponse)(nil),     // 15: pannier.peer.v1.DeriveTokenResponse
-	(*RevokeTokenRequest)(nil),      // 16: pannier.peer.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),     // 17: pannier.peer.v1.RevokeTokenResponse
-	(*ReplaceWorkloadRequest)(nil),  // 18: pannier.peer.v1.ReplaceWorkloadRequest
-	(*ReplaceWorkloadResponse)(nil), // 19: pannier.peer.v1.ReplaceWorkloadResponse
-	(*SecretsKeysRequest)(nil),      // 20: pannier.peer.v1.SecretsKeysRequest
-	(*SecretsKeysResponse)(nil),     // 21: pannier.peer.v1.SecretsKeysResponse
-	(*OfferSecretsKeyRequest)(nil),  // 22: pannier.peer.v1.OfferSecretsKeyRequest
-	(*OfferSecretsKeyResponse)(nil), // 23: pannier.peer.v1.OfferSecretsKeyResponse
-	nil,                             // 24: pannier.peer.v1.AttachResponse.PublishContextEntry
-	nil,                             // 25: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
-	(*durationpb.Duration)(nil),     // 26: google.protobuf.Duration
+	(*Applied)(nil),                 // 4: pannier.peer.v1.Applied
+	(*QueryRequest)(nil),            // 5: pannier.peer.v1.QueryRequest
+	(*QueryResponse)(nil),           // 6: pannier.peer.v1.QueryResponse
+	(*HeartbeatRequest)(nil),        // 7: pannier.peer.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),       // 8: pannier.peer.v1.HeartbeatResponse
+	(*AttachRequest)(nil),           // 9: pannier.peer.v1.AttachRequest
+	(*AttachResponse)(nil),          // 10: pannier.peer.v1.AttachResponse
+	(*VolumeSecretsRequest)(nil),    // 11: pannier.peer.v1.VolumeSecretsRequest
+	(*VolumeSecretsResponse)(nil),   // 12: pannier.peer.v1.VolumeSecretsResponse
+	(*IntendTokenRequest)(nil),      // 13: pannier.peer.v1.IntendTokenRequest
+	(*IntendTokenResponse)(nil),     // 14: pannier.peer.v1.IntendTokenResponse
+	(*DeriveTokenRequest)(nil),      // 15: pannier.peer.v1.DeriveTokenRequest
+	(*DeriveTokenResponse)(nil),     // 16: pannier.peer.v1.DeriveTokenResponse
+	(*RevokeTokenRequest)(nil),      // 17: pannier.peer.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),     // 18: pannier.peer.v1.RevokeTokenResponse
+	(*ReplaceWorkloadRequest)(nil),  // 19: pannier.peer.v1.ReplaceWorkloadRequest
+	(*ReplaceWorkloadResponse)(nil), // 20: pannier.peer.v1.ReplaceWorkloadResponse
+	(*SecretsKeysRequest)(nil),      // 21: pannier.peer.v1.SecretsKeysRequest
+	(*SecretsKeysResponse)(nil),     // 22: pannier.peer.v1.SecretsKeysResponse
+	(*OfferSecretsKeyRequest)(nil),  // 23: pannier.peer.v1.OfferSecretsKeyRequest
+	(*OfferSecretsKeyResponse)(nil), // 24: pannier.peer.v1.OfferSecretsKeyResponse
+	nil,                             // 25: pannier.peer.v1.AttachResponse.PublishContextEntry
+	nil,                             // 26: pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	(*durationpb.Duration)(nil),     // 27: google.protobuf.Duration
 }
 var file_pannier_peer_v1_servers_proto_depIdxs = []int32{
-	26, // 0: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
-	26, // 1: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
-	26, // 2: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
-	24, // 3: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
-	25, // 4: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
-	2,  // 5: pannier.peer.v1.ServersService.Apply:input_type -> pannier.peer.v1.ApplyRequest
-	4,  // 6: pannier.peer.v1.ServersService.Query:input_type -> pannier.peer.v1.QueryRequest
-	6,  // 7: pannier.peer.v1.ServersService.Heartbeat:input_type -> pannier.peer.v1.HeartbeatRequest
-	8,  // 8: pannier.peer.v1.ServersService.Attach:input_type -> pannier.peer.v1.AttachRequest
-	10, // 9: pannier.peer.v1.ServersService.VolumeSecrets:input_type -> pannier.peer.v1.VolumeSecretsRequest
-	12, // 10: pannier.peer.v1.ServersService.IntendToken:input_type -> pannier.peer.v1.IntendTokenRequest
-	14, // 11: pannier.peer.v1.ServersService.DeriveToken:input_type -> pannier.peer.v1.DeriveTokenRequest
-	16, // 12: pannier.peer.v1.ServersService.RevokeToken:input_type -> pannier.peer.v1.RevokeTokenRequest
-	18, // 13: pannier.peer.v1.ServersService.ReplaceWorkload:input_type -> pannier.peer.v1.ReplaceWorkloadRequest
-	20, // 14: pannier.peer.v1.ServersService.SecretsKeys:input_type -> pannier.peer.v1.SecretsKeysRequest
-	22, // 15: pannier.peer.v1.ServersService.OfferSecretsKey:input_type -> pannier.peer.v1.OfferSecretsKeyRequest
-	3,  // 16: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
-	5,  // 17: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
-	7,  // 18: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
-	9,  // 19: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
-	11, // 20: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
-	13, // 21: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
-	15, // 22: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
-	17, // 23: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
-	19, // 24: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
-	21, // 25: pannier.peer.v1.ServersService.SecretsKeys:output_type -> pannier.peer.v1.SecretsKeysResponse
-	23, // 26: pannier.peer.v1.ServersService.OfferSecretsKey:output_type -> pannier.peer.v1.OfferSecretsKeyResponse
-	16, // [16:27] is the sub-list for method output_type
-	5,  // [5:16] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	4,  // 0: pannier.peer.v1.ApplyResponse.applied:type_name -> pannier.peer.v1.Applied
+	27, // 1: pannier.peer.v1.HeartbeatResponse.heartbeat_ttl:type_name -> google.protobuf.Duration
+	27, // 2: pannier.peer.v1.HeartbeatResponse.stop_after:type_name -> google.protobuf.Duration
+	27, // 3: pannier.peer.v1.HeartbeatResponse.margin:type_name -> google.protobuf.Duration
+	25, // 4: pannier.peer.v1.AttachResponse.publish_context:type_name -> pannier.peer.v1.AttachResponse.PublishContextEntry
+	26, // 5: pannier.peer.v1.VolumeSecretsResponse.secrets:type_name -> pannier.peer.v1.VolumeSecretsResponse.SecretsEntry
+	2,  // 6: pannier.peer.v1.ServersService.Apply:input_type -> pannier.peer.v1.ApplyRequest
+	5,  // 7: pannier.peer.v1.ServersService.Query:input_type -> pannier.peer.v1.QueryRequest
+	7,  // 8: pannier.peer.v1.ServersService.Heartbeat:input_type -> pannier.peer.v1.HeartbeatRequest
+	9,  // 9: pannier.peer.v1.ServersService.Attach:input_type -> pannier.peer.v1.AttachRequest
+	11, // 10: pannier.peer.v1.ServersService.VolumeSecrets:input_type -> pannier.peer.v1.VolumeSecretsRequest
+	13, // 11: pannier.peer.v1.ServersService.IntendToken:input_type -> pannier.peer.v1.IntendTokenRequest
+	15, // 12: pannier.peer.v1.ServersService.DeriveToken:input_type -> pannier.peer.v1.DeriveTokenRequest
+	17, // 13: pannier.peer.v1.ServersService.RevokeToken:input_type -> pannier.peer.v1.RevokeTokenRequest
+	19, // 14: pannier.peer.v1.ServersService.ReplaceWorkload:input_type -> pannier.peer.v1.ReplaceWorkloadRequest
+	21, // 15: pannier.peer.v1.ServersService.SecretsKeys:input_type -> pannier.peer.v1.SecretsKeysRequest
+	23, // 16: pannier.peer.v1.ServersService.OfferSecretsKey:input_type -> pannier.peer.v1.OfferSecretsKeyRequest
+	3,  // 17: pannier.peer.v1.ServersService.Apply:output_type -> pannier.peer.v1.ApplyResponse
+	6,  // 18: pannier.peer.v1.ServersService.Query:output_type -> pannier.peer.v1.QueryResponse
+	8,  // 19: pannier.peer.v1.ServersService.Heartbeat:output_type -> pannier.peer.v1.HeartbeatResponse
+	10, // 20: pannier.peer.v1.ServersService.Attach:output_type -> pannier.peer.v1.AttachResponse
+	12, // 21: pannier.peer.v1.ServersService.VolumeSecrets:output_type -> pannier.peer.v1.VolumeSecretsResponse
+	14, // 22: pannier.peer.v1.ServersService.IntendToken:output_type -> pannier.peer.v1.IntendTokenResponse
+	16, // 23: pannier.peer.v1.ServersService.DeriveToken:output_type -> pannier.peer.v1.DeriveTokenResponse
+	18, // 24: pannier.peer.v1.ServersService.RevokeToken:output_type -> pannier.peer.v1.RevokeTokenResponse
+	20, // 25: pannier.peer.v1.ServersService.ReplaceWorkload:output_type -> pannier.peer.v1.ReplaceWorkloadResponse
+	22, // 26: pannier.peer.v1.ServersService.SecretsKeys:output_type -> pannier.peer.v1.SecretsKeysResponse
+	24, // 27: pannier.peer.v1.ServersService.OfferSecretsKey:output_type -> pannier.peer.v1.OfferSecretsKeyResponse
+	17, // [17:28] is the sub-list for method output_type
+	6,  // [6:17] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_pannier_peer_v1_servers_proto_init() }
@@ -1495,7 +1555,7 @@ func file_pannier_peer_v1_servers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_peer_v1_servers_proto_rawDesc), len(file_pannier_peer_v1_servers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,7 +44,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type ServersServiceClient interface {
-	// Apply brings a command to the ledger. One with a key may be repeated.
+	// Apply brings commands to the ledger, each for itself and in no order: one may be refused
+	// and the next one not. One with a key may be repeated.
 	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
 	// Query reads from the ledger what is agreed on at this moment.
 	Query(ctx context.Context, in *QueryRequest, opts ...grpc.CallOption) (*QueryResponse, error)
@@ -194,7 +195,8 @@ func (c *serversServiceClient) OfferSecretsKey(ctx context.Context, in *OfferSec
 // All implementations must embed UnimplementedServersServiceServer
 // for forward compatibility.
 type ServersServiceServer interface {
-	// Apply brings a command to the ledger. One with a key may be repeated.
+	// Apply brings commands to the ledger, each for itself and in no order: one may be refused
+	// and the next one not. One with a key may be repeated.
 	Apply(context.Context, *ApplyRequest) (*ApplyResponse, error)
 	// Query reads from the ledger what is agreed on at this moment.
 	Query(context.Context, *QueryRequest) (*QueryResponse, error)

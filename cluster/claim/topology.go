@@ -1,23 +1,17 @@
-package controllers
+package claim
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/pannier/pannier/cluster/claim"
 )
 
-// ErrUnreachable says that a volume is where the node cannot reach it.
-var ErrUnreachable = errors.New("the node cannot reach the volume")
-
-// Reachable checks that a volume can be used on a node whose driver told this topology:
+// CheckReachable checks that the volume can be used on a node whose driver told this topology:
 // that the node is in one of the volume's (CSI spec, Volume.accessible_topology). A
 // volume without any can be reached from everywhere, and a node whose driver told none
 // is bound to no place. The error is ErrUnreachable and names the segments.
-func Reachable(v claim.Volume, node string, topology map[string]string) error {
+func (v *Volume) CheckReachable(node string, topology map[string]string) error {
 	if len(v.Topologies) == 0 || len(topology) == 0 {
 		return nil
 	}

@@ -1,0 +1,42 @@
+package cluster_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/clustertest"
+)
+
+// TestWithCall makes a call again: what was applied is answered as then, also a command that the call
+// has made twice, and what others have done since stays.
+func TestWithCall(t *testing.T) {
+	t.Parallel()
+	c := clustertest.Form(t, 3, clustertest.Options{})
+	ref := volume("v").VolumeRef
+	for name, to := range map[string]cluster.Commands{"leader": c.WaitLeader(t).Commands, "follower": c.Follower(t).Commands, "client": c.Client().Commands} {
+		attempt := func() {
+			t.Helper()
+			ctx := cluster.WithCall(within(t), "a call at the "+name)
+			for _, again := range []bool{false, true} {
+				if made, err := to.RegisterVolume(ctx, volume("v")); err != nil || !made.Created {
+					t.Errorf("%s: registered, again %t: created %t, %v", name, again, made.Created, err)
+				}
+				if again {
+					break
+				}
+				if _, err := to.DeregisterVolume(ctx, ref, false); err != nil {
+					t.Errorf("%s: deregistered: %v", name, err)
+				}
+			}
+		}
+		attempt()
+		if _, err := to.DeregisterVolume(cluster.WithCall(within(t), "another call at the "+name), ref, false); err != nil {
+			t.Errorf("%s: it was not registered the second time: %v", name, err)
+		}
+		attempt()
+		if _, err := to.DeregisterVolume(within(t), ref, false); !errors.Is(err, cluster.ErrVolumeNotFound) {
+			t.Errorf("%s: the call has done again what it had done before: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package raftnode
+
+import (
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+)
+
+// TestARefusedPipelineEnds goes on asking, as raft may, when it has read a no and reads nothing more.
+func TestARefusedPipelineEnds(t *testing.T) {
+	log := hclog.NewNullLogger()
+	transport := func() *raft.NetworkTransport {
+		n, err := raft.NewTCPTransportWithLogger("127.0.0.1:0", nil, 1, time.Minute, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { n.Close() })
+		return n
+	}
+	other, own := transport(), &competing{transport(), newRivals(), t.Context()}
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case rpc := <-other.Consumer():
+				rpc.Respond(&raft.AppendEntriesResponse{Term: 1, Success: n < 2}, nil)
+			case <-over:
+				return
+			}
+		}
+	}()
+	p, err := own.AppendEntriesPipeline("b", other.LocalAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() error {
+		_, err := p.AppendEntries(&raft.AppendEntriesRequest{Term: 1}, new(raft.AppendEntriesResponse))
+		return err
+	}
+	for _, yes := range []bool{true, true, false} {
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+		if f := <-p.Consumer(); f.Response().Success != yes {
+			t.Fatalf("the answer is %t", !yes)
+		}
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ask() == nil {
+		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Error("it waits for ever")
+		_ = p.Close()
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,151 @@
+package peer
+
+import (
+	"context"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+)
+
+// Bounds of one call that carries commands.
+const (
+	// maxEntries is as many as raft writes at once.
+	maxEntries = 256
+	// maxBundle ends a bundle, in bytes: with one more command it is below rpc.MaxRequest.
+	maxBundle = 512 << 10
+	// callsAtOnce to one server: one is under way while the other is applied.
+	callsAtOnce = 2
+)
+
+// bundles bring commands to servers. Those that come while calls are under way wait for the
+// next one, and go together: a call costs more than a command.
+type bundles struct {
+	node   string
+	secret Secret
+
+	mu sync.Mutex
+	to map[*grpc.ClientConn]*queue // where calls are under way
+}
+
+// queue is what waits for one server.
+type queue struct {
+	calls   int
+	waiting []*errand
+}
+
+// errand is one command on its way.
+type errand struct {
+	ctx   context.Context // its caller's
+	entry []byte
+	done  chan struct{} // closed when the rest is filled in
+
+	outcome []byte
+	err     error
+}
+
+func newBundles(node string, secret Secret) *bundles {
+	return &bundles{node: node, secret: secret, to: map[*grpc.ClientConn]*queue{}}
+}
+
+// apply brings one command to a server.
+func (b *bundles) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
+	c := &errand{ctx: ctx, entry: entry, done: make(chan struct{})}
+	b.mu.Lock()
+	q := b.to[to.conn]
+	if q == nil {
+		q = &queue{}
+		b.to[to.conn] = q
+	}
+	q.waiting = append(q.waiting, c)
+	if q.calls < callsAtOnce {
+		q.calls++
+		go b.run(to, q) //nolint:contextcheck // it carries what others have too
+	}
+	b.mu.Unlock()
+	select {
+	case <-c.done:
+		return c.outcome, c.err
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// run calls a server until nothing waits.
+func (b *bundles) run(to service, q *queue) {
+	for {
+		bundle := b.next(to, q)
+		if len(bundle) == 0 {
+			return
+		}
+		b.call(to, bundle)
+	}
+}
+
+// next takes what waits, without those whose callers have left. Where that is nothing, the
+// caller's calls are over.
+func (b *bundles) next(to service, q *queue) (bundle []*errand) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	size := 0
+	for len(q.waiting) > 0 && len(bundle) < maxEntries && size < maxBundle {
+		c := q.waiting[0]
+		q.waiting = q.waiting[1:]
+		if c.ctx.Err() == nil {
+			bundle, size = append(bundle, c), size+len(c.entry)
+		}
+	}
+	if len(bundle) == 0 {
+		q.calls--
+	}
+	if q.calls == 0 {
+		delete(b.to, to.conn)
+	}
+	return bundle
+}
+
+// call makes one call and says what became of each command.
+func (b *bundles) call(to service, bundle []*errand) {
+	ctx, cancel := context.WithTimeout(context.Background(), applyPatience)
+	defer cancel()
+	req := &peerv1.ApplyRequest{Node: b.node}
+	for _, c := range bundle {
+		req.Entries = append(req.Entries, c.entry)
+	}
+	resp, err := to.Apply(b.secret.with(ctx), req)
+	if err == nil && len(resp.GetApplied()) != len(bundle) {
+		err = status.Errorf(codes.Internal, "the server said what became of %d commands, not of %d", len(resp.GetApplied()), len(bundle))
+	}
+	for i, c := range bundle {
+		if c.err = err; err == nil {
+			c.outcome, c.err = outcomeOf(resp.GetApplied()[i])
+		}
+		close(c.done)
+	}
+}
+
+// outcomeOf is what became of one command of a call: its encoded outcome, or the error that
+// it would have been answered with alone.
+func outcomeOf(a *peerv1.Applied) (outcome []byte, err error) {
+	if len(a.GetError()) == 0 {
+		return a.GetOutcome(), nil
+	}
+	s := status.New(codes.OK, "").Proto()
+	if err := proto.Unmarshal(a.GetError(), s); err != nil {
+		return nil, status.Errorf(codes.Internal, "the server's error cannot be read: %v", err)
+	}
+	return nil, status.ErrorProto(s)
+}
+
+// appliedOf is the other way round. The error is that of writing it down.
+func appliedOf(outcome []byte, err error) (*peerv1.Applied, error) {
+	if err == nil {
+		return &peerv1.Applied{Outcome: outcome}, nil
+	}
+	text, err := proto.Marshal(status.Convert(err).Proto())
+	return &peerv1.Applied{Error: text}, err
+}

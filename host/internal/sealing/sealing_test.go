@@ -1,0 +1,135 @@
+package sealing
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/clustertest"
+)
+
+// TestALeaderIsKilledWhileItChangesTheKey cuts the leader off at each place. The others finish the change once it is
+// back, or know nothing of it; and whoever leads opens all secrets meanwhile.
+func TestALeaderIsKilledWhileItChangesTheKey(t *testing.T) {
+	w := form(t)
+	w.settled()
+	w.fill("a", "b", "c")
+	for _, cut := range []string{"before name", "after name", "after activate", "after reseal"} {
+		t.Run(cut, func(t *testing.T) {
+			w.t = t
+			before := w.settled()
+			killed := w.leader()
+			hit := killed.cutAt(cut)
+			id, err := killed.keeper.Rotate(t.Context())
+			if err != nil && !errors.Is(err, errCut) {
+				t.Fatal(err)
+			}
+			<-hit
+			killed.kill()
+			killed.heal()
+			next := w.leader()
+			clustertest.Eventually(t, "the next leader opens all secrets", func() bool { return next.keeper.Problem() == "" && next.opens("") == nil })
+			killed.start()
+			w.WaitReady(t)
+			if cut == "before name" {
+				if after := w.settled(); after != before {
+					t.Errorf("a key seals that the ledger was never told of: %s", after)
+				}
+				return
+			}
+			if after := w.settled(before); after == before || id != "" && after != id {
+				t.Errorf("%s seals, and did before: %s; the new one is %s", after, before, id)
+			}
+		})
+	}
+}
+
+// TestTheKeyIsChangedWhenEveryServerHasIt: while one is away nothing changes, and the error says which.
+func TestTheKeyIsChangedWhenEveryServerHasIt(t *testing.T) {
+	w := form(t)
+	before := w.settled()
+	w.fill("a")
+	var away *server
+	for _, s := range w.servers {
+		if s != w.leader() {
+			away = s
+		}
+	}
+	away.kill()
+	_, err := w.leader().keeper.Rotate(t.Context())
+	if !errors.Is(err, ErrNotEverywhere) || !strings.Contains(err.Error(), away.Name) || !strings.Contains(err.Error(), "pannier operator raft remove-peer") {
+		t.Errorf("got %v", err)
+	}
+	if after := w.active(); after != before {
+		t.Errorf("%s seals, and did before: %s", after, before)
+	}
+	away.start()
+	w.WaitReady(t)
+	id, err := w.leader().keeper.Rotate(t.Context())
+	must(t, err)
+	if after := w.settled(before); after != id {
+		t.Errorf("%s seals, not %s", after, id)
+	}
+}
+
+// TestRestoreOverAChangeOfKeys restores a ledger whose key is gone, and one that is in the middle of a change. The key
+// comes back from its backup, to one server, and the change begins or goes on.
+func TestRestoreOverAChangeOfKeys(t *testing.T) {
+	for name, middle := range map[string]bool{"before the change": false, "in the middle of it": true} {
+		t.Run(name, func(t *testing.T) {
+			w := form(t)
+			first := w.settled()
+			w.fill("a", "b")
+			leader := w.leader()
+			kept, _ := leader.sealer.Get(first)
+			var saved bytes.Buffer
+			save := func() {
+				_, err := leader.Save(t.Context(), &saved)
+				must(t, err)
+			}
+			if !middle {
+				save()
+			}
+			hit := leader.cutAt("after reseal")
+			second, err := leader.keeper.Rotate(t.Context())
+			must(t, err)
+			<-hit
+			if middle {
+				save() // one volume is sealed with the new key
+			}
+			leader.heal()
+			if after := w.settled(first); after != second {
+				t.Fatalf("%s seals, not %s", after, second)
+			}
+
+			clustertest.Eventually(t, "the ledger is restored", func() bool {
+				_, err := w.leader().Restore(t.Context(), bytes.NewReader(saved.Bytes()))
+				if errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrNotLeader) { // a busy machine lets another one lead
+					return false
+				}
+				must(t, err)
+				return true
+			})
+			for _, s := range w.servers {
+				clustertest.Eventually(t, s.Name+" misses the key", func() bool { return strings.Contains(s.keeper.Problem(), first) })
+			}
+			must(t, w.servers[0].sealer.Add(kept))
+			if middle {
+				if after := w.settled(first); after != second {
+					t.Errorf("%s seals, not %s", after, second)
+				}
+				return
+			}
+			if after := w.settled(); after != first {
+				t.Errorf("%s seals, not %s", after, first)
+			}
+			third, err := w.leader().keeper.Rotate(t.Context())
+			must(t, err)
+			if after := w.settled(first); after != third {
+				t.Errorf("%s seals, not %s", after, third)
+			}
+		})
+	}
+}

@@ -1,0 +1,87 @@
+package testhost
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// Soon bounds a call that has to be answered.
+func Soon(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Wait)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Volume reads one of the default namespace.
+func (h *Host) Volume(id string) *hostv1.Volume {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Wait)
+	defer cancel()
+	res, err := h.Client().Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: "default", Id: id}))
+	if err != nil {
+		h.t.Fatalf("read volume %q: %v\n%s", id, err, h.LogTail())
+	}
+	return res.Msg.GetVolume()
+}
+
+// Claims are those of a volume of the default namespace.
+func (h *Host) Claims(volume string) []*hostv1.Claim {
+	h.t.Helper()
+	return h.Volume(volume).GetClaims()
+}
+
+// Holder is who has the one claim of a volume, and goes on having it.
+func (h *Host) Holder(volume string) *hostv1.Claim {
+	h.t.Helper()
+	claims := h.Claims(volume)
+	if len(claims) != 1 || claims[0].GetState() != "taken" {
+		h.t.Fatalf("volume %q has the claims %v, want one that is taken", volume, claims)
+	}
+	return claims[0]
+}
+
+// AwaitFree waits until volumes have no claims.
+func (h *Host) AwaitFree(volumes ...string) {
+	h.t.Helper()
+	for _, v := range volumes {
+		h.Eventually("volume "+v+" is free", func() error {
+			if claims := h.Claims(v); len(claims) > 0 {
+				return fmt.Errorf("it has the claims %v", claims)
+			}
+			return nil
+		})
+	}
+}
+
+// Node reads one as the ledger has it.
+func (h *Host) Node(name string) (*hostv1.GetNodeResponse, error) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Wait)
+	defer cancel()
+	resp, err := h.Client().Nodes.GetNode(ctx, connect.NewRequest(&hostv1.GetNodeRequest{Name: name}))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg, nil
+}
+
+// AwaitNode waits until a node has a status.
+func (h *Host) AwaitNode(name, status string) {
+	h.t.Helper()
+	h.Eventually("node "+name+" is "+status, func() error {
+		n, err := h.Node(name)
+		if err != nil {
+			return err
+		}
+		if got := n.GetNode().GetStatus(); got != status {
+			return fmt.Errorf("it is %s", got)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,113 @@
+package testns
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience bounds the wait for the end of a process that was killed.
+const patience = 30 * time.Second
+
+// runInNamespace runs the tests there, in a process of their own. However that ends, with its
+// tests, interrupted, or as they have taken too long, what it has started and left is ended
+// too: agents, and what outlives them.
+func runInNamespace() (code int, err error) {
+	// The kernel sends Pdeathsig when the thread ends that has started the process.
+	runtime.LockOSThread()
+	// What the tests leave becomes a child of this process.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 1, fmt.Errorf("become the parent of what the tests leave: %w", err)
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGTERM)
+	tests := exec.Command("/proc/self/exe", os.Args[1:]...)
+	tests.Env = append(os.Environ(), envParent+"="+strconv.Itoa(os.Getpid()))
+	tests.Stdin, tests.Stdout, tests.Stderr = os.Stdin, os.Stdout, os.Stderr
+	tests.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := tests.Start(); err != nil {
+		return 1, err
+	}
+	go interrupt(tests.Process, signals)
+	status, err := await(tests.Process.Pid)
+	return max(status.ExitStatus(), 0), errors.Join(err, endLeftovers())
+}
+
+// interrupt ends the tests when this process is to end, or the one that has started it has.
+func interrupt(tests *os.Process, signals <-chan os.Signal) {
+	parent := os.Getppid()
+	orphan := time.NewTicker(time.Second)
+	for {
+		select {
+		case <-signals:
+		case <-orphan.C:
+			if os.Getppid() == parent {
+				continue
+			}
+		}
+		_ = tests.Kill() // it may have ended
+	}
+}
+
+// await waits for a process, and takes away what is left of orphans that end meanwhile.
+func await(pid int) (status unix.WaitStatus, err error) {
+	for {
+		ended, err := unix.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return status, fmt.Errorf("wait for the tests: %w", err)
+		case ended == pid && status.Signaled():
+			return status, fmt.Errorf("the tests were ended by a signal: %v", status.Signal())
+		case ended == pid:
+			return status, nil
+		}
+	}
+}
+
+// endLeftovers kills this process's children until there are none: theirs become its own.
+func endLeftovers() error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		for ended := 1; ended > 0; {
+			var err error
+			ended, err = unix.Wait4(-1, nil, unix.WNOHANG, nil)
+			if errors.Is(err, unix.ECHILD) {
+				return nil
+			}
+		}
+		left := children()
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v, which the tests left, do not end within %v of SIGKILL", left, patience)
+		}
+		for _, pid := range left {
+			_ = unix.Kill(pid, unix.SIGKILL) // only this process takes it away: the number is no other's
+		}
+	}
+}
+
+// children are this process's. The fourth word of a process's stat is its parent, and
+// the second a name in parentheses that may hold anything (proc(5)).
+func children() (pids []int) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, _ := os.ReadFile(path) // it may have ended
+		words := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		if len(words) < 2 || string(words[1]) != strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
