@@ -11,8 +11,12 @@ import (
 	"github.com/pannier/pannier/test/consul"
 )
 
-// workloadGoroutines are what a workload that is gone must not leave running.
-var workloadGoroutines = []string{"workload.(*run)", "tokens.(*Authority).Derive", "tokens.(*Authority).Revoke", "catalog.do["}
+// workloadGoroutines are what a workload that is gone must not leave running. The sync
+// of its services is the host's own, and may be at its last round.
+var workloadGoroutines = []string{
+	"workload.(*run)", "tokens.(*Authority).Derive", "tokens.(*Authority).Revoke",
+	"services.(*Registrar).Register(", "services.(*Registrar).Deregister(", "services.(*Registrar).Bootstrap(",
+}
 
 // Consul's answers go wrong twice at every request of a start and of a stop. Each is
 // tried again, and in the end all is as without.
