@@ -17,8 +17,9 @@ GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.ve
 # Tests run built programs, which the test cache does not see change: -count=1.
 # gotestsum ends with the number of tests that ran, failed and were skipped. Packages
 # mostly wait, so that more of them run at the same time than there are processors.
+# `make lint` vets them.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -count=1 -p 3 -timeout 10m
+GO_TEST   = $(GOTESTSUM) -count=1 -vet=off -p 4 -timeout 10m
 # The packages of one run share the programs that they build (test/testbin).
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
