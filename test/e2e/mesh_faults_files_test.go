@@ -106,10 +106,10 @@ func elsewhere(t *testing.T, m *faultyMesh) string {
 // before goes on, and is released.
 func TestMeshSecretsAreFull(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		m.Run("workload", "start", spec)
 		if !slices.Contains(m.Mounts(), m.SecretsDir()) {
 			t.Skip("the temporary directory is on a tmpfs, which the host uses as it is: filled up, it would take the memory of the machine. A full tmpfs of the secrets is not covered")
 		}
-		m.Run("workload", "start", spec)
 		filler := filepath.Join(m.SecretsDir(), "default", "w", "web", "filler")
 		fill(t, filler)
 		second := m.meshWorkload("second", sidecarService("api", ""))
