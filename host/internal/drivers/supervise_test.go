@@ -331,14 +331,14 @@ func TestMissingProgramIsToldAndTriedAgain(t *testing.T) {
 func TestDriverThatNeverGetsReadyIsStartedAnew(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	spec := supervised("a", "-not-ready")
-	spec.HealthTimeout = 200 * time.Millisecond
+	spec.HealthTimeout = 2 * time.Second // to be asked, it has to be up
 	h.open(spec)
 	d := h.wait("a", "started again", func(d Driver) bool { return d.Restarts == 1 && d.PID != 0 })
 	if d.Healthy {
 		t.Errorf("got %+v", d)
 	}
 	h.mustHaveHappened("started", "stopped", "failed", "unhealthy", "started")
-	if got := h.happened("failed"); !strings.Contains(got[0], "it was not healthy within 200ms: the driver is not ready") {
+	if got := h.happened("failed"); !strings.Contains(got[0], "it was not healthy within 2s: the driver is not ready") {
 		t.Errorf("got %v", got)
 	}
 }

@@ -190,10 +190,10 @@ func (p *Port) welcome(raw net.Conn) {
 		err = p.admit(ctx, conn, counted)
 	}
 	if err != nil {
-		_ = counted.Close()
 		if p.ctx.Err() == nil {
 			p.log.refused("a connection was refused", err, "address", raw.RemoteAddr())
 		}
+		_ = counted.Close()
 	}
 }
 
