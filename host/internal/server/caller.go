@@ -25,8 +25,8 @@ type caller struct {
 	// asker is for whom an agent has passed the call on, as that agent says; empty: it was
 	// not passed on.
 	asker string
-	// call is the same each time that such a call is passed on, or answered here after that; empty:
-	// it was not.
+	// call is the same each time that a call is passed on, or answered here before or after that; empty:
+	// it is answered once.
 	call string
 	acl.Identity
 }
@@ -98,7 +98,7 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 	} else if err := s.access.check(c.peer); err != nil && (s.cfg.ACL == nil || !errors.Is(c.err, errNoCertificate)) {
 		return c, err
 	}
-	if call, ok := ctx.Value(broughtBack{}).(string); ok {
+	if call := answeringOf(ctx).call; call != "" {
 		c.call = call
 	}
 	if s.cfg.ACL == nil {

@@ -69,14 +69,12 @@ var (
 	errLeadsNow = errors.New("this server leads now")
 )
 
-// broughtBack is the context's key for the name of a call that was passed on in vain, and may have been made.
-type broughtBack struct{}
-
 // refusals writes errors as the caller's protocol has them.
 var refusals = connect.NewErrorWriter()
 
 // forward passes requests for the ledger on to the leader where this agent is not it. A
-// request is repeated over an election; each call of the API may be.
+// request is repeated over an election, also one that this agent began to answer as the leader;
+// each call of the API may be.
 func (s *Server) forward(next http.Handler) http.Handler {
 	if s.cfg.Leader == nil {
 		return next
@@ -84,29 +82,34 @@ func (s *Server) forward(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		method := methodOf(r.URL.Path)
 		switch {
-		case method == nil || !ofLedger[string(method.Parent().FullName())] || s.cfg.Leader.IsLeader():
+		case method == nil || !ofLedger[string(method.Parent().FullName())]:
 			next.ServeHTTP(w, r)
 		case r.Header.Get(forwardedHeader) != "":
-			w.WriteHeader(http.StatusMisdirectedRequest)
+			if !s.cfg.Leader.IsLeader() || !answer(w, r, "", method, next) {
+				w.WriteHeader(http.StatusMisdirectedRequest)
+			}
+		case streams(method) && s.cfg.Leader.IsLeader():
+			next.ServeHTTP(w, r)
 		default:
 			s.passOn(w, r, method, next) //nolint:contextcheck // the request has its context
 		}
 	})
 }
 
-// passOn brings one request to the leader, and its answer back.
+// streams says that a call has no answer that could be held back.
+func streams(method protoreflect.MethodDescriptor) bool {
+	return method.IsStreamingClient() || method.IsStreamingServer()
+}
+
+// passOn brings one request to the leader, which may be this agent, and its answer back.
 func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protoreflect.MethodDescriptor, here http.Handler) {
 	refuse := func(err error) {
 		// An answer that cannot be written has nobody who reads it.
 		_ = refusals.Write(w, r, withCode(r.Context(), err))
 	}
-	asker, err := s.asker(r)
-	if err != nil {
-		refuse(err)
-		return
-	}
-	out := &forwarded{Server: s, method: method}
+	out := &forwarded{Server: s, method: method, deadline: time.Now().Add(electionTimeout)}
 	if !method.IsStreamingClient() {
+		var err error
 		if out.body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest+frameHeader)); err != nil {
 			refuse(connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("read the request: %w: at most %d bytes are taken", err, maxRequest)))
 			return
@@ -118,6 +121,24 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 		}
 	}
 	call := rand.Text()
+	// isHere has the request answered by this agent, which leads, and says whether it did until then.
+	isHere := func() bool {
+		if out.body != nil {
+			r.Body = io.NopCloser(bytes.NewReader(out.body))
+		}
+		return answer(w, r, call, method, here)
+	}
+	if s.cfg.Leader.IsLeader() {
+		if isHere() {
+			return
+		}
+		out.inVain = errMisdirected
+	}
+	asker, err := s.asker(r)
+	if err != nil {
+		refuse(err)
+		return
+	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.Header.Set(forwardedHeader, asker)
@@ -127,18 +148,68 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 		Transport:     out,
 		FlushInterval: -1, // streams
 		ErrorLog:      s.log.StandardLogger(nil),
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if errors.Is(err, errLeadsNow) {
-				if out.body != nil {
-					r.Body = io.NopCloser(bytes.NewReader(out.body))
-				}
-				here.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), broughtBack{}, call)))
-				return
-			}
+	}
+	proxy.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, err error) {
+		switch {
+		case !errors.Is(err, errLeadsNow):
 			refuse(fmt.Errorf("pass the call on to the server that leads: %w", err))
-		},
+		case !isHere():
+			out.inVain = errMisdirected
+			proxy.ServeHTTP(w, r)
+		}
 	}
 	proxy.ServeHTTP(w, r)
+}
+
+// answer has a request answered by this agent, as the leader. It says false, and nothing is
+// answered, where the agent led no more before it was done; a stream is answered in any case.
+func answer(w http.ResponseWriter, r *http.Request, call string, method protoreflect.MethodDescriptor, here http.Handler) bool {
+	a := &answering{call: call}
+	r = r.WithContext(context.WithValue(r.Context(), answeringKey{}, a))
+	if streams(method) {
+		here.ServeHTTP(w, r)
+		return true
+	}
+	here.ServeHTTP(heldBack{w, a}, r)
+	if a.inVain {
+		clear(w.Header())
+	}
+	return !a.inVain
+}
+
+// answering is one attempt at a request of which there may be several.
+type answering struct {
+	call   string // the same for all of them; empty: the request tells
+	inVain bool   // this agent led no more
+}
+
+type answeringKey struct{}
+
+// answeringOf is the attempt that a context belongs to, or one of its own.
+func answeringOf(ctx context.Context) *answering {
+	if a, ok := ctx.Value(answeringKey{}).(*answering); ok {
+		return a
+	}
+	return &answering{}
+}
+
+// heldBack writes an answer unless the attempt was in vain, which is known before the first byte.
+type heldBack struct {
+	http.ResponseWriter
+	of *answering
+}
+
+func (h heldBack) WriteHeader(code int) {
+	if !h.of.inVain {
+		h.ResponseWriter.WriteHeader(code)
+	}
+}
+
+func (h heldBack) Write(p []byte) (int, error) {
+	if h.of.inVain {
+		return len(p), nil
+	}
+	return h.ResponseWriter.Write(p)
 }
 
 // asker names who makes a request, for those who see it come from this agent.
@@ -156,20 +227,24 @@ func (s *Server) asker(r *http.Request) (string, error) {
 // forwarded is one request on its way to whoever leads.
 type forwarded struct {
 	*Server
-	method protoreflect.MethodDescriptor
-	body   []byte // of a request that can be sent again; a stream cannot
+	method   protoreflect.MethodDescriptor
+	body     []byte // of a request that can be sent again; a stream cannot
+	deadline time.Time
+	inVain   error // why this agent, which was thought to lead, has not answered it; nil: it was not asked
 }
 
 // RoundTrip sends the request to the leader, again while an election is under way.
 func (f *forwarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx := r.Context()
 	pause := firstForwardPause
-	for deadline := time.Now().Add(electionTimeout); ; {
-		resp, err := f.once(r)
-		if err == nil || errors.Is(err, errLeadsNow) {
-			return resp, err
+	for err := f.inVain; ; err = nil {
+		if err == nil {
+			var resp *http.Response
+			if resp, err = f.once(r); err == nil || errors.Is(err, errLeadsNow) {
+				return resp, err
+			}
 		}
-		if ctx.Err() != nil || f.method.IsStreamingClient() || time.Now().Add(pause).After(deadline) {
+		if ctx.Err() != nil || f.method.IsStreamingClient() || time.Now().Add(pause).After(f.deadline) {
 			return nil, fmt.Errorf("%w: %w", errNoLeader, err)
 		}
 		select {

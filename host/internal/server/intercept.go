@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"runtime/debug"
@@ -9,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/acl"
@@ -41,6 +43,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		allowed = true
 		i.logChange(need, call.Procedure, c, req.Any())
 		if resp, err = next(withCaller(ctx, c), req); err != nil {
+			answeringOf(ctx).inVain = errors.Is(err, cluster.ErrNotLeader)
 			return nil, withCode(ctx, err)
 		}
 		if !need.changes && time.Since(began) > long {
