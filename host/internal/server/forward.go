@@ -107,7 +107,7 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 		// An answer that cannot be written has nobody who reads it.
 		_ = refusals.Write(w, r, withCode(r.Context(), err))
 	}
-	out := &forwarded{Server: s, method: method, deadline: time.Now().Add(electionTimeout)}
+	out := &forwarded{Server: s, method: method}
 	if !method.IsStreamingClient() {
 		var err error
 		if out.body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest+frameHeader)); err != nil {
@@ -228,9 +228,9 @@ func (s *Server) asker(r *http.Request) (string, error) {
 type forwarded struct {
 	*Server
 	method   protoreflect.MethodDescriptor
-	body     []byte // of a request that can be sent again; a stream cannot
-	deadline time.Time
-	inVain   error // why this agent, which was thought to lead, has not answered it; nil: it was not asked
+	body     []byte    // of a request that can be sent again; a stream cannot
+	deadline time.Time // of the search for a leader; zero: none was missed yet
+	inVain   error     // why this agent, which was thought to lead, has not answered it; nil: it was not asked
 }
 
 // RoundTrip sends the request to the leader, again while an election is under way.
@@ -243,6 +243,9 @@ func (f *forwarded) RoundTrip(r *http.Request) (*http.Response, error) {
 			if resp, err = f.once(r); err == nil || errors.Is(err, errLeadsNow) {
 				return resp, err
 			}
+		}
+		if f.deadline.IsZero() {
+			f.deadline = time.Now().Add(electionTimeout)
 		}
 		if ctx.Err() != nil || f.method.IsStreamingClient() || time.Now().Add(pause).After(f.deadline) {
 			return nil, fmt.Errorf("%w: %w", errNoLeader, err)
