@@ -15,7 +15,7 @@ const (
 	// finishCalls bounds how long calls in flight may go on after a stop.
 	finishCalls = 30 * time.Second
 	// goAway is how long a host may take to hear that it is to make no more calls. One
-	// that comes until then is answered: refused by us, it would look like a failure.
+	// that comes until then is answered: refused, it would have to be made again.
 	goAway = 20 * time.Millisecond
 )
 

@@ -28,11 +28,13 @@ type plugins struct {
 	leases  int
 	kind    string
 	retired chan struct{}
+	ended   chan struct{}
+	stop    func() // ends the process
 }
 
 func (p *plugins) Acquire(context.Context, string) (supervisor.Lease, error) {
 	p.leases++
-	return supervisor.Lease{Conn: p.conn, Kind: p.kind, Retired: p.retired, Release: func() { p.leases-- }}, nil
+	return supervisor.Lease{Conn: p.conn, Kind: p.kind, Retired: p.retired, Ended: p.ended, Release: func() { p.leases-- }}, nil
 }
 
 func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool) error {
@@ -47,11 +49,15 @@ func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool
 type impl struct {
 	storage.Storage
 	err   error
-	waits bool // a stream goes on until its caller ends it
+	then  func() // is called as Probe returns; nil: nothing is
+	waits bool   // a stream goes on until its caller ends it
 }
 
 func (i *impl) Probe(ctx context.Context, _ storage.Driver, _ time.Duration) (bool, error) {
 	_, ok := ctx.Deadline()
+	if i.then != nil {
+		go i.then()
+	}
 	return ok, i.err
 }
 
@@ -87,7 +93,7 @@ func serve(t *testing.T, i *impl) *plugins {
 		srv.Stop()
 		<-served
 	})
-	return &plugins{conn: conn, kind: storage.Kind, list: []supervisor.Status{{Name: "csi-bridge", Kind: storage.Kind}}}
+	return &plugins{conn: conn, kind: storage.Kind, stop: srv.Stop, list: []supervisor.Status{{Name: "csi-bridge", Kind: storage.Kind}}}
 }
 
 func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
@@ -133,6 +139,31 @@ func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
 	defer cancel()
 	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		t.Errorf("too late: %v", err)
+	}
+}
+
+// A plugin that is told to stop may refuse a call a moment before its connection ends. The call is
+// made again then; what a driver says of itself is no end.
+func TestWhoIsUnavailable(t *testing.T) {
+	for _, stops := range []bool{true, false} {
+		i := &impl{err: status.Error(codes.Unavailable, "not now")}
+		p := serve(t, i)
+		p.ended = make(chan struct{})
+		if stops {
+			i.then = func() {
+				p.stop()
+				close(p.ended)
+			}
+		}
+		client, release, err := New(p).Storage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = client.Probe(t.Context(), storage.Driver{}, 0)
+		release()
+		if status.Code(err) != codes.Unavailable || errors.Is(err, errEnded) != stops {
+			t.Errorf("the plugin stops: %t; the call ended with it: %t (%v)", stops, errors.Is(err, errEnded), err)
+		}
 	}
 }
 

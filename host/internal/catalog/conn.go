@@ -27,8 +27,13 @@ type conn struct {
 // errEnded: the plugin's process ended in the middle of the call.
 var errEnded = errors.New("the plugin ended")
 
-// endWait is how long after a broken connection the end of the process may be seen.
-const endWait = time.Second
+const (
+	// brokenWait is how long after an error the end of its connection may be seen: of a process
+	// that is stopped, the refusal of a call may come first.
+	brokenWait = 50 * time.Millisecond
+	// endWait is how long after a broken connection the end of the process may be seen.
+	endWait = time.Second
+)
 
 // Invoke is a unary call.
 func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
@@ -91,9 +96,12 @@ func (c *conn) wrap(err error) error {
 // hasEnded tells a connection that broke with its process from one that is whole:
 // a driver may be unavailable too.
 func (c *conn) hasEnded() bool {
-	g, ok := c.ClientConnInterface.(*grpc.ClientConn)
-	if ok && g.GetState() == connectivity.Ready {
-		return false
+	if g, ok := c.ClientConnInterface.(*grpc.ClientConn); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), brokenWait)
+		defer cancel()
+		if g.GetState() == connectivity.Ready && !g.WaitForStateChange(ctx, connectivity.Ready) {
+			return false
+		}
 	}
 	select {
 	case <-c.ended:
