@@ -42,7 +42,7 @@ func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		ctx, cancel = context.WithTimeout(ctx, CallTimeout)
 		defer cancel()
 	}
-	return c.wrap(c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...))
+	return c.wrap(ctx, c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...))
 }
 
 // NewStream is a streaming call. It ends when another process of the plugin takes
@@ -51,8 +51,8 @@ func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	ctx, cancel := context.WithCancelCause(ctx)
 	s, err := c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
 	if err != nil {
-		cancel(nil)
-		return nil, c.wrap(err)
+		defer cancel(nil)
+		return nil, c.wrap(ctx, err)
 	}
 	go func() {
 		select {
@@ -83,21 +83,21 @@ func (s *stream) wrap(err error) error {
 	if err != nil && errors.Is(context.Cause(s.ctx), errMoved) {
 		err = errMoved
 	}
-	return s.conn.wrap(err)
+	return s.conn.wrap(s.ctx, err)
 }
 
-func (c *conn) wrap(err error) error {
+func (c *conn) wrap(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
 	}
-	return &callError{prefix: c.prefix, err: err, ended: status.Code(err) == codes.Unavailable && c.hasEnded()}
+	return &callError{prefix: c.prefix, err: err, ended: status.Code(err) == codes.Unavailable && c.hasEnded(ctx)}
 }
 
 // hasEnded tells a connection that broke with its process from one that is whole:
 // a driver may be unavailable too.
-func (c *conn) hasEnded() bool {
+func (c *conn) hasEnded(ctx context.Context) bool {
 	if g, ok := c.ClientConnInterface.(*grpc.ClientConn); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), brokenWait)
+		ctx, cancel := context.WithTimeout(ctx, brokenWait)
 		defer cancel()
 		if g.GetState() == connectivity.Ready && !g.WaitForStateChange(ctx, connectivity.Ready) {
 			return false
