@@ -126,13 +126,14 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 		if out.body != nil {
 			r.Body = io.NopCloser(bytes.NewReader(out.body))
 		}
-		return answer(w, r, call, method, here)
-	}
-	if s.cfg.Leader.IsLeader() {
-		if isHere() {
-			return
+		if answer(w, r, call, method, here) {
+			return true
 		}
 		out.inVain = errMisdirected
+		return false
+	}
+	if s.cfg.Leader.IsLeader() && isHere() {
+		return
 	}
 	asker, err := s.asker(r)
 	if err != nil {
@@ -154,7 +155,6 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request, method protorefl
 		case !errors.Is(err, errLeadsNow):
 			refuse(fmt.Errorf("pass the call on to the server that leads: %w", err))
 		case !isHere():
-			out.inVain = errMisdirected
 			proxy.ServeHTTP(w, r)
 		}
 	}
