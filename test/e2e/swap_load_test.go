@@ -22,7 +22,7 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	const workloads = 3
 	h, d, _ := faulty(t)
 	c := h.Client()
-	hostile, err := os.ReadFile(testbin.BuildDir(t, filepath.Join(testbin.Root(), "host/internal/supervisor/testdata/plugin")))
+	hostile, err := os.ReadFile(testbin.BuildDir(t, filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin")))
 	must(t, err)
 
 	var running sync.WaitGroup

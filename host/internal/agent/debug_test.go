@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
 func TestDebuggedPlugins(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/testbin"
 )
@@ -38,7 +38,7 @@ func newRig(b *testing.B, kind string) *rig {
 		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"),
 		StopPlugins: true, StartTimeout: 2 * time.Second,
 	}}
-	g.fixture = testbin.BuildDir(b, filepath.Join(testbin.Root(), "host/internal/supervisor/testdata/plugin"))
+	g.fixture = testbin.BuildDir(b, filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin"))
 	g.good = g.fixture
 	if kind == "storage" {
 		g.name, g.good = "csi-bridge", testbin.Build(b, "plugins/csi-bridge")

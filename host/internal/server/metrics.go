@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
 // callMetrics count the calls.

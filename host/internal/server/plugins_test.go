@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/test/testbin"
 )
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/device"
 )
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/storage"
 )

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/sdk/wire"
 	"github.com/pannier/pannier/test/testbin"
@@ -148,7 +148,7 @@ func TestEventsOutliveAKilledHost(t *testing.T) {
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
 	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
-	w.hostProgram = testbin.BuildTags(t, "host/internal/supervisor/testdata/host", "crashpoint")
+	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "crashpoint")
 	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_CRASHPOINT=" + points}
 
 	repeats := 0
@@ -192,7 +192,7 @@ func TestEventsOfAHostKilledInASwap(t *testing.T) {
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
 	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
-	w.hostProgram = testbin.BuildTags(t, "host/internal/supervisor/testdata/host", "crashpoint")
+	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "crashpoint")
 	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_CRASHPOINT=" + points}
 	w.must(os.WriteFile(points, []byte("swap:moved"), 0o600))
 	h := w.host()

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/storage"
 )

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/test/testbin"
 )
 
@@ -171,7 +171,7 @@ func TestHostKilledAroundTheFork(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	path, points := w.cfg.DataDir+"/plugins/fixture.json", filepath.Dir(w.cfg.DataDir)+"/points"
-	w.hostProgram = testbin.BuildTags(t, "host/internal/supervisor/testdata/host", "crashpoint")
+	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "crashpoint")
 	w.hostEnv = []string{"PANNIER_CRASHPOINT=" + points}
 	for i, point := range []string{"intended", "forked", "forked", "intended", "forked"} {
 		// One that would answer ends itself: nobody reads what it prints.

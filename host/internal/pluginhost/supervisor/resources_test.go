@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/process"
-	"github.com/pannier/pannier/host/internal/supervisor"
 )
 
 const mib = 1 << 20

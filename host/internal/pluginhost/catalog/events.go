@@ -3,7 +3,7 @@ package catalog
 import (
 	"slices"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
 // EveryKind is the kind of a handler that is told the events of all plugins.

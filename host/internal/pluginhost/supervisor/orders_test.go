@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/supervisor"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
 // What runs already can be pinned, and unpinned when nothing else is to run.
