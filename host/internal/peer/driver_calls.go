@@ -3,7 +3,7 @@ package peer
 import (
 	"context"
 
-	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/keyed"
 	"github.com/pannier/pannier/sdk/storage"
 )

@@ -14,5 +14,5 @@
 //     it likes: it harms itself alone.
 //   - Only what lies in a directory that bears this package's mark is ever removed.
 //
-// It imports the standard library, golang.org/x/sys/unix and host/internal/mounts only.
+// It imports the standard library, golang.org/x/sys/unix and host/internal/csi/mounts only.
 package secretsdir

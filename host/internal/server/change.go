@@ -11,8 +11,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/controllers"
 	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
 )
 
 // DeregisterVolume forgets a volume and leaves it at its driver.

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
 // claim takes all the workload's claims in one ledger command: all or none. The same

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
 // Detach takes a volume off this node for the holder of a claim. A workload that

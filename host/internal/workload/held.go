@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
 // heldWait is how long a volume may be held before its release is given up until

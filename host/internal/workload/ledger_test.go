@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/mounts"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
 // ledger is the replicated state in a file: it outlives a host that is killed. It

@@ -8,10 +8,10 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/fence"
 	"github.com/pannier/pannier/host/internal/journal"
-	"github.com/pannier/pannier/host/internal/mounts"
 )
 
 // Open brings back the workloads that the journal knows, each once: what was

@@ -18,6 +18,6 @@
 // The two calls of the node side that an API request makes, expansion and usage
 // of what is mounted here, go the same way (node.go).
 //
-// It imports cluster/claim, host/internal/drivers and sdk/storage; it knows
+// It imports cluster/claim, host/internal/csi/drivers and sdk/storage; it knows
 // neither go-plugin nor raft, and what the ledger says of nodes it is told (Cluster).
 package controllers

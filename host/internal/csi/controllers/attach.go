@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/drivers"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
