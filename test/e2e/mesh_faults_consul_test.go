@@ -249,7 +249,7 @@ func TestMeshClocksDiffer(t *testing.T) {
 func skewed(t *testing.T, by time.Duration) string {
 	t.Helper()
 	dir := t.TempDir()
-	signing := filepath.Join(testbin.Root(), "host/internal/tokens/jwt.go")
+	signing := filepath.Join(testbin.Root(), "host/internal/consul/tokens/jwt.go")
 	source, err := os.ReadFile(signing)
 	must(t, err)
 	changed := strings.ReplaceAll(string(source), "time.Now()", fmt.Sprintf("time.Now().Add(%d)", by))

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/services"
-	"github.com/pannier/pannier/host/internal/tokens"
+	"github.com/pannier/pannier/host/internal/consul/services"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 )

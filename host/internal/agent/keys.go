@@ -5,10 +5,10 @@ import (
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/sealing"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/server"
-	"github.com/pannier/pannier/host/internal/tokens"
 )
 
 func (a *agent) openSecrets(context.Context) (err error) {

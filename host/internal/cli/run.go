@@ -17,7 +17,7 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 )
 
 // leftoverGrace is how long processes that the program left have to end by themselves.
@@ -86,7 +86,7 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		spec.Exec.Command, spec.Exec.Args = command[0], nil
 		// What a shell has passed on has no variables of the spec.
 		for _, arg := range command[1:] {
-			spec.Exec.Args = append(spec.Exec.Args, interpolate.Escape(arg))
+			spec.Exec.Args = append(spec.Exec.Args, vars.Escape(arg))
 		}
 	}
 	if spec.GetExec().GetCommand() == "" {

@@ -10,7 +10,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/cli/launch"
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 )
 
 // tokenFileVariable tells Consul's own tools and client libraries where their token is.
@@ -103,16 +103,16 @@ type expander struct {
 // workload's own stands for the one that has a token, and for the one that has a
 // proxy, where there is only one.
 func newExpander(w *hostv1.Workload, service string) *expander {
-	vars := map[string]string{
-		interpolate.NodeName:          w.GetNode(),
-		interpolate.WorkloadID:        w.GetSpec().GetId(),
-		interpolate.WorkloadNamespace: w.GetSpec().GetNamespace(),
+	known := map[string]string{
+		vars.NodeName:          w.GetNode(),
+		vars.WorkloadID:        w.GetSpec().GetId(),
+		vars.WorkloadNamespace: w.GetSpec().GetNamespace(),
 	}
 	for label, number := range w.GetPorts() {
-		vars[interpolate.Port(label)] = strconv.Itoa(int(number))
+		known[vars.Port(label)] = strconv.Itoa(int(number))
 	}
 	if w.GetSecretsDir() != "" {
-		vars[interpolate.SecretsDir] = w.GetSecretsDir()
+		known[vars.SecretsDir] = w.GetSecretsDir()
 	}
 	values := map[string][]string{}
 	for _, s := range w.GetServices() {
@@ -120,7 +120,7 @@ func newExpander(w *hostv1.Workload, service string) *expander {
 			continue
 		}
 		for name, value := range map[string]string{
-			interpolate.TokenFile: s.GetTokenFile(), interpolate.Bootstrap: s.GetBootstrapFile(), interpolate.ProxyID: s.GetProxyId(),
+			vars.TokenFile: s.GetTokenFile(), vars.Bootstrap: s.GetBootstrapFile(), vars.ProxyID: s.GetProxyId(),
 		} {
 			if value != "" {
 				values[name] = append(values[name], value)
@@ -129,10 +129,10 @@ func newExpander(w *hostv1.Workload, service string) *expander {
 	}
 	for name, all := range values {
 		if len(all) == 1 {
-			vars[name] = all[0]
+			known[name] = all[0]
 		}
 	}
-	return &expander{vars: vars}
+	return &expander{vars: known}
 }
 
 func (x *expander) list(what string, texts []string) []string {
@@ -152,7 +152,7 @@ func (x *expander) mapping(what string, texts map[string]string) map[string]stri
 }
 
 func (x *expander) text(what, text string) string {
-	out, err := interpolate.Expand(text, x.vars)
+	out, err := vars.Expand(text, x.vars)
 	if err != nil && x.err == nil {
 		x.err = fmt.Errorf("%s: %w", what, err)
 	}

@@ -10,6 +10,6 @@
 //     a spec's secrets_from names is the one thing done beside parsing.
 //
 // It may import the generated API messages, sdk/service for the model of services,
-// host/internal/interpolate for the variables of specs, cluster/claim for the names of
+// host/internal/consul/vars for the variables of specs, cluster/claim for the names of
 // the modes, and host/internal/lease for which times are safe, and nothing else of this module.
 package config

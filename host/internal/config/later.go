@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 )
 
 // later are variables that have no value where a spec is read: a text keeps them as
@@ -110,7 +110,7 @@ func (l *later) keep(text string) (string, int, error) {
 	}
 	for i, part := range parts {
 		if i%2 == 0 {
-			parts[i] = interpolate.Escape(part)
+			parts[i] = vars.Escape(part)
 			continue
 		}
 		if !slices.Contains(l.names, part) {

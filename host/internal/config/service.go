@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -59,7 +59,7 @@ type serviceReader struct {
 func (s *section) services(labels []string) []service.Service {
 	blocks := s.content.Blocks.OfType("service")
 	r := &serviceReader{places: map[string]*section{}}
-	variables := newLater(interpolate.InServices(labels))
+	variables := newLater(vars.InServices(labels))
 	services := list(blocks, func(i int, block *hcl.Block) service.Service {
 		in := s.inner(block, serviceFields)
 		in.later = variables

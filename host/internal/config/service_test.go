@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -129,7 +129,7 @@ EOT
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err = interpolate.Service(s, valuesOf(interpolate.InServices([]string{"http", "http-2"})))
+	s, err = vars.Service(s, valuesOf(vars.InServices([]string{"http", "http-2"})))
 	want := []string{
 		"<node.name>", "<node.name>", "a-<node.name>-b", "${node.name}", "$$${x}", "%{ if }", "plain", "$",
 		"<port.http-2>", "<port.http>:<port.http>", "<workload.id>\n",
@@ -221,7 +221,7 @@ func TestBadServices(t *testing.T) {
 		"static":           {"workload \"w\" {\n  network {\n    port \"a\" { static = 0 }\n  }\n}", `w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`},
 		"canary":           {"workload \"w\" {\n  canary = 1\n}", `w.hcl:2: workload "w": canary: true or false is required, not a number`},
 		"program variable": {"workload \"w\" {\n  exec {\n    command = \"${bootstrap}\"\n  }\n}", `w.hcl:3: workload "w": exec: command: variables are not allowed here; write $${ for a literal ${`},
-		"args variable":    {"workload \"w\" {\n  exec {\n    command = \"a\"\n    args = [\"${x}\"]\n  }\n}", `w.hcl:4: workload "w": exec: args: unknown variable ${x}; known here are ${` + strings.Join(interpolate.InPrograms(nil), "}, ${") + `}; write $${ for a literal ${`},
+		"args variable":    {"workload \"w\" {\n  exec {\n    command = \"a\"\n    args = [\"${x}\"]\n  }\n}", `w.hcl:4: workload "w": exec: args: unknown variable ${x}; known here are ${` + strings.Join(vars.InPrograms(nil), "}, ${") + `}; write $${ for a literal ${`},
 		"sidecar of none":  {"workload \"w\" {\n  service \"a\" {}\n  sidecar {\n    command = [\"envoy\"]\n  }\n}", `w.hcl:3: workload "w": sidecar: service: no service of the workload has a proxy; write a connect block with sidecar_service or gateway`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 	"github.com/pannier/pannier/sdk/device"
 )
 
@@ -90,7 +90,7 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	}
 	services := in.services(labels)
 	spec.Services = in.messages(services)
-	variables := newLater(interpolate.InPrograms(labels))
+	variables := newLater(vars.InPrograms(labels))
 	spec.Exec = in.exec(variables)
 	spec.Sidecars = in.sidecars(variables, services)
 	return spec

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/interpolate"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -150,13 +150,13 @@ func FuzzWorkload(f *testing.F) {
 			labels = append(labels, p.Label)
 		}
 		checkServices(t, spec, labels)
-		vars := valuesOf(interpolate.InPrograms(labels))
+		vars := valuesOf(vars.InPrograms(labels))
 		texts := spec.GetExec().GetArgs()
 		for _, c := range spec.Sidecars {
 			texts = append(texts, c.Command...)
 		}
 		for _, text := range texts {
-			if _, err := interpolate.Expand(text, vars); err != nil {
+			if _, err := vars.Expand(text, vars); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -174,7 +174,7 @@ func checkServices(t *testing.T, spec *hostv1.WorkloadSpec, labels []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := interpolate.Service(s, valuesOf(interpolate.InServices(labels))); err != nil {
+		if _, err := vars.Service(s, valuesOf(vars.InServices(labels))); err != nil {
 			t.Fatal(err)
 		}
 		services = append(services, s)

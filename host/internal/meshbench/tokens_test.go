@@ -15,9 +15,9 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/secrets"
-	"github.com/pannier/pannier/host/internal/tokens"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/usage"

@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/tokens"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
 )
 
 // tokenService serves pannier.host.v1.TokenService.

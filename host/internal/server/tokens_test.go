@@ -16,7 +16,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/tokens"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
 )
 
 func token(namespace, workload, service string, at int64) claim.Token {

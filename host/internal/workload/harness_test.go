@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
-	"github.com/pannier/pannier/host/internal/ports"
-	"github.com/pannier/pannier/host/internal/secretsdir"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/testbin"
 )

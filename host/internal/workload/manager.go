@@ -13,12 +13,12 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/host/internal/process"
-	"github.com/pannier/pannier/host/internal/secretsdir"
 )
 
 // Errors of a Manager; each comes with what an operator can do.

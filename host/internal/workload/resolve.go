@@ -8,8 +8,8 @@ import (
 	"strconv"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/interpolate"
-	"github.com/pannier/pannier/host/internal/ports"
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/consul/vars"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -73,17 +73,17 @@ func holder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q", re
 
 // resolved are the spec's services as Consul is told of them.
 func (m *Manager) resolved(spec *Spec, numbers map[string]int) ([]service.Service, error) {
-	vars := map[string]string{
+	values := map[string]string{
 		"node.name": m.Node, "node.datacenter": m.Datacenter,
 		"workload.id": spec.ID, "workload.namespace": spec.Namespace,
 	}
 	for label, n := range numbers {
-		vars["port."+label] = strconv.Itoa(n)
+		values["port."+label] = strconv.Itoa(n)
 	}
 	out := make([]service.Service, 0, len(spec.Services))
 	var errs []error
 	for _, s := range spec.Services {
-		s, err := interpolate.Service(s, vars)
+		s, err := vars.Service(s, values)
 		if err != nil {
 			errs = append(errs, err)
 			continue

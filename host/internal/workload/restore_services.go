@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/secretsdir"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 )
 
 // restorePlaces gives the workloads of the journal their ports back, and removes files with

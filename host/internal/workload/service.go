@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/secretsdir"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 )
 
 // The files in a service's folder.

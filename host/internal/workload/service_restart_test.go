@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/secretsdir"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 )
 
 // Wherever the host is closed or killed between the steps of a service, the next

@@ -16,8 +16,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/pannier/pannier/host/internal/ports"
-	"github.com/pannier/pannier/host/internal/secretsdir"
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
 )

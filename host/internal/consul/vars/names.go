@@ -1,4 +1,4 @@
-package interpolate
+package vars
 
 // The variables of a workload's spec.
 const (

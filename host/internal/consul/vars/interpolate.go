@@ -1,4 +1,4 @@
-package interpolate
+package vars
 
 import (
 	"fmt"
