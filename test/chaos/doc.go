@@ -14,6 +14,6 @@
 //
 // A seed decides what goes wrong in which order and what the clients do; when exactly it
 // happens differs from run to run. Clocks of different rates are not among the faults: a time
-// namespace shifts clocks and does not change their rate. The tests of host/internal/lease
+// namespace shifts clocks and does not change their rate. The tests of host/internal/fencing/lease
 // compute with drifting clocks instead.
 package chaos

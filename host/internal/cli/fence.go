@@ -6,7 +6,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
-	"github.com/pannier/pannier/host/internal/fence"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
 )
 
 // fenceCommand is what the agent runs beside itself; people have no use for it.

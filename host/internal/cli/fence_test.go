@@ -9,8 +9,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/host/internal/boottime"
-	"github.com/pannier/pannier/host/internal/fence"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/test/testbin"
 )
 

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/sdk/service"
 )
 

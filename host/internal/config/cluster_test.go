@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
 // tlsBlock is what a host needs to be in a cluster.

@@ -11,5 +11,5 @@
 //
 // It may import the generated API messages, sdk/service for the model of services,
 // host/internal/consul/vars for the variables of specs, cluster/claim for the names of
-// the modes, and host/internal/lease for which times are safe, and nothing else of this module.
+// the modes, and host/internal/fencing/lease for which times are safe, and nothing else of this module.
 package config

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
 // ErrNoHeartbeats says that this server answers no heartbeats now: it does not lead, or

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
 // quick terms run out in a test, and quietTerms do not.

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/fence"
-	"github.com/pannier/pannier/host/internal/lease"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
 // guards is a node's lease with its fence, which outlives the host. It lasts for ever until a

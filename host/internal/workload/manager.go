@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/journal"
-	"github.com/pannier/pannier/host/internal/lease"
 	"github.com/pannier/pannier/host/internal/process"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
 // Answer is what the leader says to a heartbeat.

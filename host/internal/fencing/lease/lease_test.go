@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
-	"github.com/pannier/pannier/host/internal/fence"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

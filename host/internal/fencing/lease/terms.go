@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
-	"github.com/pannier/pannier/host/internal/fence"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
 )
 
 const (

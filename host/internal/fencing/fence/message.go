@@ -2,7 +2,7 @@ package fence
 
 import (
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
 // Mount is a place that the fence takes away when the lease is over.

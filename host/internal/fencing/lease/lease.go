@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
-	"github.com/pannier/pannier/host/internal/fence"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
 )
 
 // ErrNoLease says that this node may not use volumes now. Nothing was published.

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
 	"github.com/pannier/pannier/host/internal/durable"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
 // Report is what a fence did at one deadline. The next process of the agent fails the

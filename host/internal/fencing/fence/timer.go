@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
 // alarm goes off at an instant of CLOCK_BOOTTIME, also at once when the machine wakes up

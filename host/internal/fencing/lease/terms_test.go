@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/boottime"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
 func TestTermsThatAreNotSafe(t *testing.T) {
