@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/host/api"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 )
 
 // seen is what an agent saw of a call.

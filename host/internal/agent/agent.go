@@ -29,8 +29,8 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
-	"github.com/pannier/pannier/host/internal/node"
 	"github.com/pannier/pannier/host/internal/peer"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/process"
@@ -89,7 +89,7 @@ type agent struct {
 	controllers *controllers.Controllers
 	workloads   *workload.Manager
 	watcher     *watcher.Watcher
-	registrar   *node.Registrar
+	registrar   *noderecord.Registrar
 	server      *server.Server
 	driversUp   chan struct{} // closed when the drivers are open
 	id          struct {      // the cluster's
@@ -262,7 +262,7 @@ func (a *agent) openDrivers(ctx context.Context) error {
 	files := secretsdir.New(a.cfg.SecretsDir)
 	a.closers.add(files.Close)
 	deps := workload.Deps{
-		Ledger: node.Ledger{Cluster: a.ledger}, Controller: a.controllers, Drivers: a.drivers, Devices: a.devices,
+		Ledger: noderecord.Ledger{Cluster: a.ledger}, Controller: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Calls: a.driverCalls(), Secrets: a.unseal, Events: a.events, Tokens: a.tokens, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: a.identityTimeouts(),
@@ -292,7 +292,7 @@ func (a *agent) newControllers() *controllers.Controllers {
 	if h := a.hosts; h != nil {
 		cfg.Secrets = h.servers.VolumeSecrets
 		if h.local != nil {
-			cfg.Cluster, cfg.Secrets = node.Directory{Cluster: a.cluster, Calls: h.nodes.Storage}, a.unseal
+			cfg.Cluster, cfg.Secrets = noderecord.Directory{Cluster: a.cluster, Calls: h.nodes.Storage}, a.unseal
 		}
 	}
 	return controllers.New(cfg)
@@ -305,7 +305,7 @@ func (a *agent) openWorkloads(ctx context.Context) (err error) {
 }
 
 func (a *agent) openNode(ctx context.Context) error {
-	a.registrar = &node.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
+	a.registrar = &noderecord.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
 	if h := a.hosts; h != nil {
 		a.registrar.Address, a.registrar.SecretHash = h.port.Addr().String(), h.secret.Hash()
 	}

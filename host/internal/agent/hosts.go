@@ -22,18 +22,18 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/node"
 	"github.com/pannier/pannier/host/internal/peer"
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/process"
-	"github.com/pannier/pannier/host/internal/rpc"
 	"github.com/pannier/pannier/host/internal/watcher"
 )
 
 // ledger is the way to the ledger, on this host or on the server that leads.
 type ledger interface {
-	node.Cluster
-	node.Registry
+	noderecord.Cluster
+	noderecord.Registry
 	NodeRecord(ctx context.Context, name string, b cluster.Blocking) (claim.Node, uint64, error)
 	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
 	Cluster(ctx context.Context, b cluster.Blocking) (claim.Cluster, uint64, error)
@@ -43,8 +43,8 @@ type ledger interface {
 // hosts is this agent's part in a cluster. A host of its own has none.
 type hosts struct {
 	certs     *pki.Certs
-	port      *rpc.Port
-	dialer    *rpc.Dialer
+	port      *transport.Port
+	dialer    *transport.Dialer
 	discovery *discovery.Discovery
 	secret    peer.Secret
 	terms     *peer.Terms
@@ -79,7 +79,7 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 	if h.secret, err = peer.OpenSecret(filepath.Join(a.cfg.DataDir, "node.secret")); err != nil {
 		return err
 	}
-	h.port, err = rpc.Open(ctx, rpc.Config{
+	h.port, err = transport.Open(ctx, transport.Config{
 		Addr: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.RPCPort)), Advertise: a.cfg.AdvertiseAddr,
 		Certs: h.certs, Logger: a.log.Named("rpc"),
 	})
@@ -87,7 +87,7 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 		return err
 	}
 	a.closers.add(h.port.Close)
-	h.dialer = rpc.NewDialer(h.certs)
+	h.dialer = transport.NewDialer(h.certs)
 	a.closers.add(h.dialer.Close)
 	key, err := a.cfg.Gossip.Read()
 	if err != nil {
@@ -141,7 +141,7 @@ func (h *hosts) join(cfg *cluster.Config, wanted config.Autopilot) {
 	autopilot := claim.DefaultAutopilot()
 	autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
 	autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold, wanted.ServerStabilizationTime
-	cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = rpc.NewRaftLayer(h.port, h.dialer), h.discovery, h, &autopilot
+	cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(h.port, h.dialer), h.discovery, h, &autopilot
 }
 
 // openPeers answers other agents, and begins to ask them.
@@ -185,7 +185,7 @@ func (a *agent) keepLease(ctx context.Context) error {
 		},
 	}
 	a.closers.loop(ctx, k.Run)
-	d := &node.Drainer{Name: a.cfg.Name, Ledger: a.ledger, Workloads: a.workloads, Drivers: a.drivers, Events: a.events, Log: a.log.Named("drain")}
+	d := &noderecord.Drainer{Name: a.cfg.Name, Ledger: a.ledger, Workloads: a.workloads, Drivers: a.drivers, Events: a.events, Log: a.log.Named("drain")}
 	a.closers.loop(ctx, d.Run)
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/api"
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
 // The files of an authority, and for how many days certificates are valid, where the

@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/usage"
 )

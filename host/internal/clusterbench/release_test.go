@@ -14,7 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/testbin"

@@ -18,9 +18,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/peer"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/test/testhost"
 )
 
@@ -207,7 +207,7 @@ func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 	if err != nil {
 		b.Fatal(err)
 	}
-	dialer := rpc.NewDialer(s.ca.Certs(b, role, name))
+	dialer := transport.NewDialer(s.ca.Certs(b, role, name))
 	b.Cleanup(func() {
 		if err := dialer.Close(); err != nil {
 			b.Error(err)

@@ -10,9 +10,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
@@ -175,7 +175,7 @@ func either(errs ...error) error {
 
 // caller is a node that calls, and what the ledger knows of it.
 type caller struct {
-	rpc.Peer
+	transport.Peer
 	hash    string // of the secret that came with the call
 	record  claim.Node
 	unknown error // that the ledger has no record
@@ -233,7 +233,7 @@ func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 }
 
 // look reads what the ledger knows of a node that calls.
-func look(ctx context.Context, ledger Reader, peer rpc.Peer) (caller, error) {
+func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, error) {
 	n := caller{Peer: peer, ledger: ledger}
 	said := metadata.ValueFromIncomingContext(ctx, secretKey)
 	if len(said) != 1 || said[0] == "" {
@@ -267,7 +267,7 @@ func (n caller) known(registers bool) error {
 
 // mayNode says whether a node may make this call. Of the commands that it carries, an admission
 // says so.
-func mayNode(ctx context.Context, ledger Reader, peer rpc.Peer, req any) error {
+func mayNode(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
 	if _, is := req.(*peerv1.ApplyRequest); is {
 		return nil
 	}
@@ -291,7 +291,7 @@ type admission func(ctx context.Context, c command.Command) error
 
 // admits looks at the caller once, for all the commands of a call.
 func admits(ctx context.Context, ledger Reader) (admission, error) {
-	peer, ok := rpc.PeerFrom(ctx)
+	peer, ok := transport.PeerFrom(ctx)
 	switch {
 	case ok && peer.Role == pki.Server:
 		return func(context.Context, command.Command) error { return nil }, nil
@@ -309,7 +309,7 @@ func admits(ctx context.Context, ledger Reader) (admission, error) {
 }
 
 // mayCall says whether a certificate may be used for the call at all.
-func mayCall(peer rpc.Peer, method string, req any) (access, error) {
+func mayCall(peer transport.Peer, method string, req any) (access, error) {
 	who, ok := methods[method]
 	switch {
 	case !ok:

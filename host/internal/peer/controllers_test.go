@@ -19,8 +19,8 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/node"
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
@@ -89,7 +89,7 @@ func TestControllersOnNodes(t *testing.T) {
 	ledger := w.servers.WaitLeader(t).Node
 	ctl := controllers.New(controllers.Config{
 		Node: leader.name, ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: leader.node.Calls, Secrets: leader.leader.Secrets,
-		Cluster: node.Directory{Cluster: ledger, Calls: leader.nodes.Storage},
+		Cluster: noderecord.Directory{Cluster: ledger, Calls: leader.nodes.Storage},
 	})
 	leader.leader.Controllers = ctl
 

@@ -21,10 +21,10 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
@@ -67,8 +67,8 @@ type agent struct {
 	role   pki.Role
 	secret Secret
 	server *Server
-	port   *rpc.Port
-	dialer *rpc.Dialer
+	port   *transport.Port
+	dialer *transport.Dialer
 	leader *Leader // nil: it is no server
 	node   *Node
 	nodes  *Nodes
@@ -113,12 +113,12 @@ func form(t *testing.T, servers int, nodes ...string) *world {
 func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.Node, change ...func(*agent)) *agent {
 	t.Helper()
 	certs := w.ca.Certs(t, role, name)
-	a := &agent{name: name, role: role, works: &works{}, beats: &beats{}, tokens: &tokens{}, dialer: rpc.NewDialer(certs)}
+	a := &agent{name: name, role: role, works: &works{}, beats: &beats{}, tokens: &tokens{}, dialer: transport.NewDialer(certs)}
 	var err error
 	a.secret, err = OpenSecret(filepath.Join(t.TempDir(), "node.secret"))
 	must(t, err)
 	log := hclog.New(&hclog.LoggerOptions{Output: w.log})
-	a.port, err = rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
+	a.port, err = transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
 	must(t, err)
 	terms := &Terms{}
 	a.node = &Node{Info: Info{Name: name, Version: "1.2.3", BootID: "b"}, Workloads: a.works, Mounted: a.works, Calls: drivers.Caller{Drivers: noDrivers{}}}

@@ -13,9 +13,9 @@ import (
 	grpcpeer "google.golang.org/grpc/peer"
 
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -90,7 +90,7 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 
 // check says whether the call may be made, and by this server.
 func (g *guard) check(ctx context.Context, method string, req any) error {
-	peer, ok := rpc.PeerFrom(ctx)
+	peer, ok := transport.PeerFrom(ctx)
 	if !ok {
 		return errNobody
 	}
@@ -129,7 +129,7 @@ var notAllowed = []error{ErrDenied, errNobody, errUnserved, command.ErrUnknownCo
 func (g *guard) refuse(ctx context.Context, method string, err error) error {
 	if slices.ContainsFunc(notAllowed, func(target error) bool { return errors.Is(err, target) }) {
 		by, from := "nobody", "unknown"
-		if peer, ok := rpc.PeerFrom(ctx); ok {
+		if peer, ok := transport.PeerFrom(ctx); ok {
 			by = peer.String()
 		}
 		if p, ok := grpcpeer.FromContext(ctx); ok {

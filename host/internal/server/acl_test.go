@@ -21,9 +21,9 @@ import (
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/acl"
 	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -429,7 +429,7 @@ func TestACLsOff(t *testing.T) {
 // Who asked is told by the agent that passed the call on, and believed of a server only.
 func TestCallersOfPassedOnCalls(t *testing.T) {
 	const root, alice, ops, node = "root (uid 0) on s2", "alice (uid 1000) on s2", "pannier://dc1/cli/ops", "pannier://dc1/node/n7"
-	cert := func(role pki.Role) *rpc.Peer { return &rpc.Peer{Name: "x", Role: role, DC: "dc1"} }
+	cert := func(role pki.Role) *transport.Peer { return &transport.Peer{Name: "x", Role: role, DC: "dc1"} }
 	for _, c := range []struct {
 		caller   caller
 		operates bool
@@ -462,7 +462,7 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient)) {
 	t.Helper()
 	authority := pkitest.New(t)
-	port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
 	must(t, err)
 	t.Cleanup(func() { must(t, port.Close()) })
 	h = openACLHost(t, func(c *Config) { c.Port = port })

@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/acl"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 // twice is a leader whose first answer to each call is lost. With here it is the agent itself that
@@ -72,7 +72,7 @@ func TestOneCallDeletesOnce(t *testing.T) {
 
 func deletesOnce(t *testing.T, here bool) {
 	authority := pkitest.New(t)
-	port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
 	must(t, err)
 	t.Cleanup(func() { must(t, port.Close()) })
 	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}

@@ -13,15 +13,15 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/acl"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 // caller is who makes a call: the process or the certificate at the other end of the
 // connection, and what its token says.
 type caller struct {
 	peer
-	cert *rpc.Peer // nil: it came over the unix socket
+	cert *transport.Peer // nil: it came over the unix socket
 	// asker is for whom an agent has passed the call on, as that agent says; empty: it was
 	// not passed on.
 	asker string
@@ -91,7 +91,7 @@ func callerOf(ctx context.Context) *caller {
 // as far known as it is also with an error.
 func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error) {
 	c := &caller{peer: peerOf(ctx)}
-	if cert, ok := rpc.PeerFrom(ctx); ok {
+	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.cert = &cert; cert.Role != pki.CLI {
 			c.asker, c.call = shortened(header.Get(forwardedHeader)), header.Get(callHeader)
 		}

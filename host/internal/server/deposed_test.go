@@ -13,9 +13,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 // reach is where an agent's API is, and what brings requests there.
@@ -47,8 +47,8 @@ func (d *deposed) LeaderName() string { return "leader" }
 // leader does, whether the caller asked the one or another agent, which took it for the leader.
 func TestDeposedLeader(t *testing.T) {
 	authority := pkitest.New(t)
-	listen := func(name string) (*rpc.Port, reach) {
-		port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, name), Logger: hclog.NewNullLogger()})
+	listen := func(name string) (*transport.Port, reach) {
+		port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, name), Logger: hclog.NewNullLogger()})
 		must(t, err)
 		t.Cleanup(func() { must(t, port.Close()) })
 		via := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "asked").Client(pki.Server, name, "h2", "http/1.1"), ForceAttemptHTTP2: true}

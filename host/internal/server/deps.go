@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
-	"github.com/pannier/pannier/host/internal/rpc"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
@@ -138,7 +138,7 @@ type Port interface {
 type Certs interface {
 	// Public is the called side of connections, with a certificate or without.
 	Public(protocols ...string) *tls.Config
-	PeerOf(state tls.ConnectionState) (rpc.Peer, error)
+	PeerOf(state tls.ConnectionState) (transport.Peer, error)
 }
 
 // ACL says what a caller may do (acl.Resolver).

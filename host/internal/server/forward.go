@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 // Leader is the server that answers for the ledger.
@@ -214,7 +214,7 @@ func (h heldBack) Write(p []byte) (int, error) {
 
 // asker names who makes a request, for those who see it come from this agent.
 func (s *Server) asker(r *http.Request) (string, error) {
-	if cert, ok := rpc.PeerFrom(r.Context()); ok {
+	if cert, ok := transport.PeerFrom(r.Context()); ok {
 		return cert.String(), nil
 	}
 	p := peerOf(r.Context())

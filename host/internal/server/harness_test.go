@@ -31,7 +31,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/journal"
-	"github.com/pannier/pannier/host/internal/node"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/watcher"
@@ -300,7 +300,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: calls, Secrets: unseal})
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: node.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
+		Ledger: noderecord.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
 		Secrets: unseal,
 		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
@@ -312,7 +312,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed, Events: h.bus, Log: log,
 		GC: watcher.GC{Interval: time.Hour, Claims: time.Hour, Drivers: time.Hour, Workloads: time.Hour},
 	})
-	registrar := &node.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: pseudo, Log: log}
+	registrar := &noderecord.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: pseudo, Log: log}
 	loops, stopLoops := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { h.ledger.WhileLeader(loops, releases.Run) })

@@ -16,7 +16,7 @@ import (
 
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
@@ -265,7 +265,7 @@ func (s *Server) overTLS(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := context.WithValue(r.Context(), peerKey{}, unknownPeer(errNoCertificate))
 		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad one did not get here
-			ctx = rpc.WithPeer(ctx, cert)
+			ctx = transport.WithPeer(ctx, cert)
 		}
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})

@@ -1,4 +1,4 @@
-// Package rpc is the port through which agents reach each other: one TCP port, always
+// Package transport is the port through which agents reach each other: one TCP port, always
 // TLS with a certificate on both ends, on which the protocol of TLS (ALPN, RFC 7301)
 // tells what a connection is for.
 //
@@ -13,5 +13,5 @@
 //     after 10 s. How many there are, of one address and of all, is bounded.
 //   - A protocol that nobody listens for is not spoken.
 //
-// It imports host/internal/pki and raft's types, and nothing else of this module.
-package rpc
+// It imports host/internal/peer/pki and raft's types, and nothing else of this module.
+package transport

@@ -1,4 +1,4 @@
-// Package node is this node's part in the ledger: what it says of itself and its
+// Package noderecord is this node's part in the ledger: what it says of itself and its
 // drivers, and the ledger as its workloads see it. What the leader does for all
 // nodes is in package watcher.
-package node
+package noderecord

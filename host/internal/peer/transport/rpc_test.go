@@ -1,4 +1,4 @@
-package rpc_test
+package transport_test
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -28,7 +28,7 @@ const patience = 3 * time.Minute
 
 // served is a port with all that an agent serves on it.
 type served struct {
-	*rpc.Port
+	*transport.Port
 	addr string
 }
 
@@ -38,7 +38,7 @@ type whoami struct {
 }
 
 func (whoami) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
-	peer, ok := rpc.PeerFrom(ctx)
+	peer, ok := transport.PeerFrom(ctx)
 	if !ok {
 		return nil, status.Error(codes.Unauthenticated, "nobody")
 	}
@@ -49,7 +49,7 @@ func (whoami) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healt
 // answers, and closed.
 func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
 	t.Helper()
-	port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
 	web := &http.Server{
 		ConnContext: port.ConnContext, ReadHeaderTimeout: patience,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			peer, _ := rpc.PeerFrom(r.Context())
+			peer, _ := transport.PeerFrom(r.Context())
 			fmt.Fprintf(w, "%s %s", r.Proto, peer)
 		}),
 	}
@@ -91,9 +91,9 @@ func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
 	return served{port, port.Addr().String()}
 }
 
-func dialer(t *testing.T, certs *pki.Certs) *rpc.Dialer {
+func dialer(t *testing.T, certs *pki.Certs) *transport.Dialer {
 	t.Helper()
-	d := rpc.NewDialer(certs)
+	d := transport.NewDialer(certs)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -104,7 +104,7 @@ func dialer(t *testing.T, certs *pki.Certs) *rpc.Dialer {
 
 // The three ways to call, each with who was seen to call.
 
-func callRaft(ctx context.Context, d *rpc.Dialer, addr string) (string, error) {
+func callRaft(ctx context.Context, d *transport.Dialer, addr string) (string, error) {
 	conn, err := d.Raft(ctx, addr)
 	if err != nil {
 		return "", err
@@ -114,7 +114,7 @@ func callRaft(ctx context.Context, d *rpc.Dialer, addr string) (string, error) {
 	return string(text), err
 }
 
-func callGRPC(ctx context.Context, d *rpc.Dialer, addr, name string, role pki.Role) (string, error) {
+func callGRPC(ctx context.Context, d *transport.Dialer, addr, name string, role pki.Role) (string, error) {
 	conn, err := d.Conn(addr, name, role)
 	if err != nil {
 		return "", err
@@ -126,7 +126,7 @@ func callGRPC(ctx context.Context, d *rpc.Dialer, addr, name string, role pki.Ro
 	return "", err
 }
 
-func callHTTP(ctx context.Context, d *rpc.Dialer, addr string) (string, error) {
+func callHTTP(ctx context.Context, d *transport.Dialer, addr string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+addr+"/", http.NoBody)
 	if err != nil {
 		return "", err

@@ -1,4 +1,4 @@
-package rpc_test
+package transport_test
 
 import (
 	"testing"
@@ -6,9 +6,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 // Raft's own transport works over the port.
@@ -16,12 +16,12 @@ func TestRaftTransport(t *testing.T) {
 	ca := pkitest.New(t)
 	open := func(name string) *raft.NetworkTransport {
 		certs := ca.Certs(t, pki.Server, name)
-		port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.NewNullLogger()})
+		port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.NewNullLogger()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = port.Close() })
-		layer := rpc.NewRaftLayer(port, dialer(t, certs))
+		layer := transport.NewRaftLayer(port, dialer(t, certs))
 		transport := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream: layer, MaxPool: 2, Timeout: patience, Logger: hclog.NewNullLogger(),
 		})

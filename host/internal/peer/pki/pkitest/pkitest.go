@@ -1,4 +1,4 @@
-// Package pkitest makes certificates of hosts for tests. It imports host/internal/pki.
+// Package pkitest makes certificates of hosts for tests. It imports host/internal/peer/pki.
 package pkitest
 
 import (
@@ -13,7 +13,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
 // DC is the datacenter of every certificate.

@@ -1,4 +1,4 @@
-package rpc
+package transport
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
 // The protocols as ALPN names them; http is the public API's.

@@ -1,4 +1,4 @@
-package rpc_test
+package transport_test
 
 import (
 	"bytes"
@@ -19,9 +19,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/host/internal/pki"
-	"github.com/pannier/pannier/host/internal/pki/pkitest"
-	"github.com/pannier/pannier/host/internal/rpc"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
 // protocols are those of ALPN that the port has.
@@ -215,7 +215,7 @@ func TestASlowPeerIsCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer raw.Close()
-	_ = raw.SetDeadline(time.Now().Add(6 * rpc.HandshakeTimeout)) // gRPC's own bound is longer
+	_ = raw.SetDeadline(time.Now().Add(6 * transport.HandshakeTimeout)) // gRPC's own bound is longer
 	conn := tls.Client(raw, certs.Client(pki.Server, "", "pannier-rpc/1"))
 	for err == nil {
 		_, err = conn.Read(make([]byte, 64))
@@ -230,7 +230,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	ca := pkitest.New(t)
 	log := &logged{}
 	certs := ca.Certs(t, pki.Server, "a")
-	port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.New(&hclog.LoggerOptions{Output: log})})
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.New(&hclog.LoggerOptions{Output: log})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	if err == nil {
 		t.Error("one connection too many is taken")
 	}
-	through := func(what string, d *rpc.Dialer) {
+	through := func(what string, d *transport.Dialer) {
 		t.Helper()
 		conn, err := d.Raft(t.Context(), port.Addr().String())
 		if err != nil {
@@ -392,7 +392,7 @@ func tooSlow(text string) bool {
 func TestListenersComeAndGo(t *testing.T) {
 	ca := pkitest.New(t)
 	certs := ca.Certs(t, pki.Server, "a")
-	port, err := rpc.Open(t.Context(), rpc.Config{Addr: "127.0.0.1:0", Advertise: "127.0.0.3", Certs: certs, Logger: hclog.NewNullLogger()})
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Advertise: "127.0.0.3", Certs: certs, Logger: hclog.NewNullLogger()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,9 +442,9 @@ func TestListenersComeAndGo(t *testing.T) {
 
 func TestAddressesThatNobodyCanDial(t *testing.T) {
 	certs := pkitest.New(t).Certs(t, pki.Server, "a")
-	for _, cfg := range []rpc.Config{{Addr: "0.0.0.0:0"}, {Addr: "127.0.0.1:0", Advertise: "host"}, {Addr: "192.0.2.1:0"}} {
+	for _, cfg := range []transport.Config{{Addr: "0.0.0.0:0"}, {Addr: "127.0.0.1:0", Advertise: "host"}, {Addr: "192.0.2.1:0"}} {
 		cfg.Certs, cfg.Logger = certs, hclog.NewNullLogger()
-		if port, err := rpc.Open(t.Context(), cfg); err == nil {
+		if port, err := transport.Open(t.Context(), cfg); err == nil {
 			t.Errorf("%+v: %s", cfg, errors.Join(errors.New(port.Addr().String()), port.Close()))
 		} else if !strings.Contains(err.Error(), "in the agent's configuration") {
 			t.Errorf("%+v: %v", cfg, err)

@@ -1,4 +1,4 @@
-package rpc
+package transport
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	grpcpeer "google.golang.org/grpc/peer"
 
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
 // Peer is who is at the other end of a connection, by its certificate.

@@ -1,4 +1,4 @@
-package rpc
+package transport
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/time/rate"
 
-	"github.com/pannier/pannier/host/internal/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
 // How many connections there may be.
