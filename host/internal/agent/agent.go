@@ -34,8 +34,8 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/process"
-	"github.com/pannier/pannier/host/internal/sealing"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/server"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -78,9 +78,9 @@ type agent struct {
 	sealer      *secrets.Sealer
 	plugins     *supervisor.Supervisor
 	catalog     *catalog.Catalog
-	hosts       *hosts          // nil: this host is alone
-	cluster     *cluster.Node   // nil: other hosts keep the ledger
-	keys        *sealing.Keeper // nil: this agent is no server
+	hosts       *hosts           // nil: this host is alone
+	cluster     *cluster.Node    // nil: other hosts keep the ledger
+	keys        *rotation.Keeper // nil: this agent is no server
 	ledger      ledger
 	tokens      *tokens.Authority
 	services    *services.Registrar

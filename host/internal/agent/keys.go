@@ -6,8 +6,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
-	"github.com/pannier/pannier/host/internal/sealing"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/server"
 )
 
@@ -23,13 +23,13 @@ func (a *agent) openKeys(context.Context) error {
 	if a.cluster == nil {
 		return nil
 	}
-	cfg := sealing.Config{
+	cfg := rotation.Config{
 		Name: a.cfg.Name, Sealer: a.sealer, Ledger: a.cluster, SigningKey: tokens.ForSigningKey, Log: a.log.Named("secrets"),
 	}
 	if a.hosts != nil {
 		cfg.Servers = a.hosts.servers
 	}
-	a.keys = sealing.New(cfg)
+	a.keys = rotation.New(cfg)
 	return nil
 }
 

@@ -22,8 +22,8 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
-	"github.com/pannier/pannier/host/internal/sealing"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -37,7 +37,7 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, secrets.ErrNoKey, sealing.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping, errNoLeader,
+		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping, errNoLeader,
 	}},
 	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{

@@ -7,12 +7,12 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/sealing"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
 )
 
 // SecretsKeys are the keys that seal secrets in the ledger (sealing.Keeper).
 type SecretsKeys interface {
-	Status(ctx context.Context) (sealing.Status, error)
+	Status(ctx context.Context) (rotation.Status, error)
 	// Rotate lets a new key seal from now on, and returns its id.
 	Rotate(ctx context.Context) (id string, err error)
 }

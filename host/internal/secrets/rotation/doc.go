@@ -1,4 +1,4 @@
-// Package sealing looks after the keys that seal secrets in the ledger: every server has
+// Package rotation looks after the keys that seal secrets in the ledger: every server has
 // all of them, and the leader makes them, changes them and seals anew what an old one
 // seals.
 //
@@ -13,4 +13,4 @@
 //     nothing that is sealed with it any more (claim.SecretsKeys.CheckSealed).
 //
 // A host that is alone names no key in its ledger until its first change of keys.
-package sealing
+package rotation
