@@ -231,7 +231,7 @@ func (r *rig) journal() (out []string) {
 		}
 		return nil
 	})
-	// As the host opens it (host/internal/journal).
+	// As the host opens it (host/internal/workload/journal).
 	db, err := badger.Open(badger.DefaultOptions(dir + "/journal").WithLogger(nil).WithMetricsEnabled(false).WithCompression(options.None).
 		WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).WithBlockCacheSize(0).WithIndexCacheSize(1 << 20).
 		WithValueLogFileSize(16 << 20).WithNumCompactors(2))

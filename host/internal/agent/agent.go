@@ -28,7 +28,6 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
@@ -39,6 +38,7 @@ import (
 	"github.com/pannier/pannier/host/internal/server"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/sdk/wire"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // attach makes the volume available on this node. The first user of it here asks

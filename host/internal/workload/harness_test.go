@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/testbin"
 )

@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // Errors of a Manager; each comes with what an operator can do.

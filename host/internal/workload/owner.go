@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // ownerGrace is how long an owner has to end what its workload's process has left in

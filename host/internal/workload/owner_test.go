@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/journal"
 	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // program is a shell script that runs, in a mount namespace of its own where

@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
-	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // Open brings back the workloads that the journal knows, each once: what was

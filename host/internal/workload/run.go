@@ -13,7 +13,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // run carries out the step table for one instance.

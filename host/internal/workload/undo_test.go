@@ -15,7 +15,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // Every step, in every way of going wrong: what has an intent is undone, in the

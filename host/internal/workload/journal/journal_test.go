@@ -12,7 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/host/internal/journal"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 type record struct{ N int }
