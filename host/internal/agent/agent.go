@@ -17,7 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/host/internal/acl"
+	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
@@ -35,7 +36,6 @@ import (
 	"github.com/pannier/pannier/host/internal/process"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
-	"github.com/pannier/pannier/host/internal/server"
 	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
@@ -90,7 +90,7 @@ type agent struct {
 	workloads   *workload.Manager
 	watcher     *watcher.Watcher
 	registrar   *noderecord.Registrar
-	server      *server.Server
+	server      *apiserver.Server
 	driversUp   chan struct{} // closed when the drivers are open
 	id          struct {      // the cluster's
 		mu    sync.Mutex
@@ -135,13 +135,13 @@ func (a *agent) open(ctx context.Context) error {
 }
 
 // stopAgent ends Run, and tells what ends with it.
-func (a *agent) stopAgent(plugins bool) server.Ending {
+func (a *agent) stopAgent(plugins bool) apiserver.Ending {
 	if plugins {
 		a.stopPlugins.Store(true)
 		a.plugins.StopWithHost()
 	}
 	a.stop()
-	return server.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
+	return apiserver.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
 }
 
 // close closes what is open, the last first. An agent for trying out takes its
@@ -335,7 +335,7 @@ func (a *agent) openWatcher(ctx context.Context) error {
 }
 
 func (a *agent) openServer(ctx context.Context) error {
-	cfg := server.Config{
+	cfg := apiserver.Config{
 		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: a.httpAddress(),
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
@@ -355,7 +355,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		}
 	}
 	cfg.ACL = a.resolver()
-	a.server = server.New(cfg)
+	a.server = apiserver.New(cfg)
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)
 }
@@ -381,7 +381,7 @@ func (a *agent) followSignals(ctx context.Context) error {
 }
 
 // resolver finds what tokens allow; nil where everybody who may call may do everything.
-func (a *agent) resolver() server.ACL {
+func (a *agent) resolver() apiserver.ACL {
 	switch {
 	case !a.cfg.ACL.Enabled:
 		return nil

@@ -5,10 +5,10 @@ import (
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
-	"github.com/pannier/pannier/host/internal/server"
 )
 
 func (a *agent) openSecrets(context.Context) (err error) {
@@ -50,7 +50,7 @@ func (a *agent) keepKeys(ctx context.Context) error {
 }
 
 // secretsKeys are the API's; nil where this agent is no server.
-func (a *agent) secretsKeys() server.SecretsKeys {
+func (a *agent) secretsKeys() apiserver.SecretsKeys {
 	if a.keys == nil {
 		return nil
 	}

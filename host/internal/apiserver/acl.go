@@ -1,0 +1,240 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+)
+
+// aclService serves pannier.host.v1.ACLService: here tokens, in aclpolicy.go policies and
+// roles. Where ACLs are off it refuses all calls: what anybody makes then would count
+// later.
+type aclService struct{ *Server }
+
+// ACLLedger is where policies, roles and tokens are (cluster.Node).
+type ACLLedger interface {
+	BootstrapACL(ctx context.Context, t ledger.Token, reset uint64) (ledger.Token, error)
+	PutACLPolicies(ctx context.Context, policies ...ledger.Policy) ([]ledger.Policy, error)
+	DeleteACLPolicies(ctx context.Context, names ...string) ([]string, error)
+	PutACLRoles(ctx context.Context, roles ...ledger.Role) ([]ledger.Role, error)
+	DeleteACLRoles(ctx context.Context, names ...string) ([]string, error)
+	PutACLTokens(ctx context.Context, tokens ...ledger.Token) ([]ledger.Token, error)
+	DeleteACLTokens(ctx context.Context, accessors ...string) ([]ledger.Token, error)
+}
+
+func (s aclService) on() error {
+	if s.cfg.ACL != nil {
+		return nil
+	}
+	return connect.NewError(connect.CodeFailedPrecondition,
+		errors.New("ACLs are off, so there is nothing to manage: write acl { enabled = true } into the configuration of each agent and start it again"))
+}
+
+// resetFile, in a server's data directory, lets the first token be made anew.
+const resetFile = "acl-bootstrap-reset"
+
+// BootstrapACL makes the first management token. Only who has a server, or a certificate
+// to operate the cluster, may do so: without a token nothing else tells who it is.
+func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.BootstrapACLRequest]) (*connect.Response[hostv1.BootstrapACLResponse], error) {
+	if err := s.on(); err != nil {
+		return nil, err
+	}
+	if c := callerOf(ctx); !c.operates(s.access) {
+		return nil, connect.NewError(connect.CodePermissionDenied,
+			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli", c.who()))
+	}
+	secret, token := newToken(callerOf(ctx).call, "bootstrap", ledger.Management)
+	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, 0)
+	made, err = s.madeBefore(ctx, token, made, err)
+	var before *ledger.BootstrappedError
+	if errors.As(err, &before) {
+		made, err = s.bootstrapAgain(ctx, token, before)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.BootstrapACLResponse{Token: shownACLToken(made), Secret: secret}), nil
+}
+
+// bootstrapAgain makes another first token where an operator has said so with a file on
+// this server, which counts once.
+func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, before *ledger.BootstrappedError) (ledger.Token, error) {
+	path := filepath.Join(s.cfg.DataDir, resetFile)
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return token, fmt.Errorf("look whether ACLs may be bootstrapped again: %w", err)
+	}
+	reset, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || parseErr != nil || reset != before.ResetIndex {
+		return token, fmt.Errorf("%w; if the management tokens are lost, write %d into %s on the server %q, which leads, and run it again: pannier acl bootstrap",
+			ledger.ErrBootstrapped, before.ResetIndex, path, s.cfg.Name)
+	}
+	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, reset)
+	if err == nil {
+		if err := os.Remove(path); err != nil {
+			s.log.Warn("the file that let ACLs be bootstrapped again could not be removed; it does not count any more", "path", path, "error", err)
+		}
+	}
+	return made, err
+}
+
+// CreateACLToken makes a token. Its secret is kept nowhere.
+func (s aclService) CreateACLToken(ctx context.Context, req *connect.Request[hostv1.CreateACLTokenRequest]) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
+	if err := s.on(); err != nil {
+		return nil, err
+	}
+	m := req.Msg
+	secret, token := newToken(callerOf(ctx).call, m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
+	token.Policies, token.Roles = notEmpty(m.GetPolicies()), notEmpty(m.GetRoles())
+	if m.GetTtl() != nil {
+		ttl := m.GetTtl().AsDuration()
+		if !m.GetTtl().IsValid() || ttl <= 0 {
+			return nil, invalid("ACL token", "ttl", "must be above 0")
+		}
+		token.ExpiresAt = time.Now().Add(ttl)
+	}
+	if err := token.Validate(time.Now()); err != nil {
+		return nil, err
+	}
+	tokens, err := s.cfg.Ledger.PutACLTokens(ctx, token)
+	if err == nil {
+		token = tokens[0]
+	}
+	made, err := s.madeBefore(ctx, token, token, err)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}), nil
+}
+
+// newToken is a token with a new secret, 130 bits of chance. Each time that one call is passed on
+// it is the same one, since the first answer, and the secret with it, may have been lost.
+func newToken(call, name string, typ ledger.TokenType) (secret string, t ledger.Token) {
+	if call == "" {
+		call = rand.Text()
+	}
+	accessor, chance := sha256.Sum256([]byte("accessor of "+call)), sha256.Sum256([]byte("secret of "+call))
+	secret = base32.StdEncoding.EncodeToString(chance[:])[:26]
+	return secret, ledger.Token{Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: acl.Hash(secret), Name: name, Type: typ}
+}
+
+// madeBefore gives the token that a call has made before it was passed on once more, in the place of
+// the refusal to make it twice.
+func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, refusal error) (ledger.Token, error) {
+	if !errors.Is(refusal, claim.ErrConflict) && !errors.Is(refusal, ledger.ErrBootstrapped) {
+		return made, refusal
+	}
+	var standing ledger.Token
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		standing, err = tx.ACLToken(want.Accessor)
+		return err
+	})
+	if err != nil || standing.SecretHash != want.SecretHash {
+		return made, refusal
+	}
+	return standing, nil
+}
+
+// GetACLToken reads a token by its accessor.
+func (s aclService) GetACLToken(ctx context.Context, req *connect.Request[hostv1.GetACLTokenRequest]) (*connect.Response[hostv1.GetACLTokenResponse], error) {
+	if err := s.on(); err != nil {
+		return nil, err
+	}
+	var token ledger.Token
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		token, err = tx.ACLToken(req.Msg.GetAccessor())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.GetACLTokenResponse{Token: shownACLToken(token)}), nil
+}
+
+// ListACLTokens lists all tokens, the oldest first.
+func (s aclService) ListACLTokens(ctx context.Context, _ *connect.Request[hostv1.ListACLTokensRequest]) (*connect.Response[hostv1.ListACLTokensResponse], error) {
+	if err := s.on(); err != nil {
+		return nil, err
+	}
+	var tokens []ledger.Token
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		tokens, err = tx.ACLTokens()
+		return err
+	})
+	slices.SortFunc(tokens, func(a, b ledger.Token) int {
+		return cmp.Or(cmp.Compare(a.CreateIndex, b.CreateIndex), cmp.Compare(a.Accessor, b.Accessor))
+	})
+	resp := &hostv1.ListACLTokensResponse{}
+	for _, t := range tokens {
+		resp.Tokens = append(resp.Tokens, shownACLToken(t))
+	}
+	return connect.NewResponse(resp), err
+}
+
+// DeleteACLToken takes a token away.
+func (s aclService) DeleteACLToken(ctx context.Context, req *connect.Request[hostv1.DeleteACLTokenRequest]) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
+	if err := s.on(); err != nil {
+		return nil, err
+	}
+	deleted, err := s.cfg.Ledger.DeleteACLTokens(ctx, req.Msg.GetAccessor())
+	if err == nil && len(deleted) == 0 {
+		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, shortened(req.Msg.GetAccessor()))
+	}
+	return connect.NewResponse(&hostv1.DeleteACLTokenResponse{}), err
+}
+
+// GetACLSelf tells a caller what it may do.
+func (s aclService) GetACLSelf(ctx context.Context, _ *connect.Request[hostv1.GetACLSelfRequest]) (*connect.Response[hostv1.GetACLSelfResponse], error) {
+	if err := s.on(); err != nil {
+		return nil, err
+	}
+	c := callerOf(ctx)
+	resp := &hostv1.GetACLSelfResponse{Management: c.IsManagement()}
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		if c.Accessor != "" {
+			token, err := tx.ACLToken(c.Accessor)
+			if err != nil {
+				return err
+			}
+			resp.Token = shownACLToken(token)
+		}
+		for _, name := range c.Policies {
+			p, err := tx.ACLPolicy(name)
+			if errors.Is(err, ledger.ErrPolicyNotFound) {
+				continue // deleted just now
+			}
+			if err != nil {
+				return err
+			}
+			resp.Policies = append(resp.Policies, shownACLPolicy(p))
+		}
+		return nil
+	})
+	return connect.NewResponse(resp), err
+}
+
+func shownACLToken(t ledger.Token) *hostv1.ACLToken {
+	return &hostv1.ACLToken{
+		Accessor: t.Accessor, Name: t.Name, Type: string(t.Type), Policies: t.Policies, Roles: t.Roles,
+		CreatedAt: timestamp(t.CreatedAt), ExpiresAt: timestamp(t.ExpiresAt),
+	}
+}

@@ -1,0 +1,560 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// openACLHost is a single host with ACLs: h.client is root, who needs no token.
+func openACLHost(t *testing.T, change ...func(c *Config)) *host {
+	t.Helper()
+	on := func(c *Config) {
+		c.ACL = acl.NewResolver(acl.Here{Ledger: c.Ledger}, 0, c.Logger)
+		c.SocketRoot = true
+	}
+	return openHost(t, append([]func(*Config){on}, change...)...)
+}
+
+// as is a client with a token of one policy with these rules.
+func (h *host) as(t *testing.T, name, rules string) *api.Client {
+	t.Helper()
+	client, _ := h.token(t, name, rules, nil)
+	return client
+}
+
+func (h *host) token(t *testing.T, name, rules string, ttl *durationpb.Duration) (*api.Client, *hostv1.ACLToken) {
+	t.Helper()
+	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+	must(t, err)
+	made, err := h.client.ACL.CreateACLToken(h.ctx, request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl}))
+	must(t, err)
+	return h.with(t, made.Msg.GetSecret()), made.Msg.GetToken()
+}
+
+func (h *host) with(t *testing.T, secret string) *api.Client {
+	t.Helper()
+	client, err := api.New("unix://"+h.cfg.Socket, api.WithToken(secret))
+	must(t, err)
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func inNamespace(namespace string) func(*hostv1.VolumeSpec) {
+	return func(s *hostv1.VolumeSpec) { s.Namespace = namespace }
+}
+
+func TestVolumesOfAnotherNamespace(t *testing.T) {
+	h := openACLHost(t)
+	h.create(t, spec("mine", inNamespace("shop")))
+	theirs := h.create(t, spec("theirs", inNamespace("till")))
+	h.create(t, spec("plain"))
+	shop := h.as(t, "shop", `namespace "shop" { policy = "write" }
+		plugin { policy = "read" }`)
+
+	list, err := shop.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	must(t, err)
+	if len(list.Msg.Volumes) != 1 || list.Msg.Volumes[0].Spec.Id != "mine" {
+		t.Errorf("listed %v", list.Msg.Volumes)
+	}
+	all, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	if must(t, err); len(all.Msg.Volumes) != 3 {
+		t.Errorf("root sees %d volumes", len(all.Msg.Volumes))
+	}
+	_, err = shop.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "till"}))
+	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-list-volume" on namespace "till" is missing`)
+
+	// By its id, whether it is there or not: a refusal tells neither.
+	for _, id := range []string{"theirs", "none"} {
+		_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "till", Id: id}))
+		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`, `token "shop"`)
+		_, err = shop.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Namespace: "till", Id: id}))
+		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
+	}
+	_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
+	wantError(t, err, connect.CodeNotFound)
+
+	// By the driver's own id, in the caller's own namespace.
+	stolen := spec("stolen", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = theirs.Spec.ExternalId })
+	_, err = shop.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
+	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
+	cloned := spec("cloned", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.CloneId = theirs.Spec.ExternalId })
+	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: cloned}))
+	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`)
+	_, err = h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"}))
+	must(t, err)
+	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
+	must(t, err)
+	restored := spec("restored", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.SnapshotId = snapshots.Msg.Snapshots[0].SnapshotId })
+	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: restored}))
+	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`)
+	if len(h.fake.volumes) != 3 {
+		t.Errorf("the driver has %d volumes", len(h.fake.volumes))
+	}
+
+	// What the driver has of others is not seen.
+	snapshots, err = shop.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
+	if must(t, err); len(snapshots.Msg.Snapshots) != 0 {
+		t.Errorf("snapshots %v", snapshots.Msg.Snapshots)
+	}
+	h.fake.mu.Lock()
+	h.fake.volumes["nobodys"] = storage.CreateRequest{}
+	h.fake.mu.Unlock()
+	external, err := shop.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake"}))
+	must(t, err)
+	seen := map[string]bool{}
+	for _, v := range external.Msg.Volumes {
+		seen[v.ExternalId] = true
+	}
+	if len(seen) != 2 || !seen["nobodys"] || seen[theirs.Spec.ExternalId] {
+		t.Errorf("external volumes %v", seen)
+	}
+	// What is nobody's may be registered, and is the caller's then.
+	_, err = shop.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{
+		Spec: spec("found", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = "nobodys" }),
+	}))
+	must(t, err)
+}
+
+// next is the next event of a stream, or the error that ended it.
+func next(stream *connect.ServerStreamForClient[hostv1.EventsResponse]) (*hostv1.Event, error) {
+	if stream.Receive() {
+		return stream.Msg().GetEvent(), nil
+	}
+	return nil, stream.Err()
+}
+
+func TestEventsAreFiltered(t *testing.T) {
+	h := openACLHost(t)
+	tell := func(topic, subject string, details ...string) {
+		e := events.Event{Topic: topic, Type: "test", Subject: subject, Details: map[string]string{}}
+		if len(details) > 0 {
+			e.Details["workload"] = details[0]
+		}
+		h.bus.Publish(e)
+	}
+	tellAll := func() {
+		tell(events.TopicClaim, "till/v")
+		tell(events.TopicClaim, "shop/v")
+		tell(events.TopicVolume, "v")
+		tell(events.TopicWorkload, "till/w")
+		tell(events.TopicWorkload, "shop/w")
+		tell(events.TopicWorkload, "w")
+		tell(events.TopicService, "s-till", "till/w")
+		tell(events.TopicService, "s-shop", "shop/w")
+		tell(events.TopicService, "east")
+		tell(events.TopicDriver, "d")
+		tell(events.TopicPlugin, "p")
+		tell(events.TopicDevice, "g")
+		tell(events.TopicAgent, "a")
+		tell("a-new-topic", "n")
+	}
+	const all = "claim till/v, claim shop/v, volume v, workload till/w, workload shop/w, workload w, service s-till, service s-shop, " +
+		"service east, driver d, plugin p, device g, agent a, a-new-topic n"
+	for name, c := range map[string]struct {
+		client *api.Client
+		want   string
+	}{
+		"root":    {h.client, all},
+		"none":    {h.with(t, mustCreate(t, h, "none", `namespace "elsewhere" { policy = "write" }`)), ""},
+		"shop":    {h.as(t, "shop", `namespace "shop" { policy = "read" }`), "claim shop/v, workload shop/w, service s-shop"},
+		"default": {h.as(t, "default", `namespace "default" { policy = "read" }`), "volume v, workload w"},
+		"plugins": {h.as(t, "plugins", `plugin { policy = "read" }`), "driver d, plugin p"},
+		"nodes":   {h.as(t, "nodes", `node { policy = "read" }`), "device g"},
+		"agent":   {h.as(t, "agent", `agent { policy = "read" }`), "service east, agent a, a-new-topic n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stream, err := c.client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1000}))
+			must(t, err)
+			defer stream.Close()
+			tellAll()
+			// The end of what everyone may see.
+			last := fmt.Sprintf("end-%s", name)
+			h.bus.Publish(events.Event{Topic: events.TopicAgent, Type: events.TypeLagged, Subject: last})
+			var got []string
+			for {
+				e, err := next(stream)
+				must(t, err)
+				if e.Subject == last {
+					break
+				}
+				if e.Type == "test" {
+					got = append(got, e.Topic+" "+e.Subject)
+				}
+			}
+			// Those of the other streams came before.
+			if text := strings.Join(got, ", "); text != c.want && !strings.HasSuffix(text, ", "+c.want) {
+				t.Errorf("got %s\nwant %s", text, c.want)
+			}
+		})
+	}
+}
+
+// mustCreate makes a token and gives its secret.
+func mustCreate(t *testing.T, h *host, name, rules string) string {
+	t.Helper()
+	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+	must(t, err)
+	made, err := h.client.ACL.CreateACLToken(h.ctx, request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}}))
+	must(t, err)
+	return made.Msg.GetSecret()
+}
+
+// A stream ends when its token is deleted, or expires, also where nothing happens.
+func TestStreamsEndWithTheirToken(t *testing.T) {
+	h := openACLHost(t)
+	client, token := h.token(t, "agents", `agent { policy = "read" }`, nil)
+	h.bus.Publish(events.Event{Topic: events.TopicAgent, Subject: "first"})
+	stream, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
+	must(t, err)
+	defer stream.Close()
+	if e, err := next(stream); err != nil || e.Subject != "first" {
+		t.Fatalf("%v, %v", e, err)
+	}
+	_, err = h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: token.Accessor}))
+	must(t, err)
+	h.bus.Publish(events.Event{Topic: events.TopicAgent, Subject: "second"})
+	e, err := next(stream)
+	if wantError(t, err, connect.CodeUnauthenticated, "is not known here"); e != nil {
+		t.Errorf("a deleted token sees %v", e)
+	}
+
+	client, _ = h.token(t, "agents", `agent { policy = "read" }`, durationpb.New(300*time.Millisecond))
+	brief, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true}))
+	must(t, err)
+	defer brief.Close()
+	_, err = next(brief)
+	wantError(t, err, connect.CodeUnauthenticated, "has expired")
+	_, err = client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	wantError(t, err, connect.CodeUnauthenticated, "has expired")
+}
+
+func TestStatusIsCut(t *testing.T) {
+	h := openACLHost(t)
+	h.create(t, spec("v"))
+	h.start(t, "w", "v")
+	read := func(c *api.Client) *hostv1.StatusResponse {
+		t.Helper()
+		s, err := c.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+		must(t, err)
+		return s.Msg
+	}
+	if s := read(h.client); len(s.Plugins) != 1 || len(s.Drivers) != 1 || len(s.Leftovers) != 1 || len(s.Devices) != 1 {
+		t.Errorf("root sees %v", s)
+	}
+	if s := read(h.as(t, "agent", `agent { policy = "read" }`)); len(s.Plugins)+len(s.Drivers)+len(s.Leftovers)+len(s.Devices) != 0 || s.Name != "n1" || s.Workloads["running"] != 1 {
+		t.Errorf("who may read the agent only sees %v", s)
+	}
+	_, err := h.as(t, "other", `node { policy = "write" }`).Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	wantError(t, err, connect.CodePermissionDenied, `policy "read" for agent is missing`)
+	h.stop(t, "w")
+}
+
+func TestAnonymous(t *testing.T) {
+	h := openACLHost(t, func(c *Config) { c.SocketRoot = true })
+	h.cfg.SocketRoot = false // from here on root is nobody
+	_, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
+	wantError(t, err, connect.CodePermissionDenied, `policy "list" for plugin is missing`, "without a token", "PANNIER_TOKEN")
+	self, err := h.client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
+	if must(t, err); self.Msg.Management || self.Msg.Token != nil || len(self.Msg.Policies) != 0 {
+		t.Errorf("without a token: %v", self.Msg)
+	}
+	boot, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	must(t, err)
+	operator := h.with(t, boot.Msg.Secret)
+	_, err = operator.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`}))
+	must(t, err)
+	_, err = h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
+	must(t, err)
+	_, err = h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
+	wantError(t, err, connect.CodePermissionDenied, `policy "read" for plugin is missing`)
+}
+
+func TestBootstrapOnce(t *testing.T) {
+	h := openACLHost(t)
+	boot, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	must(t, err)
+	first := h.with(t, boot.Msg.Secret)
+	if self, err := first.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{})); err != nil || !self.Msg.Management || self.Msg.Token.Name != "bootstrap" {
+		t.Errorf("%v, %v", self, err)
+	}
+	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	path := filepath.Join(h.cfg.DataDir, resetFile)
+	wantError(t, err, connect.CodeFailedPrecondition, "bootstrapped before", path, `server "n1"`, "pannier acl bootstrap")
+	if err == nil {
+		return
+	}
+	var reset uint64
+	_, after, _ := strings.Cut(err.Error(), "write ")
+	_, scanErr := fmt.Sscan(after, &reset)
+	must(t, scanErr)
+	must(t, os.WriteFile(path, []byte(fmt.Sprintln(reset+1)), 0o600))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	wantError(t, err, connect.CodeFailedPrecondition)
+	must(t, os.WriteFile(path, []byte(fmt.Sprintln(reset)), 0o600))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	must(t, err)
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("the file is left: %v", err)
+	}
+	must(t, os.WriteFile(path, []byte(fmt.Sprintln(reset)), 0o600))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	wantError(t, err, connect.CodeFailedPrecondition)
+	// The old ones stay.
+	_, err = first.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	must(t, err)
+}
+
+func TestPoliciesRolesAndTokens(t *testing.T) {
+	h := openACLHost(t)
+	put := func(name, rules string) error {
+		_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+		return err
+	}
+	wantError(t, put("p", "quota {}"), connect.CodeInvalidArgument, `ACL policy "p": invalid policy: line 1: unknown key "quota"`)
+	wantError(t, put("a b", `node { policy = "read" }`), connect.CodeInvalidArgument, "name")
+	must(t, put("p", `node { policy = "read" }`))
+	must(t, put("q", `plugin { policy = "list" }`))
+	role := func(policies ...string) error {
+		_, err := h.client.ACL.PutACLRole(h.ctx, request(&hostv1.PutACLRoleRequest{Name: "r", Policies: policies}))
+		return err
+	}
+	wantError(t, role("none"), connect.CodeNotFound, "none")
+	wantError(t, role(), connect.CodeInvalidArgument, "policies")
+	must(t, role("p"))
+	create := func(req *hostv1.CreateACLTokenRequest) (*hostv1.CreateACLTokenResponse, error) {
+		resp, err := h.client.ACL.CreateACLToken(h.ctx, request(req))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	for says, req := range map[string]*hostv1.CreateACLTokenRequest{
+		"at least one":  {},
+		"has none":      {Type: "management", Policies: []string{"p"}},
+		"neither":       {Type: "king", Policies: []string{"p"}},
+		"above 0":       {Policies: []string{"p"}, Ttl: durationpb.New(-time.Second)},
+		"must be above": {Policies: []string{"p"}, Ttl: &durationpb.Duration{}},
+	} {
+		_, err := create(req)
+		wantError(t, err, connect.CodeInvalidArgument, says)
+	}
+	_, err := create(&hostv1.CreateACLTokenRequest{Roles: []string{"none"}})
+	wantError(t, err, connect.CodeNotFound, "none")
+
+	made, err := create(&hostv1.CreateACLTokenRequest{Name: "t", Roles: []string{"r"}, Policies: []string{"q"}, Ttl: durationpb.New(time.Hour)})
+	must(t, err)
+	client := h.with(t, made.Secret)
+	devices := func() error {
+		_, err := client.Devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		return err
+	}
+	must(t, devices())
+	self, err := client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
+	must(t, err)
+	if m := self.Msg; m.Management || m.Token.Accessor != made.Token.Accessor || len(m.Policies) != 2 || m.Policies[0].Rules != `node { policy = "read" }` {
+		t.Errorf("self: %v", m)
+	}
+	own, err := client.ACL.ListACLPolicies(h.ctx, request(&hostv1.ListACLPoliciesRequest{}))
+	must(t, put("hidden", `agent { policy = "read" }`))
+	if must(t, err); len(own.Msg.Policies) != 2 {
+		t.Errorf("own policies: %v", own.Msg.Policies)
+	}
+	_, err = client.ACL.GetACLPolicy(h.ctx, request(&hostv1.GetACLPolicyRequest{Name: "hidden"}))
+	wantError(t, err, connect.CodePermissionDenied, "a management token is missing")
+
+	// A role, then a policy, then the token goes: at once each.
+	must(t, role("q"))
+	wantError(t, devices(), connect.CodePermissionDenied)
+	must(t, role("p"))
+	must(t, devices())
+	_, err = h.client.ACL.DeleteACLPolicy(h.ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "p"}))
+	must(t, err)
+	wantError(t, devices(), connect.CodePermissionDenied)
+	_, err = h.client.ACL.DeleteACLRole(h.ctx, request(&hostv1.DeleteACLRoleRequest{Name: "r"}))
+	must(t, err)
+	_, err = h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: made.Token.Accessor}))
+	must(t, err)
+	wantError(t, devices(), connect.CodeUnauthenticated)
+	for _, err := range []error{
+		second(h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: made.Token.Accessor}))),
+		second(h.client.ACL.DeleteACLRole(h.ctx, request(&hostv1.DeleteACLRoleRequest{Name: "r"}))),
+		second(h.client.ACL.DeleteACLPolicy(h.ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "p"}))),
+		second(h.client.ACL.GetACLToken(h.ctx, request(&hostv1.GetACLTokenRequest{Accessor: "x"}))),
+		second(h.client.ACL.GetACLRole(h.ctx, request(&hostv1.GetACLRoleRequest{Name: "x"}))),
+		second(h.client.ACL.GetACLPolicy(h.ctx, request(&hostv1.GetACLPolicyRequest{Name: "x"}))),
+	} {
+		wantError(t, err, connect.CodeNotFound)
+	}
+	if text := h.log.String(); strings.Contains(text, made.Secret) {
+		t.Error("the log has a secret")
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// With ACLs off everyone who may call may do everything, and nothing is made that counts later.
+func TestACLsOff(t *testing.T) {
+	h := openHost(t)
+	if !strings.Contains(h.log.String(), "ACLs are off") {
+		t.Error("the agent does not say that ACLs are off")
+	}
+	_, err := h.with(t, "whatever").Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	must(t, err)
+	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	wantError(t, err, connect.CodeFailedPrecondition, "ACLs are off", "acl { enabled = true }")
+}
+
+// Who asked is told by the agent that passed the call on, and believed of a server only.
+func TestCallersOfPassedOnCalls(t *testing.T) {
+	const root, alice, ops, node = "root (uid 0) on s2", "alice (uid 1000) on s2", "pannier://dc1/cli/ops", "pannier://dc1/node/n7"
+	cert := func(role pki.Role) *transport.Peer { return &transport.Peer{Name: "x", Role: role, DC: "dc1"} }
+	for _, c := range []struct {
+		caller   caller
+		operates bool
+		who      string
+	}{
+		{caller{peer: peer{uid: 0}}, true, "root"},
+		{caller{peer: peer{uid: 4242}}, false, "uid 4242"},
+		{caller{peer: unknownPeer(nil)}, false, "uid 4294967295"},
+		{caller{cert: cert(pki.CLI)}, true, "pannier://dc1/cli/x"},
+		{caller{cert: cert(pki.Server)}, true, "pannier://dc1/server/x"},
+		{caller{cert: cert(pki.Node)}, false, "pannier://dc1/node/x"},
+		{caller{cert: cert(pki.Server), asker: root}, true, root},
+		{caller{cert: cert(pki.Server), asker: ops}, true, ops},
+		{caller{cert: cert(pki.Server), asker: alice}, false, alice},
+		{caller{cert: cert(pki.Server), asker: node}, false, node},
+		{caller{cert: cert(pki.Server), asker: alice + " " + root}, false, alice + " " + root},
+		{caller{cert: cert(pki.Node), asker: root}, false, root + ", as pannier://dc1/node/x says"},
+		{caller{cert: cert(pki.Server), asker: root, Identity: acl.Identity{Accessor: "a", Name: "ci"}}, true, `token "ci"`},
+	} {
+		if got := c.caller.operates(access{self: 77}); got != c.operates {
+			t.Errorf("%s operates: %v", c.who, got)
+		}
+		if got := c.caller.who(); got != c.who {
+			t.Errorf("%q is %q", c.who, got)
+		}
+	}
+}
+
+// openOverTLS is a host with ACLs and a port, and what calls it with a certificate and a token.
+func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient)) {
+	t.Helper()
+	authority := pkitest.New(t)
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
+	must(t, err)
+	t.Cleanup(func() { must(t, port.Close()) })
+	h = openACLHost(t, func(c *Config) { c.Port = port })
+	return h, func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient) {
+		transport := &http.Transport{TLSClientConfig: authority.Certs(t, role, "ops").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
+		t.Cleanup(transport.CloseIdleConnections)
+		client, url := &http.Client{Transport: transport}, "https://"+port.Addr().String()
+		with := connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+			return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+				if secret != "" {
+					req.Header().Set(api.TokenHeader, secret)
+				}
+				return next(ctx, req)
+			}
+		}))
+		return hostv1connect.NewDeviceServiceClient(client, url, with), hostv1connect.NewPluginServiceClient(client, url, with), hostv1connect.NewACLServiceClient(client, url, with)
+	}
+}
+
+// Over TLS a certificate of any role lets someone call, and a token says what.
+func TestCallersOverTLS(t *testing.T) {
+	h, call := openOverTLS(t)
+	secret := mustCreate(t, h, "nodes", `node { policy = "read" }
+		plugin { policy = "write" }`)
+	for _, role := range []pki.Role{pki.CLI, pki.Node, pki.Server} {
+		anyone, _, _ := call(role, "")
+		_, err := anyone.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		wantError(t, err, connect.CodePermissionDenied, "without a token")
+		devices, plugins, _ := call(role, secret)
+		_, err = devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		must(t, err)
+		// Not even who may do everything with plugins runs a file from afar.
+		_, err = plugins.VerifyPlugin(h.ctx, request(&hostv1.VerifyPluginRequest{Path: "/bin/true"}))
+		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent run a file`)
+	}
+	_, _, fromNode := call(pki.Node, "")
+	_, err := fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	wantError(t, err, connect.CodePermissionDenied, "may not make the first token", "with a certificate of the role cli")
+	// A server that passes a node's call on does not lend it its own certificate.
+	_, _, fromServer := call(pki.Server, "")
+	passed := request(&hostv1.BootstrapACLRequest{})
+	passed.Header().Set(forwardedHeader, "pannier://dc1/node/n7")
+	_, err = fromServer.BootstrapACL(h.ctx, passed)
+	wantError(t, err, connect.CodePermissionDenied, "pannier://dc1/node/n7 may not make the first token")
+	_, _, fromCLI := call(pki.CLI, "")
+	_, err = fromCLI.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	must(t, err)
+}
+
+// What makes a token may be passed on more than once, where an answer was lost: it makes one token,
+// and each answer has its secret.
+func TestOneCallMakesOneToken(t *testing.T) {
+	h, call := openOverTLS(t)
+	_, _, server := call(pki.Server, "")
+	passedOn := func(call string) (header http.Header) {
+		return http.Header{forwardedHeader: {"pannier://dc1/cli/ops"}, callHeader: {call}}
+	}
+	var first [2]*hostv1.BootstrapACLResponse
+	for n := range first {
+		req := request(&hostv1.BootstrapACLRequest{})
+		maps.Copy(req.Header(), passedOn("once"))
+		resp, err := server.BootstrapACL(h.ctx, req)
+		must(t, err)
+		first[n] = resp.Msg
+	}
+	if !proto.Equal(first[0], first[1]) {
+		t.Errorf("one call made the tokens %v and %v", first[0].GetToken(), first[1].GetToken())
+	}
+	req := request(&hostv1.BootstrapACLRequest{})
+	maps.Copy(req.Header(), passedOn("again"))
+	_, err := server.BootstrapACL(h.ctx, req)
+	wantError(t, err, connect.CodeFailedPrecondition, "bootstrap")
+
+	_, _, server = call(pki.Server, first[0].GetSecret())
+	create := func(client hostv1connect.ACLServiceClient, name string, header http.Header) *hostv1.CreateACLTokenResponse {
+		t.Helper()
+		req := request(&hostv1.CreateACLTokenRequest{Name: name, Type: "management", Ttl: durationpb.New(time.Hour)})
+		maps.Copy(req.Header(), header)
+		resp, err := client.CreateACLToken(h.ctx, req)
+		must(t, err)
+		return resp.Msg
+	}
+	one := create(server, "one", passedOn("one"))
+	if again := create(server, "one", passedOn("one")); !proto.Equal(one, again) {
+		t.Errorf("one call made the tokens %v and %v", one.GetToken(), again.GetToken())
+	}
+	if other := create(server, "other", passedOn("other")); other.GetSecret() == one.GetSecret() || other.GetToken().GetAccessor() == one.GetToken().GetAccessor() {
+		t.Errorf("another call made the same token %v", other.GetToken())
+	}
+	// A caller of its own does not say which call it is.
+	_, _, direct := call(pki.CLI, first[0].GetSecret())
+	if other := create(direct, "one", passedOn("one")); other.GetSecret() == one.GetSecret() {
+		t.Error("a caller chose the secret of a token")
+	}
+}

@@ -1,0 +1,150 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
+	"github.com/pannier/pannier/host/internal/peer/transport"
+)
+
+// twice is a leader whose first answer to each call is lost. With here it is the agent itself that
+// leads then.
+type twice struct {
+	url  *url.URL
+	to   http.RoundTripper
+	here bool
+
+	mu    sync.Mutex
+	leads bool
+	seen  map[string]bool // calls
+}
+
+func (l *twice) IsLeader() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.leads
+}
+
+func (l *twice) LeaderURL(context.Context, bool) (*url.URL, http.RoundTripper, error) {
+	return l.url, l, nil
+}
+
+func (l *twice) Misled(*url.URL) {}
+
+func (l *twice) LeaderName() string { return "leader" }
+
+func (l *twice) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.lead(l.here)
+	resp, err := l.to.RoundTrip(r)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if call := r.Header.Get(callHeader); err == nil && !l.seen[call] {
+		l.seen[call] = true
+		return nil, errors.Join(errors.New("the answer is lost"), resp.Body.Close())
+	}
+	return resp, err
+}
+
+func (l *twice) lead(leads bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.leads = leads
+}
+
+// TestOneCallDeletesOnce: what was done by the first try of a call is no error of its second.
+func TestOneCallDeletesOnce(t *testing.T) {
+	t.Run("passed on again", func(t *testing.T) { deletesOnce(t, false) })
+	t.Run("answered by the agent itself", func(t *testing.T) { deletesOnce(t, true) })
+}
+
+func deletesOnce(t *testing.T, here bool) {
+	authority := pkitest.New(t)
+	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
+	must(t, err)
+	t.Cleanup(func() { must(t, port.Close()) })
+	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	lossy := &twice{url: &url.URL{Scheme: "https", Host: port.Addr().String()}, to: transport, here: here, leads: here, seen: map[string]bool{}}
+	server := clustertest.Form(t, 1, clustertest.Options{}).Hosts()[0]
+	_, err = server.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
+		"fake": {ID: "fake", Type: claim.Monolith, Healthy: true, Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{}},
+	}})
+	must(t, err)
+	leader := openHost(t, func(c *Config) {
+		c.Port, c.Ledger, c.SocketRoot = port, server, true
+		c.ACL = acl.NewResolver(acl.Here{Ledger: server}, 0, c.Logger)
+		if here {
+			c.Leader = lossy
+		}
+	})
+	manager, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"}))
+	must(t, err)
+	asked := leader
+	if !here {
+		asked = openHost(t, func(c *Config) { c.Leader = lossy })
+	}
+	client := asked.with(t, manager.Msg.GetSecret())
+
+	leader.create(t, spec("deregistered"))
+	leader.create(t, spec("deleted"))
+	_, err = leader.client.ACL.PutACLPolicy(leader.ctx, request(&hostv1.PutACLPolicyRequest{Name: "policy", Rules: `node { policy = "read" }`}))
+	must(t, err)
+	_, err = leader.client.ACL.PutACLRole(leader.ctx, request(&hostv1.PutACLRoleRequest{Name: "role", Policies: []string{"policy"}}))
+	must(t, err)
+	token, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "token", Roles: []string{"role"}}))
+	must(t, err)
+	ctx := leader.ctx
+	for _, row := range []struct {
+		what string
+		do   func() error
+	}{
+		{"deregister a volume", func() error {
+			_, err := client.Volumes.DeregisterVolume(ctx, request(&hostv1.DeregisterVolumeRequest{Id: "deregistered"}))
+			return err
+		}},
+		{"delete a volume", func() error {
+			_, err := client.Volumes.DeleteVolume(ctx, request(&hostv1.DeleteVolumeRequest{Id: "deleted"}))
+			return err
+		}},
+		{"delete a token", func() error {
+			_, err := client.ACL.DeleteACLToken(ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: token.Msg.GetToken().GetAccessor()}))
+			return err
+		}},
+		{"delete a role", func() error {
+			_, err := client.ACL.DeleteACLRole(ctx, request(&hostv1.DeleteACLRoleRequest{Name: "role"}))
+			return err
+		}},
+		{"delete a policy", func() error {
+			_, err := client.ACL.DeleteACLPolicy(ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "policy"}))
+			return err
+		}},
+	} {
+		lossy.lead(false)
+		if err := row.do(); err != nil {
+			t.Errorf("%s: %v", row.what, err)
+		}
+		// Another call is told.
+		lossy.lead(false)
+		if err := row.do(); connect.CodeOf(err) != connect.CodeNotFound {
+			t.Errorf("%s that is not there: %v", row.what, err)
+		}
+	}
+	leader.fake.mu.Lock()
+	defer leader.fake.mu.Unlock()
+	if len(leader.fake.deleted) != 1 {
+		t.Errorf("the driver deleted %v", leader.fake.deleted)
+	}
+}

@@ -1,0 +1,91 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/workload"
+)
+
+// agentService serves pannier.host.v1.AgentService.
+type agentService struct{ *Server }
+
+// Status is the whole host in one answer.
+func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+	reasons := s.cfg.Health()
+	resp := &hostv1.StatusResponse{
+		Name: s.cfg.Name, Version: s.cfg.Version, Datacenter: s.cfg.Datacenter,
+		Pid: int64(os.Getpid()), StartedAt: timestamp(s.cfg.StartedAt),
+		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
+		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
+		Plugins: s.shownPlugins(), Devices: s.shownDevices(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
+	}
+	for state, n := range s.workloadCounts() {
+		resp.Workloads[state] = int64(n)
+	}
+	var err error
+	if resp.Drivers, err = s.shownDrivers(ctx); err != nil {
+		return nil, err
+	}
+	if !s.ledgerHere() {
+		return connect.NewResponse(resp), nil
+	}
+	stats := s.cfg.Ledger.Stats()
+	resp.Leader, resp.RaftIndex = stats.Leader, stats.AppliedIndex
+	n, err := s.counts.read(ctx, s.cfg.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	claims, releasing := n.total()
+	resp.Volumes, resp.Claims, resp.Releasing = int64(n.volumes), int64(claims), int64(releasing)
+	return connect.NewResponse(resp), nil
+}
+
+// Stop begins the agent's end. The server's own waits until this has been answered.
+func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
+	count := s.workloadCounts()
+	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] + count[string(workload.Stopping)]
+	ending := s.cfg.Stop(req.Msg.GetPlugins())
+	return connect.NewResponse(&hostv1.StopResponse{
+		Pid: int64(os.Getpid()), PluginsStop: ending.Plugins, Workloads: int64(there), WorkloadsStop: ending.Workloads,
+	}), nil
+}
+
+// Events streams what happens on the host.
+func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest], stream *connect.ServerStream[hostv1.EventsResponse]) error {
+	recent := int(req.Msg.GetRecent())
+	if recent < 0 || recent > events.DefaultSize {
+		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
+	}
+	if !req.Msg.GetFollow() {
+		for _, e := range s.cfg.Events.Recent(recent) {
+			if err := stream.Send(shownEvent(e)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	follow := s.cfg.Events.Subscribe(ctx, recent)
+	if err := stream.Send(nil); err != nil { // only the headers: it may be long until there is an event
+		return err
+	}
+	for e := range follow {
+		if err := stream.Send(shownEvent(e)); err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func shownEvent(e events.Event) *hostv1.EventsResponse {
+	return &hostv1.EventsResponse{Event: &hostv1.Event{
+		Seq: e.Seq, Time: timestamp(e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
+	}}
+}

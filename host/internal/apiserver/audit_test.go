@@ -1,0 +1,185 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// auditLines reads an audit log.
+func auditLines(t *testing.T, path string) (all []auditEntry, text string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	for line := range strings.Lines(string(data)) {
+		var e auditEntry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		all = append(all, e)
+	}
+	return all, string(data)
+}
+
+// find waits for a line: a call's comes after its answer.
+func find(t *testing.T, path, what string, is func(auditEntry) bool) (found auditEntry) {
+	t.Helper()
+	eventually(t, "the audit log has "+what, func() bool {
+		all, _ := auditLines(t, path)
+		for _, e := range all {
+			if is(e) {
+				found = e
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+func TestAudit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "logs", "audit.log")
+	h := openACLHost(t, func(c *Config) { c.AuditPath = path })
+	made := h.create(t, spec("v", inNamespace("shop")))
+	client, token := h.token(t, "ci", `namespace "shop" { policy = "read" }`, nil)
+	_, err := client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "v"}))
+	must(t, err)
+	_, err = client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
+	wantError(t, err, connect.CodeNotFound)
+	_, err = client.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Namespace: "shop", Id: "v", Secrets: map[string]string{"password": secretValue}}))
+	wantError(t, err, connect.CodePermissionDenied)
+	_, err = h.with(t, "hunter2-the-guess").Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	wantError(t, err, connect.CodeUnauthenticated)
+	stream, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{}))
+	must(t, err)
+	for stream.Receive() {
+	}
+	must(t, stream.Err())
+
+	e := find(t, path, "root's call", func(e auditEntry) bool { return e.RPC == "VolumeService/CreateVolume" })
+	if !e.Allowed || e.Code != "ok" || e.Subject != "shop/v" || e.Node != "n1" || e.UID == nil || *e.UID != uint32(os.Geteuid()) || e.PID != os.Getpid() || e.Accessor != "" || e.Time.IsZero() {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a token's call", func(e auditEntry) bool { return e.RPC == "VolumeService/GetVolume" && e.Code == "ok" })
+	if !e.Allowed || e.Subject != "shop/v" || e.Accessor != token.Accessor || e.Token != "ci" || e.Phase != "" {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a call that failed", func(e auditEntry) bool { return e.RPC == "VolumeService/GetVolume" && e.Code == "not_found" })
+	if !e.Allowed || e.Subject != "shop/none" {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a refused call", func(e auditEntry) bool { return e.RPC == "VolumeService/DeleteVolume" })
+	if e.Allowed || e.Code != "permission_denied" || e.Subject != "shop/v" || e.Accessor != token.Accessor {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a guess", func(e auditEntry) bool { return e.Code == "unauthenticated" })
+	if e.Allowed || e.RPC != "AgentService/Status" || e.Accessor != "" {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a stream's beginning", func(e auditEntry) bool { return e.RPC == "AgentService/Events" && e.Phase == streamBegan })
+	if !e.Allowed || e.Code != "" || e.Accessor != token.Accessor {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a stream's end", func(e auditEntry) bool { return e.RPC == "AgentService/Events" && e.Phase == streamEnded })
+	if !e.Allowed || e.Code != "ok" {
+		t.Errorf("%+v", e)
+	}
+	e = find(t, path, "a new token", func(e auditEntry) bool { return e.RPC == "ACLService/CreateACLToken" })
+	if !e.Allowed || e.Subject != "ci" {
+		t.Errorf("%+v", e)
+	}
+
+	_, text := auditLines(t, path)
+	if strings.Contains(text, "hunter2") || made.Spec.Id == "" {
+		t.Error("the audit log has a secret")
+	}
+	info, err := os.Stat(path)
+	if must(t, err); info.Mode().Perm() != 0o600 {
+		t.Errorf("the audit log has mode %v", info.Mode())
+	}
+}
+
+// However the file goes away, the next line is in a new one, and none is lost.
+func TestAuditIsRotated(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	must(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an agent before
+	h := openHost(t, func(c *Config) { c.AuditPath = path })
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("an audit log that everyone could read: %v, %v", info, err)
+	}
+	call := func(id string) {
+		t.Helper()
+		_, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: id}))
+		wantError(t, err, connect.CodeNotFound)
+		find(t, path, "volume "+id, func(e auditEntry) bool { return e.Subject == id })
+	}
+	call("a")
+	must(t, os.Rename(path, path+".1"))
+	call("b")
+	must(t, os.Remove(path))
+	call("c")
+	must(t, h.ReopenAudit())
+	call("d")
+	if all, _ := auditLines(t, path+".1"); all[len(all)-1].Subject != "a" || all[0].RPC != "" {
+		t.Errorf("the old file ends with %+v", all[len(all)-1])
+	}
+	if all, _ := auditLines(t, path); len(all) != 2 || all[0].Subject != "c" {
+		t.Errorf("the new file: %+v", all)
+	}
+}
+
+// A call is made also where its line cannot be written, and that is told.
+func TestAuditCannotBeWritten(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "logs")
+	path := filepath.Join(dir, "audit.log")
+	h := openHost(t, func(c *Config) { c.AuditPath = path })
+	failures := func() float64 {
+		all, err := h.cfg.Metrics.Gather()
+		must(t, err)
+		for _, family := range all {
+			if family.GetName() == "pannier_audit_failures_total" {
+				return family.GetMetric()[0].GetCounter().GetValue()
+			}
+		}
+		return -1
+	}
+	if n := failures(); n != 0 {
+		t.Fatalf("%v failures", n)
+	}
+	must(t, os.RemoveAll(dir))
+	must(t, os.Symlink("/dev/full", dir)) // a folder that is none
+	for range 2 {
+		_, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
+		must(t, err)
+	}
+	eventually(t, "failures are counted", func() bool { return failures() >= 2 })
+	if n := strings.Count(h.log.String(), "the audit log cannot be written"); n != 1 {
+		t.Errorf("it is told %d times", n)
+	}
+	must(t, os.Remove(dir))
+	_, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "after"}))
+	wantError(t, err, connect.CodeNotFound)
+	eventually(t, "it is written again", func() bool {
+		data, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(data), `"after"`)
+	})
+	if !strings.Contains(h.log.String(), "the audit log is written again") {
+		t.Error("that it is written again is not told")
+	}
+
+	// An agent that could not write one line does not start.
+	if err := newAuditLog("/dev/full", h.cfg.Logger).open(); err == nil || !strings.Contains(err.Error(), "no regular file") {
+		t.Errorf("an audit log that is a device: %v", err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(path, link))
+	if err := newAuditLog(link, h.cfg.Logger).open(); err == nil {
+		t.Error("a link is followed")
+	}
+}

@@ -1,0 +1,63 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// How long a query waits for a change.
+const (
+	defaultWait = 5 * time.Minute
+	maxWait     = 10 * time.Minute
+)
+
+// reader is a query that says how it reads the ledger.
+type reader interface {
+	proto.Message
+	GetRead() *hostv1.ReadOptions
+}
+
+// read reads the ledger for a query: now, or when one of the topics has changed after the
+// query's index, or when its wait is over. fn reads all that is answered; the topics are what that
+// depends on. Unless the query takes a stale answer this server must lead.
+func (s *Server) read(ctx context.Context, query reader, topics []state.Topic, fn func(tx *state.ReadTx) error) (*hostv1.ReadMeta, error) {
+	how := query.GetRead()
+	wait, err := waitOf(how)
+	if err != nil {
+		return nil, err
+	}
+	meta := &hostv1.ReadMeta{KnownLeader: true, Age: durationpb.New(0)}
+	read := s.cfg.Ledger.ReadChanged
+	if how.GetStale() {
+		read = s.cfg.Ledger.ReadHere
+		// Told before reading: what is read is this old at most.
+		now := s.cfg.Ledger.Stats()
+		meta.KnownLeader, meta.Age = now.LeaderName != "", durationpb.New(max(now.Age, 0))
+	}
+	index, err := read(ctx, cluster.Blocking{MinIndex: how.GetIndex(), Wait: wait}, topics, fn)
+	meta.Index = max(index, 1) // 0 in the next query would not wait
+	return meta, err
+}
+
+func waitOf(how *hostv1.ReadOptions) (time.Duration, error) {
+	if how.GetWait() == nil {
+		return defaultWait, nil
+	}
+	wait := how.GetWait().AsDuration()
+	if err := how.GetWait().CheckValid(); err != nil || wait < 0 || wait > maxWait {
+		return 0, invalid("query", "read.wait", fmt.Sprintf("must be 0 to %s", maxWait))
+	}
+	return wait, nil
+}
+
+// allClaims are topics of which one changes with any claim: it is taken when its workload
+// starts, and is on its way out from when that ends.
+var allClaims = []state.Topic{state.TopicWorkloads, state.TopicReleasing}

@@ -1,0 +1,200 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+)
+
+// DeregisterVolume forgets a volume and leaves it at its driver.
+func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	result, err := s.cfg.Ledger.DeregisterVolume(ctx, ref, req.Msg.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}), nil
+}
+
+// DeleteVolume deletes the volume at its driver, then forgets it. One that was
+// cut off in between can be repeated: the driver then has nothing left to do.
+func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v, claims, err := s.readVolume(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
+		// The same call may have deleted it, and lost its answer: then it is answered as then.
+		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
+		return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(claims) > 0 {
+		return nil, inUse(v, claims, "cannot be deleted while claims stand")
+	}
+	if err := s.cfg.Controllers.Delete(ctx, v, req.Msg.GetSecrets()); err != nil {
+		return nil, err
+	}
+	crashpoint.Here("volume", "deleted")
+	if _, err := s.cfg.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
+		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish", v.VolumeRef, v.PluginID, err)
+	}
+	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
+}
+
+// ExpandVolume grows a volume at its driver, then wherever it is mounted. One that was
+// cut off can be repeated with the same size.
+func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
+	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	minBytes, maxBytes := req.Msg.GetCapacityMin(), req.Msg.GetCapacityMax()
+	if err := checkGrowth(v, minBytes, maxBytes); err != nil {
+		return nil, err
+	}
+	grown, err := s.cfg.Controllers.Expand(ctx, v, minBytes, maxBytes, len(claims) > 0)
+	if errors.Is(err, controllers.ErrOffline) {
+		return nil, inUse(v, claims, fmt.Sprintf("can be expanded by driver %q only while nobody uses it", v.PluginID))
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.Capacity = max(grown.Capacity, minBytes, v.Capacity)
+	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
+	v.Grown = v.Grown || grown.NodeExpansionRequired
+	if _, err := s.put(ctx, v); err != nil {
+		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger does not say so: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+	}
+	if grown.NodeExpansionRequired {
+		if err := s.expandMounted(ctx, v, claims); err != nil {
+			return nil, err
+		}
+	}
+	shown, err := s.shownNow(ctx, v.VolumeRef)
+	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: shown}), err
+}
+
+// expandMounted lets what is mounted of a volume grow to its new size. A node that cannot
+// be asked does not keep others from it.
+func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims []claim.Claim) error {
+	var failed []error
+	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
+		at := controllers.Place{Target: p.Target, Staging: p.Staging}
+		failed = append(failed, s.cfg.Controllers.ExpandNode(ctx, v, at, v.CapacityMin, v.CapacityMax))
+	}
+	for _, node := range s.elsewhere(claims) {
+		if _, err := s.cfg.Nodes.ExpandVolume(ctx, node, v, v.CapacityMin, v.CapacityMax); err != nil {
+			failed = append(failed, fmt.Errorf("on node %q: %w", node, err))
+		}
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not yet everywhere where it is mounted: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+	}
+	return nil
+}
+
+// elsewhere are the other nodes that may have mounted what the claims are on, by name.
+func (s volumeService) elsewhere(claims []claim.Claim) (nodes []string) {
+	if s.cfg.Nodes == nil {
+		return nil
+	}
+	for _, c := range claims {
+		if c.Node != s.cfg.Name && (c.State == claim.Taken || c.State == claim.Unpublishing) {
+			nodes = append(nodes, c.Node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// checkGrowth refuses sizes that are none, and those that are smaller than the
+// volume is.
+func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
+	object := fmt.Sprintf("volume %q", v.VolumeRef)
+	switch {
+	case minBytes < 0 || maxBytes < 0:
+		return invalid(object, "capacity_min, capacity_max", "must not be negative")
+	case minBytes == 0 && maxBytes == 0:
+		return invalid(object, "capacity_min", "is missing: to what size should it grow?")
+	case maxBytes > 0 && minBytes > maxBytes:
+		return invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", minBytes, maxBytes))
+	case maxBytes > 0 && maxBytes < v.Capacity:
+		return invalid(object, "capacity_max", fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", maxBytes, v.Capacity))
+	case maxBytes == 0 && minBytes < v.Capacity:
+		return invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", minBytes, v.Capacity))
+	}
+	return nil
+}
+
+// DetachVolume drives every claim of a volume on a node through the release.
+func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[hostv1.DetachVolumeRequest]) (*connect.Response[hostv1.DetachVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	if err := claim.CheckID(req.Msg.GetNode()); err != nil {
+		return nil, invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
+	}
+	done, err := s.cfg.Releaser.Detach(ctx, ref, req.Msg.GetNode(), req.Msg.GetForce(), callerOf(ctx).who())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.DetachVolumeResponse{}
+	for _, d := range done {
+		resp.Claims = append(resp.Claims, &hostv1.DetachedClaim{Claim: shownClaim(d.Claim), Released: d.Released, Message: d.Message})
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// lockVolume reads the volume that a request names, for a change that no other
+// comes in between.
+func (s *Server) lockVolume(ctx context.Context, req interface {
+	GetNamespace() string
+	GetId() string
+},
+) (v claim.Volume, claims []claim.Claim, unlock func(), err error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
+	if err != nil {
+		return v, nil, nil, err
+	}
+	if unlock, err = s.cfg.Controllers.Exclusive(ctx, ref); err != nil {
+		return v, nil, nil, err
+	}
+	if v, claims, err = s.readVolume(ctx, ref); err != nil {
+		unlock()
+		return v, nil, nil, err
+	}
+	return v, claims, unlock, nil
+}
+
+// inUse is a refusal that names the holders.
+func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
+	return &claim.Refusal{Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims, At: time.Now()}
+}

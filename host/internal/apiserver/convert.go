@@ -1,0 +1,123 @@
+package apiserver
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// redacted stands for what is never read back.
+const redacted = "[REDACTED]"
+
+// namespaceOr is the namespace that a request means.
+func namespaceOr(namespace string) string {
+	if namespace == "" {
+		return claim.DefaultNamespace
+	}
+	return namespace
+}
+
+// qualified is an id as messages have it.
+func qualified(namespace, id string) string {
+	return claim.VolumeRef{Namespace: namespace, ID: id}.String()
+}
+
+// timestamp leaves out the zero time.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// volumeSpec is a volume's definition as it is shown: keys are the names of its
+// secrets.
+func volumeSpec(v claim.Volume, keys []string) *hostv1.VolumeSpec {
+	spec := &hostv1.VolumeSpec{
+		Id: v.ID, Name: v.Name, Type: volumeType, Namespace: v.Namespace, PluginId: v.PluginID, ExternalId: v.ExternalID,
+		CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax, CloneId: v.CloneID, SnapshotId: v.SnapshotID,
+		MountOptions: shownMountOptions(v.MountOptions),
+		Parameters:   maps.Clone(v.Parameters), Context: maps.Clone(v.Context),
+	}
+	for _, c := range v.Capabilities {
+		spec.Capabilities = append(spec.Capabilities, &hostv1.VolumeCapability{
+			AccessMode: string(c.AccessMode), AttachmentMode: string(c.AttachmentMode),
+		})
+	}
+	if len(v.Topology.Required)+len(v.Topology.Preferred) > 0 {
+		spec.TopologyRequest = &hostv1.TopologyRequest{
+			Required: shownTopologies(v.Topology.Required), Preferred: shownTopologies(v.Topology.Preferred),
+		}
+	}
+	for _, key := range keys {
+		if spec.Secrets == nil {
+			spec.Secrets = map[string]string{}
+		}
+		spec.Secrets[key] = redacted
+	}
+	return spec
+}
+
+// shownMountOptions hides the flags, which may carry secrets; nil where there is
+// nothing to show.
+func shownMountOptions(o claim.MountOptions) *hostv1.MountOptions {
+	if o.FSType == "" && len(o.Flags) == 0 && o.Group == "" {
+		return nil
+	}
+	shown := &hostv1.MountOptions{FsType: o.FSType, VolumeMountGroup: o.Group}
+	for range o.Flags {
+		shown.MountFlags = append(shown.MountFlags, redacted)
+	}
+	return shown
+}
+
+func mountOptions(o *hostv1.MountOptions) claim.MountOptions {
+	return claim.MountOptions{FSType: o.GetFsType(), Flags: notEmpty(o.GetMountFlags()), Group: o.GetVolumeMountGroup()}
+}
+
+func shownTopologies(all []claim.Topology) []*hostv1.Topology {
+	var out []*hostv1.Topology
+	for _, t := range all {
+		out = append(out, &hostv1.Topology{Segments: maps.Clone(t.Segments)})
+	}
+	return out
+}
+
+func topologies(all []*hostv1.Topology) []claim.Topology {
+	var out []claim.Topology
+	for _, t := range all {
+		out = append(out, claim.Topology{Segments: maps.Clone(t.GetSegments())})
+	}
+	return out
+}
+
+func shownClaim(c claim.Claim) *hostv1.Claim {
+	return &hostv1.Claim{
+		Volume: c.Volume.ID, Namespace: c.Volume.Namespace, Workload: c.Workload.ID, Node: c.Node,
+		Mode: string(c.Mode), AccessMode: string(c.AccessMode), AttachmentMode: string(c.AttachmentMode),
+		State: string(c.State), Index: c.Index,
+		TakenAt: timestamp(c.TakenAt), ModifiedAt: timestamp(c.ModifiedAt), ForcedBy: c.ForcedBy,
+	}
+}
+
+func shownClaims(all []claim.Claim) []*hostv1.Claim {
+	var out []*hostv1.Claim
+	for _, c := range all {
+		out = append(out, shownClaim(c))
+	}
+	return out
+}
+
+// notEmpty is a copy that is nil where there is nothing in it, as it is when it
+// comes back from a record.
+func notEmpty[T any](list []T) []T {
+	if len(list) == 0 {
+		return nil
+	}
+	return slices.Clone(list)
+}

@@ -1,0 +1,282 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/secrets"
+)
+
+// volumeType is the only type of a volume.
+const volumeType = "csi"
+
+// RegisterVolume adds a volume that exists at its driver, or gives one that is
+// registered another definition.
+func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[hostv1.RegisterVolumeRequest]) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
+	v, err := s.definition(req.Msg.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Validate(); err != nil {
+		return nil, err
+	}
+	if err := s.mayUse(ctx, v); err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	before, found, err := s.findVolume(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	if found && before.PluginID == v.PluginID && before.ExternalID == v.ExternalID {
+		v.Capacity, v.Topologies = before.Capacity, before.Topologies // as the driver said when it was created
+	}
+	warnings, err := s.cfg.Controllers.Validate(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if v, err = s.put(ctx, v); err != nil {
+		return nil, fmt.Errorf("register volume %q: %w", v.VolumeRef, err)
+	}
+	shown, err := s.shownNow(ctx, v.VolumeRef)
+	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}), err
+}
+
+// CreateVolume makes the volume at its driver and registers it. One that was
+// created with the same definition is answered as it is; one whose creation was
+// cut off in the middle is finished.
+func (s volumeService) CreateVolume(ctx context.Context, req *connect.Request[hostv1.CreateVolumeRequest]) (*connect.Response[hostv1.CreateVolumeResponse], error) {
+	v, err := s.definition(req.Msg.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	complete := v
+	complete.ExternalID = cmp.Or(v.ExternalID, "told by the driver")
+	if err := complete.Validate(); err != nil {
+		return nil, err
+	}
+	if err := s.mayUse(ctx, v); err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	before, found, err := s.findVolume(ctx, v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	var warnings []string
+	switch {
+	case found:
+		if err := s.sameDefinition(before, v); err != nil {
+			return nil, err
+		}
+	case v.ExternalID != "":
+		return nil, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "external_id",
+			"is the driver's to give when a volume is created: leave it out, or register the volume that exists")
+	default:
+		if len(v.Context) > 0 {
+			warnings = append(warnings, "context was not used: the driver gives one when a volume is created")
+		}
+		if err := s.create(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	shown, err := s.shownNow(ctx, v.VolumeRef)
+	return connect.NewResponse(&hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}), err
+}
+
+func (s volumeService) create(ctx context.Context, v claim.Volume) error {
+	source, err := s.cloneSource(ctx, v)
+	if err != nil {
+		return err
+	}
+	asked := v
+	asked.CloneID = source
+	made, err := s.cfg.Controllers.Create(ctx, asked)
+	if err != nil {
+		return err
+	}
+	made.CloneID = v.CloneID
+	if _, err := s.put(ctx, made); err != nil {
+		return fmt.Errorf("volume %q is there at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
+			v.VolumeRef, v.PluginID, made.ExternalID, err)
+	}
+	return nil
+}
+
+// cloneSource is the external id of the volume to clone: clone_id may name a
+// registered volume of the same namespace and driver, or be the driver's own id.
+func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string, error) {
+	if v.CloneID == "" {
+		return "", nil
+	}
+	source, found, err := s.findVolume(ctx, claim.VolumeRef{Namespace: v.Namespace, ID: v.CloneID})
+	if err != nil || !found || source.PluginID != v.PluginID {
+		return v.CloneID, err
+	}
+	return source.ExternalID, nil
+}
+
+// put writes a volume into the ledger. Where another key seals since its secrets were
+// sealed, that is done anew, as soon as this server knows of it.
+func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
+	crashpoint.Here("volume", "put")
+	defer crashpoint.Here("volume", "written")
+	for deadline := time.Now().Add(newKeyPatience); ; {
+		result, err := s.cfg.Ledger.RegisterVolume(ctx, v)
+		if err == nil {
+			return result.Volume, nil
+		}
+		if !errors.Is(err, claim.ErrOldKey) || ctx.Err() != nil || time.Now().After(deadline) {
+			return v, err
+		}
+		if s.cfg.Sealer.Named() == v.SecretsKey {
+			select {
+			case <-time.After(newKeyPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Reseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+			return v, err
+		}
+	}
+}
+
+// How long this server may take to learn that another key seals, and how often it is looked.
+const (
+	newKeyPatience = 10 * time.Second
+	newKeyPause    = 10 * time.Millisecond
+)
+
+// shownNow reads a volume that was written just now.
+func (s *Server) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Volume, error) {
+	v, claims, err := s.readVolume(ctx, ref)
+	if err != nil {
+		return nil, fmt.Errorf("read volume %q after it was written: %w", ref, err)
+	}
+	return s.shownVolume(v, claims), nil
+}
+
+// definition takes in a volume's spec, with its secrets sealed. What claim.Volume
+// checks by itself is left to it.
+func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
+	v := claim.Volume{
+		VolumeRef: claim.VolumeRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		Name:      cmp.Or(spec.GetName(), spec.GetId()), PluginID: spec.GetPluginId(), ExternalID: spec.GetExternalId(),
+		CapacityMin: spec.GetCapacityMin(), CapacityMax: spec.GetCapacityMax(),
+		CloneID: spec.GetCloneId(), SnapshotID: spec.GetSnapshotId(),
+		MountOptions: mountOptions(spec.GetMountOptions()),
+		Topology: claim.TopologyRequest{
+			Required: topologies(spec.GetTopologyRequest().GetRequired()), Preferred: topologies(spec.GetTopologyRequest().GetPreferred()),
+		},
+		Parameters: maps.Clone(spec.GetParameters()), Context: maps.Clone(spec.GetContext()),
+	}
+	for _, c := range spec.GetCapabilities() {
+		v.Capabilities = append(v.Capabilities, claim.Capability{
+			AccessMode: claim.AccessMode(c.GetAccessMode()), AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()),
+		})
+	}
+	if err := v.VolumeRef.Validate(); err != nil {
+		return v, err // secrets are sealed for a valid reference only
+	}
+	object := fmt.Sprintf("volume %q", v.VolumeRef)
+	if spec.GetType() != volumeType {
+		return v, invalid(object, "type", fmt.Sprintf("%q is not supported: write %q", spec.GetType(), volumeType))
+	}
+	const shown = "is " + redacted + ", as it reads back: give the value itself"
+	for key, value := range spec.GetSecrets() {
+		if value == redacted {
+			return v, invalid(object, "secrets."+key, shown)
+		}
+	}
+	if slices.Contains(v.MountOptions.Flags, redacted) {
+		return v, invalid(object, "mount_options.mount_flags", shown)
+	}
+	var err error
+	if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+		return v, err
+	}
+	// No driver shall make a volume that the ledger cannot take.
+	if _, err := command.Encode(&command.RegisterVolume{Volume: v}); err != nil {
+		return v, fmt.Errorf("%s: its definition: %w", object, err)
+	}
+	return v, nil
+}
+
+// errDefined: the volume exists with another definition.
+var errDefined = errors.New("exists with another definition")
+
+// sameDefinition refuses to create a volume that is registered and is not what
+// is asked for. What the driver said of it is not compared.
+func (s *Server) sameDefinition(is, want claim.Volume) error {
+	var differs []string
+	compare := func(field string, same bool) {
+		if !same {
+			differs = append(differs, field)
+		}
+	}
+	compare("name", is.Name == want.Name)
+	compare("plugin_id", is.PluginID == want.PluginID)
+	compare("external_id", want.ExternalID == "" || is.ExternalID == want.ExternalID)
+	compare("capacity_min, capacity_max", fits(is, want))
+	compare("clone_id", is.CloneID == want.CloneID)
+	compare("snapshot_id", is.SnapshotID == want.SnapshotID)
+	compare("capability", sameSet(is.Capabilities, want.Capabilities))
+	compare("mount_options", is.MountOptions.FSType == want.MountOptions.FSType && is.MountOptions.Group == want.MountOptions.Group &&
+		slices.Equal(is.MountOptions.Flags, want.MountOptions.Flags))
+	compare("topology_request", sameTopologies(is.Topology.Required, want.Topology.Required) &&
+		sameTopologies(is.Topology.Preferred, want.Topology.Preferred))
+	compare("parameters", maps.Equal(is.Parameters, want.Parameters))
+	additional := secrets.ForVolume(is.Namespace, is.ID)
+	was, err := s.cfg.Sealer.Unseal(is.SealedSecrets, additional)
+	if err != nil {
+		return err
+	}
+	now, err := s.cfg.Sealer.Unseal(want.SealedSecrets, additional)
+	if err != nil {
+		return err
+	}
+	compare("secrets", maps.Equal(was, now))
+	if len(differs) > 0 {
+		return fmt.Errorf("volume %q %w: what differs is %s; give it another id, or register the new definition (capacity: pannier volume expand)",
+			is.VolumeRef, errDefined, strings.Join(differs, "; "))
+	}
+	return nil
+}
+
+// fits says whether a volume has the size that is asked for: it may have been
+// expanded since.
+func fits(is, want claim.Volume) bool {
+	if is.Capacity == 0 {
+		return is.CapacityMin == want.CapacityMin && is.CapacityMax == want.CapacityMax
+	}
+	return is.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || is.Capacity <= want.CapacityMax)
+}
+
+func sameSet(a, b []claim.Capability) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(c claim.Capability) bool { return !slices.Contains(b, c) })
+}
+
+func sameTopologies(a, b []claim.Topology) bool {
+	return slices.EqualFunc(a, b, func(a, b claim.Topology) bool { return maps.Equal(a.Segments, b.Segments) })
+}

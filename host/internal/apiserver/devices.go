@@ -1,0 +1,85 @@
+package apiserver
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/device"
+)
+
+// deviceService serves pannier.host.v1.DeviceService.
+type deviceService struct{ *Server }
+
+// ListDevices lists the devices of this node, by group.
+func (s deviceService) ListDevices(context.Context, *connect.Request[hostv1.ListDevicesRequest]) (*connect.Response[hostv1.ListDevicesResponse], error) {
+	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: s.shownDevices()}), nil
+}
+
+// The bounds of the time between two answers of DeviceStats, in milliseconds.
+const minStatsInterval, maxStatsInterval = 100, int64(24 * time.Hour / time.Millisecond)
+
+// DeviceStats asks the plugins once, or again and again until the caller goes.
+func (s deviceService) DeviceStats(ctx context.Context, req *connect.Request[hostv1.DeviceStatsRequest], stream *connect.ServerStream[hostv1.DeviceStatsResponse]) error {
+	interval := req.Msg.GetIntervalMs()
+	if interval != 0 && (interval < minStatsInterval || interval > maxStatsInterval) {
+		return invalid("statistics of devices", "interval_ms", "must be 0 for one answer, or from 100 to 86400000")
+	}
+	for {
+		if err := stream.Send(s.deviceStats(ctx)); err != nil || interval == 0 {
+			return err
+		}
+		select {
+		case <-time.After(time.Duration(interval) * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s deviceService) deviceStats(ctx context.Context) *hostv1.DeviceStatsResponse {
+	out := &hostv1.DeviceStatsResponse{}
+	for _, sample := range s.cfg.Devices.Sample(ctx) {
+		if sample.Err != nil {
+			if out.Problems == nil {
+				out.Problems = map[string]string{}
+			}
+			out.Problems[sample.Plugin] = sample.Err.Error()
+		}
+		for _, d := range sample.Devices {
+			out.Devices = append(out.Devices, &hostv1.DeviceStats{
+				Plugin: sample.Plugin, Id: d.ID, Time: timestamp(d.Time), Summary: d.Summary, Values: d.Values,
+			})
+		}
+	}
+	return out
+}
+
+// shownDevices are all devices of this node.
+func (s *Server) shownDevices() (out []*hostv1.DeviceGroup) {
+	for _, g := range s.cfg.Devices.List() {
+		group := &hostv1.DeviceGroup{Plugin: g.Plugin, Vendor: g.Vendor, Type: g.Type, Name: g.Name, Attributes: g.Attributes}
+		for _, d := range g.Devices {
+			group.Devices = append(group.Devices, &hostv1.Device{
+				Id: d.ID, Healthy: d.Healthy, Message: d.Message, Locality: d.Locality,
+				Workload: d.Holder.ID, Namespace: d.Holder.Namespace,
+			})
+		}
+		out = append(out, group)
+	}
+	return out
+}
+
+// shownReservation is what a workload needs to use its devices.
+func shownReservation(r device.Reservation) *hostv1.DeviceReservation {
+	out := &hostv1.DeviceReservation{Env: r.Env}
+	for _, m := range r.Mounts {
+		out.Mounts = append(out.Mounts, &hostv1.DeviceMount{HostPath: m.HostPath, TaskPath: m.TaskPath, ReadOnly: m.ReadOnly})
+	}
+	for _, d := range r.Devices {
+		out.Nodes = append(out.Nodes, &hostv1.DeviceNode{HostPath: d.HostPath, TaskPath: d.TaskPath, Permissions: d.Permissions})
+	}
+	return out
+}

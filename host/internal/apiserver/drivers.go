@@ -1,0 +1,198 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// driverService serves pannier.host.v1.DriverService.
+type driverService struct{ *Server }
+
+// maxHealthTimeout bounds the wait for a driver's first answer, in milliseconds.
+const maxHealthTimeout = int64(10 * time.Minute / time.Millisecond)
+
+// RegisterDriver adds a driver that runs already.
+func (s driverService) RegisterDriver(ctx context.Context, req *connect.Request[hostv1.RegisterDriverRequest]) (*connect.Response[hostv1.RegisterDriverResponse], error) {
+	if ms := req.Msg.GetHealthTimeoutMs(); ms < 0 || ms > maxHealthTimeout {
+		return nil, invalid(fmt.Sprintf("driver %q", req.Msg.GetId()), "health_timeout_ms", fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
+	}
+	d, err := s.cfg.Drivers.Register(ctx, drivers.Spec{
+		ID: req.Msg.GetId(), Type: drivers.Type(req.Msg.GetType()), Endpoint: req.Msg.GetEndpoint(),
+		MountDir: req.Msg.GetMountDir(), StagePublishBaseDir: req.Msg.GetStagePublishBaseDir(),
+		HealthTimeout: time.Duration(req.Msg.GetHealthTimeoutMs()) * time.Millisecond,
+	})
+	if err != nil {
+		return nil, err
+	}
+	shown, err := s.shownDriver(ctx, d.ID)
+	return connect.NewResponse(&hostv1.RegisterDriverResponse{Driver: shown}), err
+}
+
+// DeregisterDriver takes one away that was added at run time.
+func (s driverService) DeregisterDriver(ctx context.Context, req *connect.Request[hostv1.DeregisterDriverRequest]) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
+	err := s.cfg.Drivers.Deregister(ctx, req.Msg.GetId(), req.Msg.GetForce())
+	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), err
+}
+
+// ListDrivers lists the drivers of this node and of the ledger, by id.
+func (s driverService) ListDrivers(ctx context.Context, _ *connect.Request[hostv1.ListDriversRequest]) (*connect.Response[hostv1.ListDriversResponse], error) {
+	shown, err := s.shownDrivers(ctx)
+	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: shown}), err
+}
+
+// GetDriver reads one driver.
+func (s driverService) GetDriver(ctx context.Context, req *connect.Request[hostv1.GetDriverRequest]) (*connect.Response[hostv1.GetDriverResponse], error) {
+	shown, err := s.shownDriver(ctx, req.Msg.GetId())
+	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: shown}), err
+}
+
+// shownDriver is one driver as this node has it, or as the ledger has it where
+// only other nodes do. The error of one that nobody has is this node's.
+func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, error) {
+	if err := claim.CheckID(id); err != nil {
+		return nil, invalid("driver", "id", err.Error())
+	}
+	var known claim.Driver
+	if s.ledgerHere() {
+		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+			known, err = tx.Driver(id)
+			return err
+		})
+		if err != nil && !errors.Is(err, claim.ErrDriverNotFound) {
+			return nil, err
+		}
+	}
+	here, missing := s.cfg.Drivers.Get(id)
+	if missing != nil && !s.elsewhere(known) {
+		return nil, missing
+	}
+	return mergedDriver(here, missing == nil, known), nil
+}
+
+// shownDrivers are those of this node and, where this agent is a server, of all others.
+func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
+	known := map[string]claim.Driver{}
+	if s.ledgerHere() {
+		err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+			all, err := tx.Drivers()
+			for _, d := range all {
+				known[d.ID] = d
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	var out []*hostv1.Driver
+	for _, here := range s.cfg.Drivers.List() {
+		out = append(out, mergedDriver(here, true, known[here.ID]))
+		delete(known, here.ID)
+	}
+	for _, d := range known {
+		if s.elsewhere(d) {
+			out = append(out, mergedDriver(drivers.Driver{}, false, d))
+		}
+	}
+	slices.SortFunc(out, func(a, b *hostv1.Driver) int { return strings.Compare(a.Id, b.Id) })
+	return out, nil
+}
+
+// elsewhere says whether another node has the driver. What the ledger has of this
+// one may be older than what the registry says, or be kept until it is collected.
+func (s *Server) elsewhere(d claim.Driver) bool {
+	for node := range d.Nodes {
+		if node != s.cfg.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// mergedDriver is a driver as this node has it, where it does, with the counts of
+// all nodes.
+func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.Driver {
+	shown := &hostv1.Driver{
+		Id: known.ID, Provider: known.Provider, ProviderVersion: known.Version,
+		ControllersHealthy: int64(known.ControllersHealthy), ControllersExpected: int64(known.ControllersExpected),
+		NodesHealthy: int64(known.NodesHealthy), NodesExpected: int64(known.NodesExpected),
+		Message: "it is not on this node",
+	}
+	if !isHere {
+		return shown
+	}
+	fp := here.Fingerprint
+	shown.Id, shown.Type, shown.Endpoint, shown.Source = here.ID, string(here.Type), here.Endpoint, string(here.Source)
+	shown.Healthy, shown.Message, shown.ChangedAt = here.Healthy, here.Message, timestamp(here.ChangedAt)
+	shown.Provider, shown.ProviderVersion = fp.Provider, fp.Version
+	shown.Pid, shown.Restarts = int64(here.PID), int32(here.Restarts)
+	shown.MountDir, shown.StagePublishBaseDir = here.MountDir, here.StagePublishBaseDir
+	shown.ControllerCapabilities = controllerCapabilities(fp.Controller)
+	if n := fp.Node; n != nil {
+		shown.NodeId, shown.MaxVolumes, shown.Topology = n.NodeID, n.MaxVolumes, maps.Clone(n.AccessibleTopology)
+		shown.NodeCapabilities = nodeCapabilities(n)
+	}
+	return shown
+}
+
+// named is a capability under its CSI name.
+type named struct {
+	name string
+	has  bool
+}
+
+func names(all ...named) []string {
+	var out []string
+	for _, n := range all {
+		if n.has {
+			out = append(out, n.name)
+		}
+	}
+	return out
+}
+
+func controllerCapabilities(c *storage.ControllerCapabilities) []string {
+	if c == nil {
+		return nil
+	}
+	return names(
+		named{"CREATE_DELETE_VOLUME", c.CreateDelete},
+		named{"PUBLISH_UNPUBLISH_VOLUME", c.AttachDetach},
+		named{"PUBLISH_READONLY", c.AttachReadOnly},
+		named{"LIST_VOLUMES", c.ListVolumes},
+		named{"GET_CAPACITY", c.GetCapacity},
+		named{"CREATE_DELETE_SNAPSHOT", c.CreateDeleteSnapshot},
+		named{"LIST_SNAPSHOTS", c.ListSnapshots},
+		named{"CLONE_VOLUME", c.Clone},
+		named{"EXPAND_VOLUME", c.Expand},
+		named{"VOLUME_CONDITION", c.VolumeCondition},
+		named{"SINGLE_NODE_MULTI_WRITER", c.SingleNodeMultiWriter},
+		// Of the whole driver (PluginCapability).
+		named{"VOLUME_ACCESSIBILITY_CONSTRAINTS", c.Topology},
+		named{"VolumeExpansion.ONLINE", c.OnlineExpand},
+	)
+}
+
+func nodeCapabilities(n *storage.NodeCapabilities) []string {
+	return names(
+		named{"STAGE_UNSTAGE_VOLUME", n.StageUnstage},
+		named{"GET_VOLUME_STATS", n.VolumeStats},
+		named{"EXPAND_VOLUME", n.Expand},
+		named{"VOLUME_CONDITION", n.VolumeCondition},
+		named{"SINGLE_NODE_MULTI_WRITER", n.SingleNodeMultiWriter},
+		named{"VOLUME_MOUNT_GROUP", n.VolumeMountGroup},
+	)
+}

@@ -1,0 +1,82 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// nodesFake are other nodes, with what they were asked to grow.
+type nodesFake struct {
+	mu    sync.Mutex
+	grown []string
+	fail  error
+}
+
+func (f *nodesFake) ExpandVolume(_ context.Context, node string, v claim.Volume, minBytes, _ int64) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.grown = append(f.grown, fmt.Sprintf("%s %s %d", node, v.VolumeRef, minBytes))
+	return 1, f.fail
+}
+
+func (f *nodesFake) VolumeStats(context.Context, string, claim.Volume) (storage.Stats, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return storage.Stats{Usage: []storage.Usage{{Unit: storage.Bytes, Total: 100, Used: 7}}}, f.fail
+}
+
+func (f *nodesFake) set(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail, f.grown = err, nil
+}
+
+func TestVolumeMountedElsewhere(t *testing.T) {
+	needsRoot(t)
+	others := &nodesFake{}
+	h := openHost(t, func(c *Config) { c.Nodes = others })
+	h.create(t, spec("mysql"))
+	_, err := h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"}, []claim.Claim{{
+		Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+	}})
+
+	must(t, err)
+
+	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	must(t, err)
+	if u := got.Msg.Usage; u.GetBytesUsed() != 7 || u.GetBytesTotal() != 100 {
+		t.Errorf("usage on n2: %v", u)
+	}
+	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	must(t, err)
+	if want := fmt.Sprint("n2 mysql ", 2<<20); len(others.grown) != 1 || others.grown[0] != want {
+		t.Errorf("asked for %q, want %q", others.grown, want)
+	}
+
+	others.set(errors.New("no way there"))
+	if got, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil || got.Msg.Usage != nil {
+		t.Errorf("usage of a node that does not answer: %v, %v", got.Msg.Usage, err)
+	}
+	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 3 << 20}))
+	wantError(t, err, connect.CodeUnknown, `on node "n2"`, "no way there", "expand it again")
+
+	// A node that has let go of it is not asked.
+	others.set(nil)
+	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"}, To: claim.NodeDetached})
+	must(t, err)
+	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 4 << 20}))
+	must(t, err)
+	if len(others.grown) > 0 {
+		t.Errorf("asked for %q after the release", others.grown)
+	}
+}

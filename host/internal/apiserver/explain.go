@@ -1,0 +1,188 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/watcher"
+)
+
+// held is a claim with all that its explanation is made of.
+type held struct {
+	claim    claim.Claim
+	driver   string
+	node     *claim.Node // nil: the ledger does not know it
+	workload claim.WorkloadStatus
+	letGo    time.Time // zero: not known
+	attempt  watcher.Attempt
+	waiting  string // what the node's own part of the release waits for, where it is this node's
+}
+
+// ExplainVolume says who holds a volume and what its claims wait for.
+func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[hostv1.ExplainVolumeRequest]) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	var volume claim.Volume
+	var claims []held
+	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		if volume, err = tx.Volume(ref); err != nil {
+			return err
+		}
+		claims, err = heldBy(tx, volume)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.ExplainVolumeResponse{Volume: s.shownVolume(volume, claimsOf(claims))}
+	attempt, _ := s.cfg.Releaser.Attempt(ref)
+	for _, h := range claims {
+		h.attempt = attempt
+		shown := &hostv1.ExplainedClaim{Claim: shownClaim(h.claim), NodeStatus: "unknown", Since: timestamp(h.claim.ModifiedAt)}
+		if h.claim.ModifiedAt.IsZero() {
+			shown.Since = timestamp(h.claim.TakenAt)
+		}
+		if h.node != nil {
+			shown.NodeStatus = string(nodeStatus(*h.node))
+		}
+		at, keepsTo := s.heard(h.claim.Node)
+		h.letGo = keepsTo
+		shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
+		if w, err := s.cfg.Workloads.Get(h.claim.Workload); err == nil && h.claim.Node == s.cfg.Name {
+			h.waiting = w.Waiting
+		}
+		h.explain(shown)
+		resp.Claims = append(resp.Claims, shown)
+	}
+	resp.Summary = summary(resp.GetVolume(), claims)
+	return connect.NewResponse(resp), nil
+}
+
+// heldBy are a volume's claims with their nodes and workloads.
+func heldBy(tx *state.ReadTx, v claim.Volume) (all []held, err error) {
+	claims, err := tx.Claims(v.VolumeRef)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range claims {
+		h := held{claim: c, driver: v.PluginID}
+		n, err := tx.Node(c.Node)
+		switch {
+		case err == nil:
+			h.node = &n
+		case !errors.Is(err, claim.ErrNodeNotFound):
+			return nil, err
+		}
+		w, err := tx.Workload(c.Workload)
+		switch {
+		case err == nil:
+			h.workload = w.Status
+		case !errors.Is(err, claim.ErrWorkloadNotFound):
+			return nil, err
+		}
+		all = append(all, h)
+	}
+	return all, nil
+}
+
+func claimsOf(all []held) (claims []claim.Claim) {
+	for _, h := range all {
+		claims = append(claims, h.claim)
+	}
+	return claims
+}
+
+// explain says what a claim waits for, what happens by itself and what to run.
+func (h held) explain(to *hostv1.ExplainedClaim) {
+	c := h.claim
+	var status claim.NodeStatus
+	if h.node != nil {
+		status = nodeStatus(*h.node)
+	}
+	inNamespace := ""
+	if c.Volume.Namespace != claim.DefaultNamespace {
+		inNamespace = " -namespace " + c.Volume.Namespace
+	}
+	force := fmt.Sprintf("pannier volume detach%s -force %s %s", inNamespace, c.Volume.ID, c.Node)
+	if c.State.Releasing() {
+		to.Tries, to.LastError, to.NextTryAt = int32(h.attempt.Tries), h.attempt.Error, timestamp(h.attempt.NextAt)
+	}
+	switch {
+	case c.State == claim.Taken && h.workload == "":
+		to.WaitsFor = "the collection: the ledger does not know its workload"
+		to.Next, to.Command = "the collection releases it when it is old enough", "pannier system gc"
+	case c.State == claim.Taken && h.workload == claim.Ended:
+		to.WaitsFor = "the collection: its workload has ended"
+		to.Next, to.Command = "the collection releases it when it is old enough", "pannier system gc"
+	case c.State.Before(claim.NodeDetached) && h.node == nil:
+		to.WaitsFor = fmt.Sprintf("node %q, which the ledger does not know", c.Node)
+		to.Next, to.Command = "nothing until a node of that name is back", force
+	case c.State.Before(claim.NodeDetached) && status == claim.NodeDisconnected:
+		to.WaitsFor = fmt.Sprintf("node %q, which is not heard from", c.Node)
+		to.Next = "it is let go of when the node has stopped by its own clock, or goes on when the node is heard from"
+		if !h.letGo.IsZero() {
+			to.Next = fmt.Sprintf("it is let go of at %s, unless the node is heard from before", h.letGo.UTC().Format(time.DateTime)+" UTC")
+		}
+		to.Command = force
+	case c.State.Before(claim.NodeDetached) && status == claim.NodeDown:
+		to.WaitsFor = fmt.Sprintf("the leader to let go of what node %q held", c.Node)
+		to.Next = "it is let go of in a moment"
+	case c.State == claim.Taken:
+		to.Next = "workload " + c.Workload.String() + " uses it until it is stopped"
+	case c.State == claim.Unpublishing:
+		to.WaitsFor = fmt.Sprintf("node %q to unmount it", c.Node)
+		to.Next = "the node goes on trying"
+		if h.waiting != "" {
+			to.LastError = h.waiting
+		}
+		if to.LastError != "" {
+			to.Command = fmt.Sprintf("pannier volume detach%s %s %s", inNamespace, c.Volume.ID, c.Node)
+		}
+	case c.State == claim.NodeDetached:
+		to.WaitsFor = fmt.Sprintf("a controller of driver %q to detach it from node %q", h.driver, c.Node)
+		to.Next = "the leader goes on trying, at once when a node or a driver changes"
+		if to.LastError != "" {
+			to.Command = "pannier driver status " + h.driver
+		}
+	default:
+		to.WaitsFor = "the ledger to free it"
+		to.Next = "it is freed in a moment"
+	}
+}
+
+// summary is a volume in a sentence.
+func summary(v *hostv1.Volume, claims []held) string {
+	uses, leaves := 0, 0
+	for _, h := range claims {
+		if h.claim.State.Releasing() {
+			leaves++
+		} else {
+			uses++
+		}
+	}
+	var parts []string
+	if uses > 0 {
+		parts = append(parts, fmt.Sprintf("in use by %d", uses))
+	}
+	if leaves > 0 {
+		parts = append(parts, fmt.Sprintf("being released by %d", leaves))
+	}
+	text := "nobody holds it"
+	if len(parts) > 0 {
+		text = strings.Join(parts, ", ") + " as " + v.GetAccessMode()
+	}
+	if !v.GetDriverHealthy() {
+		text += fmt.Sprintf("; its driver %q cannot be used here: %s", v.GetSpec().GetPluginId(), v.GetDriverMessage())
+	}
+	return text
+}

@@ -1,0 +1,133 @@
+package apiserver
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/events"
+)
+
+// filter takes out of an answer what its caller may not see; false: the whole of it. An
+// answer is made for its caller only, so it may be changed.
+//
+// What a call is refused by is in needs.go: here is what is of other objects than
+// the one that the request names.
+func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bool, error) {
+	if c.IsManagement() {
+		return true, nil
+	}
+	switch m := answer.(type) {
+	case *hostv1.ListVolumesResponse:
+		m.Volumes = keep(m.GetVolumes(), func(v *hostv1.Volume) bool { return c.sees(v.GetSpec(), acl.CSIListVolume) })
+	case *hostv1.ListWorkloadsResponse:
+		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.Workload) bool { return c.sees(w.GetSpec(), acl.ListWorkloads) })
+	case *hostv1.ListTokensResponse:
+		m.Tokens = keep(m.GetTokens(), func(t *hostv1.Token) bool { return c.sees(t, acl.ReadWorkload) })
+	case *hostv1.ListDevicesResponse:
+		c.hideHolders(m.GetGroups())
+	case *hostv1.StatusResponse:
+		c.hideStatus(m)
+	case *hostv1.GetNodeResponse:
+		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.NodeWorkload) bool { return c.sees(w, acl.ListWorkloads) })
+		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.sees(k, acl.CSIReadVolume) })
+	case *hostv1.ListExternalResponse:
+		hidden, err := s.hidden(ctx, c, request)
+		m.Volumes = keep(m.GetVolumes(), func(v *hostv1.ExternalVolume) bool { return err == nil && !hidden[v.GetExternalId()] })
+		return true, err
+	case *hostv1.ListSnapshotsResponse:
+		hidden, err := s.hidden(ctx, c, request)
+		m.Snapshots = keep(m.GetSnapshots(), func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
+		return true, err
+	case *hostv1.ListACLPoliciesResponse:
+		m.Policies = keep(m.GetPolicies(), func(p *hostv1.ACLPolicy) bool { return c.has(p.GetName()) })
+	case *hostv1.EventsResponse:
+		return c.seesEvent(m.GetEvent()), nil
+	}
+	return true, nil
+}
+
+// keep is what a caller may see of a list.
+func keep[T any](list []T, sees func(T) bool) []T {
+	return slices.DeleteFunc(list, func(one T) bool { return !sees(one) })
+}
+
+// sees says whether the caller has a capability on the namespace of an object.
+func (c *caller) sees(object interface{ GetNamespace() string }, capability acl.Capability) bool {
+	return c.AllowNamespace(namespaceOr(object.GetNamespace()), capability)
+}
+
+// hideHolders takes away which workloads have devices. That someone has them stays.
+func (c *caller) hideHolders(groups []*hostv1.DeviceGroup) {
+	const hidden = "(not yours to see)"
+	for _, g := range groups {
+		for _, d := range g.GetDevices() {
+			if d.GetWorkload() != "" && !c.sees(d, acl.ListWorkloads) {
+				d.Workload, d.Namespace = hidden, ""
+			}
+		}
+	}
+}
+
+func (c *caller) hideStatus(m *hostv1.StatusResponse) {
+	if !c.Allow(acl.Plugin, acl.List) {
+		m.Plugins, m.Drivers = nil, nil
+	}
+	if !c.Allow(acl.Node, acl.Read) {
+		m.Devices = nil
+	}
+	c.hideHolders(m.GetDevices())
+	if !c.Allow(acl.Operator, acl.Read) {
+		m.Leftovers = nil // their paths have the names of volumes and workloads
+	}
+}
+
+// seesEvent says whether an event is for the caller.
+func (c *caller) seesEvent(e *hostv1.Event) bool {
+	switch e.GetTopic() {
+	case events.TopicWorkload:
+		return c.AllowNamespace(namespaceIn(e.GetSubject()), acl.ReadWorkload)
+	case events.TopicService:
+		if workload := e.GetDetails()["workload"]; workload != "" {
+			return c.AllowNamespace(namespaceIn(workload), acl.ReadWorkload)
+		}
+		return c.Allow(acl.Agent, acl.Read) // of the Consul as a whole
+	case events.TopicVolume, events.TopicClaim:
+		return c.AllowNamespace(namespaceIn(e.GetSubject()), acl.CSIReadVolume)
+	case events.TopicDriver, events.TopicPlugin:
+		return c.Allow(acl.Plugin, acl.Read)
+	case events.TopicDevice:
+		return c.Allow(acl.Node, acl.Read)
+	default:
+		return e.GetType() == events.TypeLagged || c.Allow(acl.Agent, acl.Read)
+	}
+}
+
+// namespaceIn is the namespace of an object as messages have it (claim.VolumeRef.String).
+func namespaceIn(qualified string) string {
+	if namespace, _, ok := strings.Cut(qualified, "/"); ok {
+		return namespace
+	}
+	return claim.DefaultNamespace
+}
+
+// hidden are the external ids of the volumes of a request's driver that are registered where
+// the caller may not list. Those that nobody has registered are not: they are there to be.
+func (s *Server) hidden(ctx context.Context, c *caller, request any) (map[string]bool, error) {
+	ids := map[string]bool{}
+	of, _ := request.(interface{ GetPluginId() string })
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		volumes, _, err := tx.Volumes(state.VolumeQuery{Driver: of.GetPluginId()})
+		for _, v := range volumes {
+			if !c.AllowNamespace(v.Namespace, acl.CSIListVolume) {
+				ids[v.ExternalID] = true
+			}
+		}
+		return err
+	})
+	return ids, err
+}

@@ -1,0 +1,466 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// storageFake is a storage plugin and a driver in memory. What it publishes is a
+// real mount.
+type storageFake struct {
+	storage.Client // nil: what a test does not expect panics
+
+	mu        sync.Mutex
+	volumes   map[string]storage.CreateRequest // by external id
+	secrets   map[string]string                // of the last call
+	deleted   []string
+	snapshots []storage.Snapshot
+	expanded  []storage.ExpandNodeRequest
+	warnings  []string
+	fail      map[string]error // by the call's name
+	caps      storage.ControllerCapabilities
+}
+
+func (f *storageFake) lease(context.Context) (storage.Client, func(), error) {
+	return f, func() {}, nil
+}
+
+func (f *storageFake) failure(call string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.fail[call]
+}
+
+func (f *storageFake) setFailure(call string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail[call] = err
+}
+
+func (f *storageFake) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+	caps := f.caps
+	if err := report(storage.Fingerprint{
+		Healthy: true, Provider: "fake.example.com", Version: "1.2", Controller: &caps,
+		Node: &storage.NodeCapabilities{NodeID: "fake-n1", VolumeStats: true, MaxVolumes: 9, AccessibleTopology: storage.Topology{"rack": "r1"}},
+	}); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (f *storageFake) ValidateVolume(_ context.Context, _ storage.Driver, req storage.ValidateRequest) ([]string, error) {
+	f.mu.Lock()
+	f.secrets = req.Volume.Secrets
+	f.mu.Unlock()
+	return f.warnings, f.failure("validate")
+}
+
+func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+	if err := f.failure("create"); err != nil {
+		return storage.CreateResponse{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	id := "ext-" + req.Name
+	f.volumes[id] = req
+	return storage.CreateResponse{ExternalID: id, Capacity: max(req.CapacityMin, 1<<20), Context: map[string]string{"by": "fake"}}, nil
+}
+
+func (f *storageFake) Delete(_ context.Context, _ storage.Driver, v storage.Volume) error {
+	if err := f.failure("delete"); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.deleted, f.secrets = append(f.deleted, v.ExternalID), v.Secrets
+	delete(f.volumes, v.ExternalID)
+	return nil
+}
+
+func (f *storageFake) List(_ context.Context, _ storage.Driver, page storage.Page) (storage.ListResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := storage.ListResponse{Next: "next of " + page.Token}
+	for id := range f.volumes {
+		out.Volumes = append(out.Volumes, storage.ListedVolume{ExternalID: id, Condition: &storage.Condition{Abnormal: true, Message: "worn"}})
+	}
+	return out, nil
+}
+
+func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse, error) {
+	return storage.ExpandResponse{Capacity: req.CapacityMin, NodeExpansionRequired: true}, f.failure("expand")
+}
+
+func (f *storageFake) ExpandNode(_ context.Context, _ storage.Driver, req storage.ExpandNodeRequest) (int64, error) {
+	if err := f.failure("expand node"); err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expanded = append(f.expanded, req)
+	return 0, nil
+}
+
+// CreateSnapshot never ends for a snapshot named hangs.
+func (f *storageFake) CreateSnapshot(ctx context.Context, _ storage.Driver, req storage.CreateSnapshotRequest) (storage.Snapshot, error) {
+	if strings.Contains(req.Name, "-hangs-") {
+		<-ctx.Done()
+		return storage.Snapshot{}, driverSays(codes.Canceled, "cut off")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := storage.Snapshot{ID: "snap-" + req.Name, VolumeExternalID: req.Volume.ExternalID, Size: 5, Ready: true, CreatedAt: time.Unix(1, 0)}
+	f.snapshots = append(f.snapshots, s)
+	return s, nil
+}
+
+func (f *storageFake) DeleteSnapshot(_ context.Context, _ storage.Driver, _ string, s map[string]string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.snapshots, f.secrets = nil, s
+	return nil
+}
+
+func (f *storageFake) ListSnapshots(context.Context, storage.Driver, storage.ListSnapshotsRequest) (storage.ListSnapshotsResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return storage.ListSnapshotsResponse{Snapshots: f.snapshots, Next: "more"}, nil
+}
+
+func (f *storageFake) Publish(_ context.Context, _ storage.Driver, req storage.PublishRequest) error {
+	if err := f.failure("publish"); err != nil {
+		return err
+	}
+	if err := os.Mkdir(req.TargetPath, 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return unix.Mount("fake", req.TargetPath, "tmpfs", 0, "size=64k")
+}
+
+func (f *storageFake) Unpublish(_ context.Context, _ storage.Driver, _ storage.Volume, target string) error {
+	if err := f.failure("unpublish"); err != nil {
+		return err
+	}
+	if err := unix.Unmount(target, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		return err
+	}
+	return nil
+}
+
+func (f *storageFake) VolumeStats(context.Context, storage.Driver, storage.StatsRequest) (storage.Stats, error) {
+	return storage.Stats{
+		Usage:     []storage.Usage{{Unit: storage.Bytes, Total: 10, Used: 4, Available: 6}, {Unit: storage.Inodes, Total: 3}},
+		Condition: &storage.Condition{Message: "fine"},
+	}, f.failure("stats")
+}
+
+// consulFake is what the host knows of its Consuls: services and tokens.
+type consulFake struct {
+	mu       sync.Mutex
+	problems map[string]string
+	tokens   []tokens.Listed
+	report   tokens.Report
+	dry      []bool // of the sweeps
+	err      error
+}
+
+func (f *consulFake) Problems() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.problems)
+}
+
+func (f *consulFake) List(_ context.Context, namespace, workload string) (all []tokens.Listed, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.tokens {
+		if (namespace == "" || namespace == t.Workload.Namespace) && (workload == "" || workload == t.Workload.ID) {
+			all = append(all, t)
+		}
+	}
+	return all, f.err
+}
+
+func (f *consulFake) Sweep(_ context.Context, dryRun bool) (tokens.Report, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dry = append(f.dry, dryRun)
+	return f.report, f.err
+}
+
+// host is a server with all that is behind it.
+type host struct {
+	*Server
+	fake   *storageFake
+	ledger *clustertest.Server
+	bus    *events.Bus
+	consul *consulFake
+	log    *logs
+	client *api.Client
+	ctx    context.Context
+}
+
+// logs collects what the host logs.
+type logs struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func allCaps() storage.ControllerCapabilities {
+	return storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true, Expand: true, OnlineExpand: true, CreateDeleteSnapshot: true, ListSnapshots: true}
+}
+
+// onePlugin is a host's plugin that only says of itself that it runs.
+type onePlugin struct{ Plugins }
+
+func (onePlugin) Status() []supervisor.Status {
+	return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
+}
+
+// noTokens are those of a node that has never asked for one.
+type noTokens struct{ workload.Tokens }
+
+func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
+
+func openHost(t *testing.T, change ...func(c *Config)) *host {
+	t.Helper()
+	dir := t.TempDir()
+	h := &host{
+		fake: &storageFake{volumes: map[string]storage.CreateRequest{}, fail: map[string]error{}, caps: allCaps()},
+		bus:  events.New(0), consul: &consulFake{problems: map[string]string{}}, log: &logs{},
+	}
+	var cancel context.CancelFunc
+	h.ctx, cancel = context.WithTimeout(context.Background(), 5*time.Minute)
+	t.Cleanup(cancel)
+	log := hclog.New(&hclog.LoggerOptions{Output: h.log, Level: hclog.Debug})
+	h.ledger = clustertest.Start(t)
+	sealer, err := secrets.Open(filepath.Join(dir, "key"))
+	must(t, err)
+	unseal := func(_ context.Context, v claim.Volume) (map[string]string, error) {
+		return sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+	}
+	j, err := journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger())
+	must(t, err)
+	t.Cleanup(func() { must(t, j.Close()) })
+
+	registry := drivers.New(drivers.Config{DataDir: dir, Logger: log, Storage: h.fake.lease, Events: h.bus})
+	must(t, registry.Open(h.ctx, []drivers.Spec{{ID: "fake", Endpoint: "unix://" + dir + "/fake.sock"}}))
+	t.Cleanup(func() { must(t, registry.Close(true)) })
+	calls := drivers.Caller{Drivers: registry, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+		return fn(ctx, h.fake)
+	}}
+	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: calls, Secrets: unseal})
+	pseudo := devices.New(pseudoDevices{}, h.bus, log)
+	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
+		Ledger: noderecord.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
+		Secrets: unseal,
+		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
+	})
+	_, err = manager.Open(h.ctx)
+	must(t, err)
+	t.Cleanup(func() { must(t, manager.Close()) })
+	t.Cleanup(func() { stopAll(t, manager) })
+	releases := watcher.New(watcher.Config{
+		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed, Events: h.bus, Log: log,
+		GC: watcher.GC{Interval: time.Hour, Claims: time.Hour, Drivers: time.Hour, Workloads: time.Hour},
+	})
+	registrar := &noderecord.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: pseudo, Log: log}
+	loops, stopLoops := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { h.ledger.WhileLeader(loops, releases.Run) })
+	running.Go(func() { registrar.Run(loops) })
+	running.Go(func() { pseudo.Run(loops) })
+	// Cleanups run in reverse: the manager's workloads stop while the releases run.
+	t.Cleanup(func() { stopAll(t, manager); stopLoops(); running.Wait() })
+
+	cfg := Config{
+		Socket: filepath.Join(dir, "run", "p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log, Metrics: prometheus.NewRegistry(),
+		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
+		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
+		Plugins: onePlugin{},
+		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
+		Services: h.consul, Tokens: h.consul,
+		Raft: h.ledger, Collector: releases,
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	h.Server = New(cfg)
+	must(t, h.Open(h.ctx))
+	t.Cleanup(func() { must(t, h.Close()) })
+	h.client, err = api.New("unix://" + cfg.Socket)
+	must(t, err)
+	t.Cleanup(func() { h.client.Close() })
+	eventually(t, "the driver is healthy, and the ledger knows", func() bool {
+		d, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
+		return err == nil && d.Msg.Driver.Healthy && d.Msg.Driver.NodesHealthy == 1
+	})
+	return h
+}
+
+// stopAll leaves no mount behind, whatever a test did.
+func stopAll(t *testing.T, m *workload.Manager) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, w := range m.List() {
+		if _, err := m.Stop(ctx, w.Spec.WorkloadRef, "the test is over", nil); err != nil {
+			t.Errorf("stop workload %q: %v", w.Spec.ID, err)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+func request[T any](m *T) *connect.Request[T] { return connect.NewRequest(m) }
+
+// wantError checks the code of an error and that its text has all that it should.
+func wantError(t *testing.T, err error, code connect.Code, says ...string) {
+	t.Helper()
+	if connect.CodeOf(err) != code || err == nil {
+		t.Errorf("got %v (%v), want %v", err, connect.CodeOf(err), code)
+		return
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%q lacks %q", err, s)
+		}
+	}
+}
+
+const secretValue, secretFlag = "hunter2-the-secret", "password=hunter2-the-flag"
+
+// spec is a volume's definition with something secret in it.
+func spec(id string, change ...func(s *hostv1.VolumeSpec)) *hostv1.VolumeSpec {
+	s := &hostv1.VolumeSpec{
+		Id: id, Type: "csi", PluginId: "fake", CapacityMin: 1 << 20,
+		Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
+		MountOptions: &hostv1.MountOptions{FsType: "ext4", MountFlags: []string{secretFlag}},
+		Secrets:      map[string]string{"password": secretValue}, Parameters: map[string]string{"sku": "x"},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func (h *host) create(t *testing.T, s *hostv1.VolumeSpec) *hostv1.Volume {
+	t.Helper()
+	resp, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+	must(t, err)
+	return resp.Msg.Volume
+}
+
+// start brings up a workload with one volume and returns its steps.
+func (h *host) start(t *testing.T, id, volume string) (*hostv1.Workload, []*hostv1.Step) {
+	t.Helper()
+	w, steps, err := h.tryStart(id, volume, false)
+	must(t, err)
+	return w, steps
+}
+
+func (h *host) tryStart(id, volume string, withCaller bool) (w *hostv1.Workload, steps []*hostv1.Step, err error) {
+	stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{
+		Spec: &hostv1.WorkloadSpec{Id: id, Volumes: []*hostv1.VolumeRequest{{
+			Name: "data", Source: volume, Destination: "/data", MountOptions: &hostv1.MountOptions{MountFlags: []string{secretFlag}},
+		}}},
+		ReleaseWithCaller: withCaller,
+	}))
+	if err != nil {
+		return nil, nil, err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if s := stream.Msg().GetStep(); s != nil {
+			steps = append(steps, s)
+		}
+		if found := stream.Msg().GetWorkload(); found != nil {
+			w = found
+		}
+	}
+	return w, steps, stream.Err()
+}
+
+func (h *host) stop(t *testing.T, id string) (w *hostv1.Workload, steps []*hostv1.Step) {
+	t.Helper()
+	stream, err := h.client.Workloads.StopWorkload(h.ctx, request(&hostv1.StopWorkloadRequest{Id: id}))
+	must(t, err)
+	defer stream.Close()
+	for stream.Receive() {
+		if s := stream.Msg().GetStep(); s != nil {
+			steps = append(steps, s)
+		}
+		if found := stream.Msg().GetWorkload(); found != nil {
+			w = found
+		}
+	}
+	must(t, stream.Err())
+	return w, steps
+}
+
+func driverSays(code codes.Code, format string, args ...any) error {
+	return status.Error(code, fmt.Sprintf(format, args...))
+}
+
+func needsRoot(t *testing.T) { testbin.RequireRoot(t, "mounts and other users' connections") }

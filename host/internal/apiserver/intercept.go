@@ -1,0 +1,205 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+)
+
+// interceptor is what every call goes through: who may, the log, what of the answer is
+// the caller's to see, the error's code, the metrics and the audit log.
+type interceptor struct{ *Server }
+
+// long is how long a query takes from which on the caller's rights are looked at again
+// before it is answered.
+const long = time.Second
+
+func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (resp connect.AnyResponse, err error) {
+		call, began := req.Spec(), time.Now()
+		c, allowed := &caller{}, false
+		defer func() {
+			i.calls.observe(call.Procedure, err)
+			i.calls.took(call.Procedure, time.Since(began))
+			i.record(c, call.Procedure, req.Any(), "", allowed, err)
+		}()
+		need := needOf(call.Procedure)
+		if c, err = i.admit(ctx, req.Header()); err != nil {
+			return nil, err
+		}
+		if err := need.check(c, req.Any()); err != nil {
+			return nil, err
+		}
+		allowed = true
+		i.logChange(need, call.Procedure, c, req.Any())
+		if resp, err = next(withCaller(ctx, c), req); err != nil {
+			answeringOf(ctx).inVain = errors.Is(err, cluster.ErrNotLeader)
+			return nil, withCode(ctx, err)
+		}
+		if !need.changes && time.Since(began) > long {
+			if c, err = i.stillMay(ctx, c, call, req.Header(), req.Any()); err != nil {
+				allowed = false
+				return nil, err
+			}
+		}
+		if _, err := i.filter(ctx, c, req.Any(), resp.Any()); err != nil {
+			return nil, withCode(ctx, err)
+		}
+		return resp, nil
+	}
+}
+
+// WrapStreamingHandler also ends the stream when the server is closed, and when the
+// caller's token ends.
+func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
+		procedure := conn.Spec().Procedure
+		s := &stream{StreamingHandlerConn: conn, server: i.Server, need: needOf(procedure), caller: &caller{}}
+		defer func() {
+			i.calls.observe(procedure, err)
+			i.record(s.caller, procedure, s.request, streamEnded, s.allowed, err)
+		}()
+		if s.caller, err = i.admit(ctx, conn.RequestHeader()); err != nil {
+			return err
+		}
+		// A caller that streams says what it is about only with its first message, or never.
+		if conn.Spec().StreamType != connect.StreamTypeServer {
+			if err := s.begin(nil); err != nil {
+				return err
+			}
+		}
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's end, beside the caller's
+		defer stop()
+		if ends := s.caller.ExpiresAt; !ends.IsZero() && !s.need.changes {
+			timer := time.AfterFunc(time.Until(ends), func() { cancel(acl.ErrExpired) })
+			defer timer.Stop()
+		}
+		ctx = withCaller(ctx, s.caller)
+		s.ctx = ctx
+		return withCode(ctx, next(ctx, s))
+	}
+}
+
+func (i interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// stream is one whose request is checked and logged, and whose messages are the caller's
+// to see.
+type stream struct {
+	connect.StreamingHandlerConn
+	server  *Server
+	need    need
+	ctx     context.Context // of the call, with its caller
+	caller  *caller
+	request any
+	allowed bool
+}
+
+// begin checks the request of a stream, which comes as its first message.
+func (s *stream) begin(msg any) error {
+	s.request = msg
+	if err := s.need.check(s.caller, msg); err != nil {
+		return err
+	}
+	s.allowed = true
+	procedure := s.Spec().Procedure
+	s.server.logChange(s.need, procedure, s.caller, msg)
+	s.server.record(s.caller, procedure, msg, streamBegan, true, nil)
+	return nil
+}
+
+func (s *stream) Receive(msg any) error {
+	if err := s.StreamingHandlerConn.Receive(msg); err != nil || s.allowed {
+		return err
+	}
+	return s.begin(msg)
+}
+
+// Send leaves out what the caller may not see. It asks each time what that is: a token may
+// be deleted while a stream goes on. What changes something is not cut off by that.
+func (s *stream) Send(msg any) (err error) {
+	if s.server.cfg.ACL != nil && !s.need.changes {
+		if s.caller, err = s.server.stillMay(s.ctx, s.caller, s.Spec(), s.RequestHeader(), s.request); err != nil {
+			return err
+		}
+	}
+	if see, err := s.server.filter(s.ctx, s.caller, s.request, msg); err != nil || !see {
+		return err
+	}
+	return s.StreamingHandlerConn.Send(msg)
+}
+
+// logChange logs a call that changes something, before it is made.
+func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
+	if !n.changes {
+		return
+	}
+	from := []any{"uid", c.uid, "pid", c.pid}
+	if c.cert != nil {
+		from = []any{"certificate", c.cert.String()}
+	}
+	if c.asker != "" {
+		from = append(from, "for", c.asker)
+	}
+	if c.Accessor != "" {
+		from = append(from, "token", c.Name, "accessor", c.Accessor)
+	}
+	s.log.Info("api call", append([]any{"procedure", procedure, "object", shortened(object(msg))}, from...)...)
+}
+
+// object is what a request is about, without anything that could be a secret.
+func object(msg any) string {
+	switch m := msg.(type) {
+	case interface{ GetSpec() *hostv1.VolumeSpec }:
+		return qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
+	case interface{ GetSpec() *hostv1.WorkloadSpec }:
+		return qualified(m.GetSpec().GetNamespace(), m.GetSpec().GetId())
+	case interface{ GetSnapshotId() string }:
+		return m.GetSnapshotId()
+	case interface {
+		GetNamespace() string
+		GetVolumeId() string
+	}:
+		return qualified(m.GetNamespace(), m.GetVolumeId())
+	case interface {
+		GetNamespace() string
+		GetId() string
+	}:
+		return qualified(m.GetNamespace(), m.GetId())
+	case interface{ GetId() string }:
+		return m.GetId()
+	case interface{ GetAccessor() string }:
+		return m.GetAccessor()
+	case interface{ GetName() string }:
+		return m.GetName()
+	case interface{ GetPath() string }:
+		return m.GetPath()
+	default:
+		return ""
+	}
+}
+
+// maxObject is the longest name in a log line, in bytes: a request may not have
+// been checked yet.
+const maxObject = 2*claim.MaxID + 1
+
+func shortened(s string) string { return s[:min(len(s), maxObject)] }
+
+// recovered turns a bug into an error of its call.
+func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, reason any) error {
+	s.log.Error("a call failed by a bug", "procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()))
+	return connect.NewError(connect.CodeInternal, fmt.Errorf("a bug in the agent: %v", reason))
+}

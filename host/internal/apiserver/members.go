@@ -1,0 +1,220 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/discovery"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/workload"
+)
+
+// Discovery is this agent's part in the gossip (discovery.Discovery).
+type Discovery interface {
+	Members() []discovery.Member
+	Join(addresses ...string) (int, error)
+	ForceLeave(name string, prune bool) error
+	Leave() error
+	ListKeys() (discovery.Keys, error)
+	InstallKey(key string) (discovery.Keys, error)
+	UseKey(key string) (discovery.Keys, error)
+	RemoveKey(key string) (discovery.Keys, error)
+}
+
+var (
+	// errAlone: the host is none of a cluster.
+	errAlone = errors.New("this host is alone: it has no tls block in its configuration, so it gossips with nobody")
+	// errUsed: workloads would lose their volumes.
+	errUsed = errors.New("workloads of this node have volumes")
+	// errAlive: what is asked is for those that are gone.
+	errAlive = errors.New("it is alive")
+	// errLastServer: the ledger would be gone.
+	errLastServer = errors.New("it is the only server, and the ledger would be gone with it")
+	// errUnknownKey: no agent has a key of that id.
+	errUnknownKey = errors.New("no such key (see: pannier keyring list)")
+)
+
+// memberService serves pannier.host.v1.MemberService.
+type memberService struct{ *Server }
+
+func (s memberService) discovery() (Discovery, error) {
+	if s.cfg.Discovery == nil {
+		return nil, errAlone
+	}
+	return s.cfg.Discovery, nil
+}
+
+// ListMembers lists the agents that this one knows; a host that is alone knows itself.
+func (s memberService) ListMembers(context.Context, *connect.Request[hostv1.ListMembersRequest]) (*connect.Response[hostv1.ListMembersResponse], error) {
+	leader := s.leaderName()
+	if s.cfg.Discovery == nil {
+		return connect.NewResponse(&hostv1.ListMembersResponse{Members: []*hostv1.Member{{
+			Name: s.cfg.Name, Status: string(discovery.Alive), Role: string(discovery.Server), Datacenter: s.cfg.Datacenter,
+			Version: s.cfg.Version, Leader: leader == s.cfg.Name,
+		}}}), nil
+	}
+	resp := &hostv1.ListMembersResponse{}
+	for _, m := range s.cfg.Discovery.Members() {
+		resp.Members = append(resp.Members, &hostv1.Member{
+			Name: m.Name, Address: m.Gossip, RpcAddress: m.RPC, Status: string(m.Status), Role: string(m.Role),
+			Datacenter: m.Datacenter, Version: m.Version, Leader: m.Name == leader,
+		})
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// leaderName is who leads, as far as this agent knows.
+func (s *Server) leaderName() string {
+	switch {
+	case s.cfg.Ledger != nil:
+		return s.cfg.Ledger.Stats().LeaderName
+	case s.cfg.Leader != nil:
+		return s.cfg.Leader.LeaderName()
+	default:
+		return ""
+	}
+}
+
+// JoinMembers meets agents at their addresses.
+func (s memberService) JoinMembers(_ context.Context, req *connect.Request[hostv1.JoinMembersRequest]) (*connect.Response[hostv1.JoinMembersResponse], error) {
+	d, err := s.discovery()
+	if err != nil {
+		return nil, err
+	}
+	if len(req.Msg.GetAddresses()) == 0 {
+		return nil, invalid("join", "addresses", "are missing: at which host:port is another agent?")
+	}
+	n, err := d.Join(req.Msg.GetAddresses()...)
+	if n == 0 && err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	return connect.NewResponse(&hostv1.JoinMembersResponse{Joined: int32(n)}), nil
+}
+
+// ForceLeave takes an agent that failed for one that has left.
+func (s memberService) ForceLeave(_ context.Context, req *connect.Request[hostv1.ForceLeaveRequest]) (*connect.Response[hostv1.ForceLeaveResponse], error) {
+	d, err := s.discovery()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range d.Members() {
+		if m.Name == req.Msg.GetName() && m.Status == discovery.Alive {
+			return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name, errAlive)
+		}
+	}
+	return connect.NewResponse(&hostv1.ForceLeaveResponse{}), d.ForceLeave(req.Msg.GetName(), req.Msg.GetPrune())
+}
+
+// Leave makes this agent leave the cluster for good and stop. A server that leads lets
+// another one lead first, and waits until it is taken out.
+func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.LeaveRequest]) (*connect.Response[hostv1.LeaveResponse], error) {
+	d, err := s.discovery()
+	if err != nil {
+		return nil, err
+	}
+	doing := fmt.Sprintf("let %q leave the cluster", s.cfg.Name)
+	for _, w := range s.cfg.Workloads.List() {
+		if len(w.Spec.Volumes) > 0 && w.State != workload.Stopped && w.State != workload.Failed {
+			return nil, fmt.Errorf("%s: %w, such as %q; empty it first: pannier node drain -enable -wait %s", doing, errUsed, w.Spec.WorkloadRef, s.cfg.Name)
+		}
+	}
+	// A node has nobody to hand anything over to.
+	leave := func(_ context.Context, leave func() error) error { return leave() }
+	if s.cfg.Raft != nil {
+		others := slices.ContainsFunc(d.Members(), func(m discovery.Member) bool {
+			return m.Name != s.cfg.Name && m.Role == discovery.Server && m.Status == discovery.Alive
+		})
+		if !others {
+			return nil, fmt.Errorf("%s: %w; start another one first, or stop the agent: pannier agent stop", doing, errLastServer)
+		}
+		leave = s.cfg.Raft.Leave
+	}
+	if err := leave(ctx, d.Leave); err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	s.cfg.Stop(false)
+	return connect.NewResponse(&hostv1.LeaveResponse{Pid: int64(os.Getpid())}), nil
+}
+
+// ListKeys lists the keys that encrypt gossip by their ids.
+func (s memberService) ListKeys(context.Context, *connect.Request[hostv1.ListKeysRequest]) (*connect.Response[hostv1.ListKeysResponse], error) {
+	d, err := s.discovery()
+	if err != nil {
+		return nil, err
+	}
+	keys, err := d.ListKeys()
+	if errors.Is(err, discovery.ErrNotEncrypted) {
+		return nil, err
+	}
+	resp := &hostv1.ListKeysResponse{Agents: int32(keys.Members)}
+	if err != nil {
+		resp.Problem = err.Error()
+	}
+	for _, key := range slices.Sorted(maps.Keys(keys.Keys)) {
+		resp.Keys = append(resp.Keys, &hostv1.GossipKey{Id: keyID(key), Agents: int32(keys.Keys[key]), Primary: int32(keys.Primary[key])})
+	}
+	slices.SortFunc(resp.Keys, func(a, b *hostv1.GossipKey) int { return cmp.Or(int(b.Primary-a.Primary), cmp.Compare(a.Id, b.Id)) })
+	return connect.NewResponse(resp), nil
+}
+
+// AddKey gives every agent a further key to read with.
+func (s memberService) AddKey(_ context.Context, req *connect.Request[hostv1.AddKeyRequest]) (*connect.Response[hostv1.AddKeyResponse], error) {
+	d, err := s.discovery()
+	if err != nil {
+		return nil, err
+	}
+	key := req.Msg.GetKey()
+	if raw, err := base64.StdEncoding.DecodeString(key); err != nil || !slices.Contains([]int{16, 24, 32}, len(raw)) {
+		return nil, invalid("gossip key", "key", "must be 16, 24 or 32 bytes in base64, such as of: head -c 32 /dev/urandom | base64")
+	}
+	_, err = d.InstallKey(key)
+	return connect.NewResponse(&hostv1.AddKeyResponse{Id: keyID(key)}), err
+}
+
+// UseKey makes every agent write with a key.
+func (s memberService) UseKey(_ context.Context, req *connect.Request[hostv1.UseKeyRequest]) (*connect.Response[hostv1.UseKeyResponse], error) {
+	err := s.withKey(req.Msg.GetId(), Discovery.UseKey)
+	return connect.NewResponse(&hostv1.UseKeyResponse{}), err
+}
+
+// RemoveKey takes a key away.
+func (s memberService) RemoveKey(_ context.Context, req *connect.Request[hostv1.RemoveKeyRequest]) (*connect.Response[hostv1.RemoveKeyResponse], error) {
+	err := s.withKey(req.Msg.GetId(), Discovery.RemoveKey)
+	return connect.NewResponse(&hostv1.RemoveKeyResponse{}), err
+}
+
+// withKey finds a key by its id and does something with it. Errors name the id only.
+func (s memberService) withKey(id string, do func(d Discovery, key string) (discovery.Keys, error)) error {
+	d, err := s.discovery()
+	if err != nil {
+		return err
+	}
+	keys, err := d.ListKeys()
+	for key := range keys.Keys {
+		if keyID(key) == id {
+			_, err := do(d, key)
+			return err
+		}
+	}
+	return errors.Join(fmt.Errorf("key %q: %w", shortened(id), errUnknownKey), err)
+}
+
+// keyID names a key without telling it.
+func keyID(key string) string {
+	raw, err := base64.StdEncoding.DecodeString(key)
+	if err != nil {
+		raw = []byte(key)
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:8])
+}

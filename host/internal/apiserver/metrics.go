@@ -1,0 +1,155 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+)
+
+// callMetrics count the calls.
+type callMetrics struct {
+	total *prometheus.CounterVec
+	time  *prometheus.HistogramVec
+}
+
+func newCallMetrics() *callMetrics {
+	return &callMetrics{
+		total: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "pannier_api_requests_total", Help: "Calls of the API by procedure and code.",
+		}, []string{"procedure", "code"}),
+		time: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "pannier_api_request_duration_seconds", Help: "How long calls of the API took that are no streams.",
+			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10, 30, 120},
+		}, []string{"procedure"}),
+	}
+}
+
+// label is such as VolumeService/GetVolume.
+func label(procedure string) string { return strings.TrimPrefix(procedure, "/pannier.host.v1.") }
+
+func (m *callMetrics) observe(procedure string, err error) {
+	code := "ok"
+	if err != nil {
+		code = connect.CodeOf(err).String()
+	}
+	m.total.WithLabelValues(label(procedure), code).Inc()
+}
+
+func (m *callMetrics) took(procedure string, d time.Duration) {
+	m.time.WithLabelValues(label(procedure)).Observe(d.Seconds())
+}
+
+// register adds the server's metrics to the registry.
+func (s *Server) register() error {
+	s.calls = newCallMetrics()
+	all := []prometheus.Collector{s.calls.total, s.calls.time, collector{s}}
+	if s.audit != nil {
+		all = append(all, s.audit.failed)
+	}
+	for _, c := range all {
+		if err := s.cfg.Metrics.Register(c); err != nil {
+			return fmt.Errorf("register the metrics: %w", err)
+		}
+		s.collectors = append(s.collectors, c)
+	}
+	return nil
+}
+
+func (s *Server) unregister() {
+	for _, c := range s.collectors {
+		s.cfg.Metrics.Unregister(c)
+	}
+	s.collectors = nil
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("pannier_"+name, help, labels, nil)
+}
+
+var (
+	volumesDesc        = desc("volumes", "Registered volumes.")
+	claimsDesc         = desc("claims", "Claims in the ledger by state.", "state")
+	workloadsDesc      = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.", "state")
+	driverDesc         = desc("driver_healthy", "Whether a CSI driver of this node is healthy.", "driver")
+	driverRestartsDesc = desc("driver_restarts_total", "Restarts of a CSI driver that the agent runs, since the agent started.", "driver")
+	consulDesc         = desc("consul_in_sync", "Whether the services of this node's workloads are in sync with a Consul.", "consul")
+	tokensDesc         = desc("tokens", "Consul tokens of workloads' services in the ledger.")
+	pluginDesc         = desc("plugin_running", "Whether a plugin is running.", "plugin")
+	pluginRestartsDesc = desc("plugin_restarts_total", "Restarts of a plugin since the agent started.", "plugin")
+	leaderDesc         = desc("ledger_leader", "Whether this agent leads the cluster.")
+	indexDesc          = desc("ledger_applied_index", "Index of the last log entry in this agent's ledger.")
+	sizeDesc           = desc("ledger_size_bytes", "Size of this agent's ledger on disk.")
+)
+
+// collectTimeout bounds reading the ledger for one scrape.
+const collectTimeout = 5 * time.Second
+
+// collector reads what the host knows when it is scraped.
+type collector struct{ *Server }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		volumesDesc, claimsDesc, workloadsDesc, driverDesc, driverRestartsDesc, pluginDesc, pluginRestartsDesc,
+		consulDesc, tokensDesc, leaderDesc, indexDesc, sizeDesc,
+	} {
+		ch <- d
+	}
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	counter := func(d *prometheus.Desc, value int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+	}
+	for state, n := range c.workloadCounts() {
+		gauge(workloadsDesc, float64(n), state)
+	}
+	for _, d := range c.cfg.Drivers.List() {
+		gauge(driverDesc, bit(d.Healthy), d.ID)
+		counter(driverRestartsDesc, d.Restarts, d.ID)
+	}
+	for _, p := range c.cfg.Plugins.Status() {
+		gauge(pluginDesc, bit(p.State == supervisor.Running), p.Name)
+		counter(pluginRestartsDesc, p.Restarts, p.Name)
+	}
+	for consul, problem := range c.cfg.Services.Problems() {
+		gauge(consulDesc, bit(problem == ""), consul)
+	}
+	if c.cfg.Ledger == nil {
+		return
+	}
+	stats := c.cfg.Ledger.Stats()
+	gauge(leaderDesc, bit(stats.Leader))
+	gauge(indexDesc, float64(stats.AppliedIndex))
+	gauge(sizeDesc, float64(stats.Size))
+	ctx, cancel := context.WithTimeout(c.running, collectTimeout)
+	defer cancel()
+	n, err := c.counts.read(ctx, c.cfg.Ledger)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded): // the ledger is not ready yet: there is nothing to count
+	case err != nil:
+		ch <- prometheus.NewInvalidMetric(volumesDesc, err)
+	default:
+		gauge(volumesDesc, float64(n.volumes))
+		gauge(tokensDesc, float64(n.tokens))
+		for state, n := range n.claims {
+			gauge(claimsDesc, float64(n), string(state))
+		}
+	}
+}
+
+func bit(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,292 @@
+package apiserver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	v1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+)
+
+// needs is what each call of the API needs, all of it, where ACLs are on. filter.go has
+// what a caller then sees of the answer. A call that is not here needs a management token.
+//
+// The check comes before anything is looked up, so that a refusal does not tell whether
+// the object is there.
+var needs = map[string]need{
+	v1.VolumeServiceRegisterVolumeProcedure:   change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceCreateVolumeProcedure:     change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceGetVolumeProcedure:        query(in(acl.CSIReadVolume)),
+	v1.VolumeServiceListVolumesProcedure:      query(within(acl.CSIListVolume)),
+	v1.VolumeServiceExplainVolumeProcedure:    query(in(acl.CSIReadVolume)),
+	v1.VolumeServiceListExternalProcedure:     query(to(acl.Plugin, acl.Read)),
+	v1.VolumeServiceDeregisterVolumeProcedure: change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
+	v1.VolumeServiceDeleteVolumeProcedure:     change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceExpandVolumeProcedure:     change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceDetachVolumeProcedure:     change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
+	v1.VolumeServiceCreateSnapshotProcedure:   change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // it has no namespace
+	v1.VolumeServiceListSnapshotsProcedure:    query(to(acl.Plugin, acl.Read)),
+
+	v1.WorkloadServiceStartWorkloadProcedure:   change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others),
+	v1.WorkloadServiceRunningWorkloadProcedure: change(in(acl.SubmitWorkload)),
+	v1.WorkloadServiceStopWorkloadProcedure:    change(in(acl.SubmitWorkload)),
+	v1.WorkloadServiceGetWorkloadProcedure:     query(in(acl.ReadWorkload)),
+	v1.WorkloadServiceListWorkloadsProcedure:   query(within(acl.ListWorkloads)),
+
+	v1.DriverServiceRegisterDriverProcedure:   change(to(acl.Plugin, acl.Write)),
+	v1.DriverServiceDeregisterDriverProcedure: change(to(acl.Plugin, acl.Write)),
+	v1.DriverServiceListDriversProcedure:      query(to(acl.Plugin, acl.List)),
+	v1.DriverServiceGetDriverProcedure:        query(to(acl.Plugin, acl.Read)),
+
+	v1.DeviceServiceListDevicesProcedure: query(to(acl.Node, acl.Read)),
+	v1.DeviceServiceDeviceStatsProcedure: query(to(acl.Node, acl.Read)),
+
+	v1.PluginServiceListPluginsProcedure:    query(to(acl.Plugin, acl.List)),
+	v1.PluginServiceSwapPluginProcedure:     change(to(acl.Plugin, acl.Write)),
+	v1.PluginServiceRollbackPluginProcedure: change(to(acl.Plugin, acl.Write)),
+	v1.PluginServicePinPluginProcedure:      change(to(acl.Plugin, acl.Write)),
+	v1.PluginServiceUnpinPluginProcedure:    change(to(acl.Plugin, acl.Write)),
+	v1.PluginServiceVerifyPluginProcedure:   change(to(acl.Plugin, acl.Write)),
+	v1.PluginServicePluginLogProcedure:      query(to(acl.Agent, acl.Read)), // it tells of all namespaces
+
+	v1.TokenServiceListTokensProcedure:  query(within(acl.ReadWorkload)),
+	v1.TokenServiceSweepTokensProcedure: change(to(acl.Operator, acl.Write)),
+
+	v1.AgentServiceStatusProcedure: query(to(acl.Agent, acl.Read)),
+	v1.AgentServiceEventsProcedure: query(), // each event by itself
+	v1.AgentServiceStopProcedure:   change(to(acl.Agent, acl.Write)),
+
+	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
+	v1.NodeServiceGetNodeProcedure:            query(to(acl.Node, acl.Read)),
+	v1.NodeServiceDrainNodeProcedure:          change(to(acl.Node, acl.Write)),
+	v1.NodeServiceSetNodeEligibilityProcedure: change(to(acl.Node, acl.Write)),
+	v1.NodeServicePurgeNodeProcedure:          change(to(acl.Node, acl.Write), forced(to(acl.Operator, acl.Write))),
+
+	v1.MemberServiceListMembersProcedure: query(to(acl.Node, acl.Read)),
+	v1.MemberServiceJoinMembersProcedure: change(to(acl.Agent, acl.Write)),
+	v1.MemberServiceForceLeaveProcedure:  change(to(acl.Operator, acl.Write)),
+	v1.MemberServiceLeaveProcedure:       change(to(acl.Agent, acl.Write)),
+	v1.MemberServiceListKeysProcedure:    query(to(acl.Operator, acl.Write)),
+	v1.MemberServiceAddKeyProcedure:      change(to(acl.Operator, acl.Write)),
+	v1.MemberServiceUseKeyProcedure:      change(to(acl.Operator, acl.Write)),
+	v1.MemberServiceRemoveKeyProcedure:   change(to(acl.Operator, acl.Write)),
+
+	v1.OperatorServiceListPeersProcedure:          query(to(acl.Operator, acl.Read)),
+	v1.OperatorServiceTransferLeadershipProcedure: change(to(acl.Operator, acl.Write)),
+	v1.OperatorServiceRemovePeerProcedure:         change(to(acl.Operator, acl.Write)),
+	v1.OperatorServiceGetAutopilotProcedure:       query(to(acl.Operator, acl.Read)),
+	v1.OperatorServiceSetAutopilotProcedure:       change(to(acl.Operator, acl.Write)),
+	v1.OperatorServiceAutopilotHealthProcedure:    query(to(acl.Operator, acl.Read)),
+	// A snapshot has all that the ledger has, and one that is restored may say anything.
+	v1.OperatorServiceSaveSnapshotProcedure:    change(management),
+	v1.OperatorServiceRestoreSnapshotProcedure: change(management),
+
+	v1.SecretsServiceGetSecretsStatusProcedure: query(to(acl.Operator, acl.Read)),
+	v1.SecretsServiceRotateSecretsKeyProcedure: change(to(acl.Operator, acl.Write)),
+
+	v1.SystemServiceCollectGarbageProcedure: change(to(acl.Operator, acl.Write)),
+	v1.SystemServiceWatchProcedure:          query(topics),
+
+	v1.ACLServiceBootstrapACLProcedure:    change(), // the ledger does it once; acl.go has from where
+	v1.ACLServicePutACLPolicyProcedure:    change(management),
+	v1.ACLServiceGetACLPolicyProcedure:    query(ownPolicy),
+	v1.ACLServiceListACLPoliciesProcedure: query(), // others' are left out
+	v1.ACLServiceDeleteACLPolicyProcedure: change(management),
+	v1.ACLServicePutACLRoleProcedure:      change(management),
+	v1.ACLServiceGetACLRoleProcedure:      query(management),
+	v1.ACLServiceListACLRolesProcedure:    query(management),
+	v1.ACLServiceDeleteACLRoleProcedure:   change(management),
+	v1.ACLServiceCreateACLTokenProcedure:  change(management),
+	v1.ACLServiceGetACLTokenProcedure:     query(management),
+	v1.ACLServiceListACLTokensProcedure:   query(management),
+	v1.ACLServiceDeleteACLTokenProcedure:  change(management),
+	v1.ACLServiceGetACLSelfProcedure:      query(),
+}
+
+// need is what one call needs.
+type need struct {
+	checks []check
+	// changes: it changes something, and is logged.
+	changes bool
+}
+
+// check refuses a caller who may not make a call with this request.
+type check func(c *caller, msg any) error
+
+func query(checks ...check) need  { return need{checks: checks} }
+func change(checks ...check) need { return need{checks: checks, changes: true} }
+
+// needOf is what a call needs, known or not.
+func needOf(procedure string) need {
+	if n, known := needs[procedure]; known {
+		return n
+	}
+	return change(management)
+}
+
+func (n need) check(c *caller, msg any) error {
+	for _, one := range n.checks {
+		if err := one(c, msg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// in needs a capability in the namespace of the object.
+func in(capability acl.Capability) check {
+	return func(c *caller, msg any) error { return c.mayIn(namespaceOf(msg), capability) }
+}
+
+// within needs a capability in the namespace that a list is of, or in some namespace where
+// it is of all.
+func within(capability acl.Capability) check {
+	return func(c *caller, msg any) error {
+		m, _ := msg.(interface{ GetNamespace() string })
+		if namespace := allOr(m.GetNamespace()); namespace != "" {
+			return c.mayIn(namespace, capability)
+		}
+		if !c.AllowSomewhere(capability) {
+			return c.lacks(fmt.Sprintf("the capability %q on any namespace", capability))
+		}
+		return nil
+	}
+}
+
+// to needs a level of what has no namespace.
+func to(area acl.Area, level acl.Level) check {
+	return func(c *caller, _ any) error { return c.may(area, level) }
+}
+
+// forced needs more of a request that lets go of what may still be in use.
+func forced(more check) check {
+	return func(c *caller, msg any) error {
+		if m, ok := msg.(interface{ GetForce() bool }); ok && m.GetForce() {
+			return more(c, msg)
+		}
+		return nil
+	}
+}
+
+// mounting needs more of a workload with volumes.
+func mounting(more check) check {
+	return func(c *caller, msg any) error {
+		if m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec }); ok && len(m.GetSpec().GetVolumes()) > 0 {
+			return more(c, msg)
+		}
+		return nil
+	}
+}
+
+// others needs to be allowed to read the workloads that one waits for, and to stop those
+// whose place it takes, in their own namespaces.
+func others(c *caller, msg any) error {
+	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
+	if !ok {
+		return nil
+	}
+	for _, list := range []struct {
+		field string
+		names []string
+		needs acl.Capability
+	}{
+		{"after", m.GetSpec().GetAfter(), acl.ReadWorkload},
+		{"replaces", m.GetSpec().GetReplaces(), acl.SubmitWorkload},
+	} {
+		for _, name := range list.names {
+			namespace, _, qualified := strings.Cut(name, "/")
+			if !qualified {
+				namespace = namespaceOf(msg)
+			}
+			if !c.AllowNamespace(namespace, list.needs) {
+				return c.lacks(fmt.Sprintf("%s of workload %q: the capability %q on namespace %q", list.field, shortened(name), list.needs, shortened(namespace)))
+			}
+		}
+	}
+	return nil
+}
+
+// management needs a management token.
+func management(c *caller, _ any) error {
+	if !c.IsManagement() {
+		return c.lacks("a management token")
+	}
+	return nil
+}
+
+// ownPolicy needs a policy to be the caller's, or a management token.
+func ownPolicy(c *caller, msg any) error {
+	if m, ok := msg.(*hostv1.GetACLPolicyRequest); ok && c.has(m.GetName()) {
+		return nil
+	}
+	return management(c, msg)
+}
+
+// topics needs that the caller may list some of what it watches.
+func topics(c *caller, msg any) error {
+	m, _ := msg.(*hostv1.WatchRequest)
+	for _, topic := range m.GetTopics() {
+		var err error
+		switch topic {
+		case "nodes":
+			err = c.may(acl.Node, acl.Read)
+		case "drivers":
+			err = c.may(acl.Plugin, acl.List)
+		case "workloads":
+			err = within(acl.ListWorkloads)(c, &hostv1.ListWorkloadsRequest{})
+		default: // volumes and claims; the handler refuses others
+			err = within(acl.CSIListVolume)(c, &hostv1.ListVolumesRequest{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// namespaceOf is the namespace of the object that a request is about.
+func namespaceOf(msg any) string {
+	switch m := msg.(type) {
+	case interface{ GetSpec() *hostv1.VolumeSpec }:
+		return namespaceOr(m.GetSpec().GetNamespace())
+	case interface{ GetSpec() *hostv1.WorkloadSpec }:
+		return namespaceOr(m.GetSpec().GetNamespace())
+	case interface{ GetNamespace() string }:
+		return namespaceOr(m.GetNamespace())
+	default:
+		return namespaceOr("")
+	}
+}
+
+// mayIn refuses a caller that lacks a capability in a namespace.
+func (c *caller) mayIn(namespace string, capability acl.Capability) error {
+	if c.AllowNamespace(namespace, capability) {
+		return nil
+	}
+	return c.lacks(fmt.Sprintf("the capability %q on namespace %q", capability, shortened(namespace)))
+}
+
+// may refuses a caller that may not go as far as level in an area.
+func (c *caller) may(area acl.Area, level acl.Level) error {
+	if c.Allow(area, level) {
+		return nil
+	}
+	return c.lacks(fmt.Sprintf("policy %q for %s", level, area))
+}
+
+// has says whether a policy is one of the caller's.
+func (c *caller) has(policy string) bool { return slices.Contains(c.Policies, policy) }
+
+// lacks is a refusal that says what is missing, and of whom.
+func (c *caller) lacks(what string) error {
+	whose := fmt.Sprintf("token %q (accessor %s) does not have it; see what it has: pannier acl token self", c.Name, c.Accessor)
+	if c.Accessor == "" {
+		whose = "the call was made without a token: give one by -token-file or PANNIER_TOKEN"
+	}
+	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is missing: %s", what, whose))
+}

@@ -1,0 +1,275 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats).
+type Heartbeats interface {
+	// Known is when the node's last heartbeat was answered, and until when its claims are left
+	// alone unless it is heard from again; each zero where it is not known.
+	Known(node string) (lastHeard, keepsTo time.Time)
+}
+
+// heard is Known, where there are heartbeats.
+func (s *Server) heard(node string) (at, keepsTo time.Time) {
+	if s.cfg.Heartbeats == nil {
+		return at, keepsTo
+	}
+	return s.cfg.Heartbeats.Known(node)
+}
+
+// nodeService serves pannier.host.v1.NodeService.
+type nodeService struct{ *Server }
+
+// ListNodes lists all nodes that the ledger knows.
+func (s nodeService) ListNodes(ctx context.Context, req *connect.Request[hostv1.ListNodesRequest]) (*connect.Response[hostv1.ListNodesResponse], error) {
+	resp := &hostv1.ListNodesResponse{}
+	var err error
+	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNodes}, func(tx *state.ReadTx) error {
+		all, err := tx.Nodes()
+		members := s.members()
+		for _, n := range all {
+			resp.Nodes = append(resp.Nodes, s.shownNode(n, members))
+		}
+		return err
+	})
+	return connect.NewResponse(resp), err
+}
+
+// GetNode reads one with its workloads and claims.
+func (s nodeService) GetNode(ctx context.Context, req *connect.Request[hostv1.GetNodeRequest]) (*connect.Response[hostv1.GetNodeResponse], error) {
+	name := req.Msg.GetName()
+	if err := claim.CheckID(name); err != nil {
+		return nil, invalid("node", "name", err.Error())
+	}
+	resp := &hostv1.GetNodeResponse{}
+	var err error
+	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)}, func(tx *state.ReadTx) error {
+		n, err := tx.Node(name)
+		if err != nil {
+			return err
+		}
+		claims, err := tx.ClaimsOn(name)
+		if err != nil {
+			return err
+		}
+		workloads, err := tx.WorkloadsOn(name)
+		resp.Node, resp.Claims = s.shownNode(n, s.members()), shownClaims(claims)
+		for _, w := range workloads {
+			resp.Workloads = append(resp.Workloads, &hostv1.NodeWorkload{
+				Namespace: w.Ref.Namespace, Id: w.Ref.ID, Status: string(w.Status), After: refs(w.After), CreatedAt: timestamp(w.CreatedAt),
+			})
+		}
+		return err
+	})
+	return connect.NewResponse(resp), err
+}
+
+// DrainNode begins or ends a drain. Both may be repeated.
+func (s nodeService) DrainNode(ctx context.Context, req *connect.Request[hostv1.DrainNodeRequest]) (*connect.Response[hostv1.DrainNodeResponse], error) {
+	node, err := s.node(ctx, req.Msg.GetName())
+	if err != nil {
+		return nil, err
+	}
+	if enable := req.Msg.GetEnable(); enable != (node.Drain != nil) {
+		duty := command.SetNodeDuty{Name: node.Name, StopDrain: !enable}
+		if enable {
+			duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: callerOf(ctx).who()}
+		}
+		if node, err = s.cfg.Ledger.SetNodeDuty(ctx, duty); err != nil {
+			return nil, err
+		}
+	}
+	return connect.NewResponse(&hostv1.DrainNodeResponse{Node: s.shownNode(node, s.members())}), nil
+}
+
+// SetNodeEligibility says whether a node starts workloads.
+func (s nodeService) SetNodeEligibility(ctx context.Context, req *connect.Request[hostv1.SetNodeEligibilityRequest]) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
+	node, err := s.node(ctx, req.Msg.GetName())
+	if err != nil {
+		return nil, err
+	}
+	if ineligible := !req.Msg.GetEligible(); ineligible != node.Ineligible {
+		if node, err = s.cfg.Ledger.SetNodeDuty(ctx, command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible}); err != nil {
+			return nil, err
+		}
+	}
+	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: s.shownNode(node, s.members())}), nil
+}
+
+// purgeWait is how long a forced purge waits for the claims that it let go of.
+const purgeWait = 20 * time.Second
+
+// errNodeUp refuses to purge what would come back at once.
+var errNodeUp = errors.New("the node is up")
+
+// PurgeNode forgets a node.
+func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.PurgeNodeRequest]) (*connect.Response[hostv1.PurgeNodeResponse], error) {
+	node, err := s.node(ctx, req.Msg.GetName())
+	if err != nil {
+		return nil, err
+	}
+	if why := s.up(node); why != "" {
+		return nil, fmt.Errorf("purge node %q: %w: %s; empty it (pannier node drain -enable -wait %s), then stop its agent and wait until it is down",
+			node.Name, errNodeUp, why, node.Name)
+	}
+	resp := &hostv1.PurgeNodeResponse{}
+	if req.Msg.GetForce() {
+		by := callerOf(ctx).who()
+		result, err := s.cfg.Ledger.SetNodeStatus(ctx, node.Name, claim.NodeDown, by)
+		if err != nil {
+			return nil, err
+		}
+		s.log.Warn("a node was purged by force", "node", node.Name, "by", by, "workloads", len(result.Ended), "claims", len(result.Freed))
+		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), shownClaims(result.Freed)
+	}
+	if err := s.deleteNode(ctx, node, req.Msg.GetForce()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// deleteNode removes a node's record. With wait it waits for the release of claims that
+// were let go of.
+func (s nodeService) deleteNode(ctx context.Context, n claim.Node, wait bool) error {
+	name := n.Name
+	waiting, over := context.WithTimeout(ctx, purgeWait)
+	defer over()
+	for {
+		watching, cancel := context.WithCancel(waiting)
+		changed := s.cfg.Ledger.Watch(watching, state.TopicOnNode(name))
+		err := s.deleteIdle(ctx, n)
+		switch {
+		case !errors.Is(err, claim.ErrNodeInUse):
+			cancel()
+			return err
+		case !wait:
+			cancel()
+			return fmt.Errorf("%w; when it is down for good: pannier node purge -force %s", err, name)
+		case waiting.Err() != nil:
+			cancel()
+			return fmt.Errorf("node %q is down in the ledger, and its claims are being released: %w; purge it again to finish (pannier node status %s shows what is left)",
+				name, err, name)
+		}
+		<-changed // also when waiting ends
+		cancel()
+	}
+}
+
+// deleteIdle removes the record of a node that nothing is on. One that was down and has come back
+// since stays.
+func (s nodeService) deleteIdle(ctx context.Context, n claim.Node) error {
+	if n.Status != claim.NodeDown {
+		_, err := s.cfg.Ledger.DeleteNode(ctx, n.Name)
+		return err
+	}
+	result, err := s.cfg.Ledger.DeleteDownNode(ctx, n)
+	if err != nil || result.Found {
+		return err
+	}
+	if _, err := s.node(ctx, n.Name); !errors.Is(err, claim.ErrNodeNotFound) {
+		return errors.Join(err, fmt.Errorf("purge node %q: %w: it has come back meanwhile", n.Name, errNodeUp))
+	}
+	return nil
+}
+
+// up says why a node counts as up; empty: it does not.
+func (s nodeService) up(n claim.Node) string {
+	switch {
+	case n.Name == s.cfg.Name:
+		return "it is the one that answers"
+	case s.cfg.Heartbeats == nil: // this host is alone: nobody else is up in its ledger
+		return ""
+	case n.Status == "" || n.Status == claim.NodeReady:
+		at, _ := s.heard(n.Name)
+		if at.IsZero() {
+			return "it was heard from before this server came to lead"
+		}
+		return fmt.Sprintf("it was heard from %s ago", time.Since(at).Round(time.Second))
+	}
+	return ""
+}
+
+// node reads one node as the ledger has it.
+func (s *Server) node(ctx context.Context, name string) (n claim.Node, err error) {
+	if err := claim.CheckID(name); err != nil {
+		return n, invalid("node", "name", err.Error())
+	}
+	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		n, err = tx.Node(name)
+		return err
+	})
+	return n, err
+}
+
+// members are the agents that gossip knows, by name.
+func (s *Server) members() map[string]discovery.Member {
+	members := map[string]discovery.Member{}
+	if s.cfg.Discovery != nil {
+		for _, m := range s.cfg.Discovery.Members() {
+			members[m.Name] = m
+		}
+	}
+	return members
+}
+
+func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *hostv1.Node {
+	shown := &hostv1.Node{
+		Name: n.Name, Status: string(nodeStatus(n)), StatusAt: timestamp(n.StatusAt), Eligible: !n.Ineligible,
+		Attributes: maps.Clone(n.Attributes), BootId: n.BootID,
+		CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, ModifiedAt: timestamp(n.ModifiedAt),
+	}
+	if d := n.Drain; d != nil {
+		shown.Drain = &hostv1.NodeDrain{StartedAt: timestamp(d.StartedAt), By: d.By, DoneAt: timestamp(d.DoneAt)}
+	}
+	for _, id := range slices.Sorted(maps.Keys(n.Drivers)) {
+		d := n.Drivers[id]
+		shown.Drivers = append(shown.Drivers, &hostv1.NodeDriver{
+			Id: d.ID, Type: string(d.Type), Healthy: d.Healthy, Message: d.Message, Provider: d.Provider, ProviderVersion: d.Version,
+			NodeId: d.NodeID, MaxVolumes: d.MaxVolumes, Topology: maps.Clone(d.Topology), Controller: d.Controller != nil,
+		})
+	}
+	for _, d := range n.Devices {
+		shown.Devices = append(shown.Devices, &hostv1.NodeDevices{
+			Plugin: d.Plugin, Vendor: d.Vendor, Type: d.Type, Name: d.Name, Total: int64(d.Total), Healthy: int64(d.Healthy),
+		})
+	}
+	if m, ok := members[n.Name]; ok {
+		shown.Address, shown.Version, shown.Server = m.RPC, m.Version, m.Role == discovery.Server
+	}
+	at, keepsTo := s.heard(n.Name)
+	shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
+	return shown
+}
+
+// nodeStatus is ready for one that an older version wrote, or that is alone.
+func nodeStatus(n claim.Node) claim.NodeStatus {
+	if n.Status == "" {
+		return claim.NodeReady
+	}
+	return n.Status
+}
+
+// refs are workloads as messages name them.
+func refs(of []claim.WorkloadRef) []string {
+	var out []string
+	for _, ref := range of {
+		out = append(out, strings.TrimPrefix(ref.Namespace+"/"+ref.ID, "/"))
+	}
+	return out
+}

@@ -1,0 +1,282 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/test/testbin"
+)
+
+// pluginHost is a host with a real supervisor, whose plugin "fixture" is a real process.
+type pluginHost struct {
+	*host
+	t   *testing.T
+	dir string // of the plugins
+}
+
+func openPluginHost(t *testing.T) *pluginHost {
+	t.Helper()
+	base, err := os.MkdirTemp("", "ps") // short: sockets go below it
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(base) })
+	p := &pluginHost{t: t, dir: filepath.Join(base, "plugins")}
+	must(t, os.Mkdir(p.dir, 0o755))
+	p.install("fixture", "good", "1.0.0")
+	plugins := supervisor.New(supervisor.Config{
+		PluginDir: p.dir, DataDir: filepath.Join(base, "data"), Logger: hclog.NewNullLogger(), StopPlugins: true,
+		Restart: supervisor.Restart{Min: 20 * time.Millisecond, Max: time.Second},
+		Plugins: []supervisor.Plugin{{Name: "fixture", Env: []string{"GORACE=atexit_sleep_ms=0"}}},
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	must(t, plugins.Open(ctx))
+	t.Cleanup(func() { must(t, plugins.Close()) })
+	must(t, plugins.WaitReady(ctx, "fixture"))
+	p.host = openHost(t, func(c *Config) { c.Plugins = plugins })
+	return p
+}
+
+// install puts the supervisor's fixture, which behaves as mode says, into the plugin
+// directory.
+func (p *pluginHost) install(name, mode, version string) string {
+	p.t.Helper()
+	path := filepath.Join(p.dir, name)
+	data, err := os.ReadFile(testbin.BuildDir(p.t, "../supervisor/testdata/plugin"))
+	must(p.t, err)
+	must(p.t, os.WriteFile(path+".tmp", append(data, "\n#fixture "+mode+" "+version+"\n"...), 0o755))
+	must(p.t, os.Rename(path+".tmp", path))
+	return path
+}
+
+// await waits until the plugin is as it should be.
+func (p *pluginHost) await(what string, ok func(*hostv1.Plugin) bool) *hostv1.Plugin {
+	p.t.Helper()
+	var found *hostv1.Plugin
+	eventually(p.t, what, func() bool {
+		list, err := p.client.Plugins.ListPlugins(p.ctx, request(&hostv1.ListPluginsRequest{}))
+		must(p.t, err)
+		n := slices.IndexFunc(list.Msg.Plugins, func(p *hostv1.Plugin) bool { return p.Name == "fixture" })
+		if n < 0 {
+			return false
+		}
+		found = list.Msg.Plugins[n]
+		return ok(found)
+	})
+	return found
+}
+
+// What an operator can do about a plugin, and what comes of it.
+func TestPluginsLife(t *testing.T) {
+	p := openPluginHost(t)
+	plugins := p.client.Plugins
+	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
+	if first.Kind != "storage.v1" || first.Version != "1.0.0" || first.Generation == 0 || first.StartedAt == nil || len(first.Swaps) != 0 {
+		t.Errorf("at first: %v", first)
+	}
+	_, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "nothing to swap to", "runs already")
+	_, err = plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "nothing served before")
+
+	p.install("fixture", "good", "1.1.0")
+	second := p.await("the swap", func(p *hostv1.Plugin) bool { return p.Version == "1.1.0" && p.Draining == 0 })
+	w := second.Swaps[0]
+	if second.LastGood != first.Sha256 || w.At == nil || w.Took.AsDuration() <= 0 || w.Error != "" || w.Rollback ||
+		w.From.Generation != first.Generation || w.From.Version != "1.0.0" || w.From.Sha256 != first.Sha256 ||
+		w.To.Generation != second.Generation || w.To.Version != "1.1.0" || w.To.Sha256 != second.Sha256 {
+		t.Errorf("after a swap: %v", second)
+	}
+
+	back, err := plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	must(t, err)
+	if b := back.Msg.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback || b.Refused[second.Sha256] != "rolled back by an operator" {
+		t.Errorf("rolled back: %v", b)
+	}
+	again, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	must(t, err)
+	if again.Msg.Plugin.Version != "1.1.0" || len(again.Msg.Plugin.Refused) != 0 {
+		t.Errorf("swapped to what was refused: %v", again.Msg)
+	}
+	pinned, err := plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: first.Sha256}))
+	must(t, err)
+	if pinned.Msg.Plugin.Pinned != first.Sha256 || pinned.Msg.Plugin.Version != "1.0.0" {
+		t.Errorf("pinned: %v", pinned.Msg)
+	}
+	_, err = plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "is pinned", "pannier plugin unpin fixture")
+	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: strings.Repeat("0", 64)}))
+	wantError(t, err, connect.CodeFailedPrecondition, "neither in "+p.dir)
+	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: "../../etc"}))
+	wantError(t, err, connect.CodeInvalidArgument, "sha256")
+	free, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "fixture"}))
+	must(t, err)
+	if free.Msg.Plugin.Pinned != "" || free.Msg.Plugin.Version != "1.1.0" {
+		t.Errorf("unpinned: %v", free.Msg)
+	}
+	for _, call := range []func() error{
+		func() error {
+			_, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "nobody"}))
+			return err
+		},
+		func() error {
+			_, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "nobody"}))
+			return err
+		},
+		func() error { _, err := p.lines(t, &hostv1.PluginLogRequest{Name: "nobody"}); return err },
+	} {
+		wantError(t, call(), connect.CodeNotFound, `"nobody"`)
+	}
+	_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "../x"}))
+	wantError(t, err, connect.CodeInvalidArgument, "name")
+	if log := p.log.String(); !strings.Contains(log, "PinPlugin object=fixture") {
+		t.Errorf("a pin is not logged:\n%s", log)
+	}
+}
+
+// A binary that cannot take over is told with its reason, and with who serves.
+func TestSwapThatFails(t *testing.T) {
+	p := openPluginHost(t)
+	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
+	p.install("fixture", "exit", "2.0.0")
+	p.await("the refusal", func(p *hostv1.Plugin) bool { return len(p.Refused) == 1 })
+	_, err := p.client.Plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "the disk is on fire", "callers keep generation 1 (version 1.0.0)")
+	now := p.await("the plugin", func(*hostv1.Plugin) bool { return true })
+	if now.Pid != first.Pid || len(now.Swaps) != 2 || !strings.Contains(now.Swaps[1].Error, "the disk is on fire") ||
+		!strings.Contains(now.Refused[now.Swaps[1].To.Sha256], "the disk is on fire") {
+		t.Errorf("after a swap that failed: %v", now)
+	}
+}
+
+func TestVerifyPlugin(t *testing.T) {
+	p := openPluginHost(t)
+	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
+	must(t, os.Mkdir(filepath.Join(filepath.Dir(p.dir), "new"), 0o755))
+	verify := func(path string) (*hostv1.VerifyPluginResponse, error) {
+		resp, err := p.client.Plugins.VerifyPlugin(p.ctx, request(&hostv1.VerifyPluginRequest{Path: path}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	v, err := verify(p.install("../new/fixture_v3.0.0", "good", "3.0.0"))
+	must(t, err)
+	if v.Name != "fixture" || !v.Known || v.Kind != "storage.v1" || v.Version != "3.0.0" || len(v.Sha256) != 64 || !v.Healthy {
+		t.Errorf("verified %v", v)
+	}
+	v, err = verify(p.install("../new/other", "unwell", "3.0.0"))
+	must(t, err)
+	if v.Known || v.Healthy || v.Message != "no driver answers" {
+		t.Errorf("verified one that is unwell: %v", v)
+	}
+	_, err = verify(p.install("../new/fixture", "exit", "3.0.0"))
+	wantError(t, err, connect.CodeFailedPrecondition, "the disk is on fire")
+	_, err = verify("/nowhere/at-all")
+	wantError(t, err, connect.CodeNotFound, "/nowhere/at-all")
+	_, err = verify("fixture")
+	wantError(t, err, connect.CodeInvalidArgument, "absolute")
+	// Who may use the socket may not have the agent run a file for that.
+	for uid, want := range map[uint32]connect.Code{65534: connect.CodePermissionDenied, p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound} {
+		ctx := withCaller(p.ctx, &caller{peer: peer{uid: uid}})
+		_, err := pluginService{p.Server}.VerifyPlugin(ctx, request(&hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"}))
+		wantError(t, err, want)
+	}
+	if now := p.await("the plugin", func(*hostv1.Plugin) bool { return true }); now.Pid != first.Pid || len(now.Swaps) != 0 {
+		t.Errorf("after verifying: %v", now)
+	}
+}
+
+// lines collects what a log's stream says until it ends.
+func (p *pluginHost) lines(t *testing.T, req *hostv1.PluginLogRequest) (all []string, err error) {
+	t.Helper()
+	stream, err := p.client.Plugins.PluginLog(p.ctx, request(req))
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		all = append(all, stream.Msg().Line)
+	}
+	return all, stream.Err()
+}
+
+func TestPluginLog(t *testing.T) {
+	p := openPluginHost(t)
+	path, err := p.cfg.Plugins.Log("fixture")
+	must(t, err)
+	appendTo := func(text string) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+		must(t, err)
+		_, err = f.WriteString(text)
+		must(t, errors.Join(err, f.Close()))
+	}
+	long := strings.Repeat("x", maxLogLine)
+	appendTo("one\n\ntwo \xff\n" + long + "yz\nlast")
+	all, err := p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: 4})
+	must(t, err)
+	if want := []string{"", "two \uFFFD", long, "yz", "last"}; !slices.Equal(all, want) {
+		t.Errorf("the log's end is %.60q", all)
+	}
+	_, err = p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: maxLogLines + 1})
+	wantError(t, err, connect.CodeInvalidArgument, "recent")
+
+	// Followed, also where the host empties the file.
+	ctx, cancel := context.WithCancel(p.ctx)
+	defer cancel()
+	stream, err := p.client.Plugins.PluginLog(ctx, request(&hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true}))
+	must(t, err)
+	defer stream.Close()
+	next := func(want string) {
+		t.Helper()
+		if !stream.Receive() || stream.Msg().Line != want {
+			t.Fatalf("followed %.60q, %v; want %q", stream.Msg().GetLine(), stream.Err(), want)
+		}
+	}
+	appendTo(" and more\nthen\n")
+	next("last and more")
+	next("then")
+	must(t, os.Truncate(path, 0))
+	appendTo("afresh\n")
+	next("afresh")
+	began := time.Now()
+	must(t, p.Close())
+	if took := time.Since(began); took > closeGrace {
+		t.Errorf("closed after %s", took)
+	}
+	for stream.Receive() {
+	}
+	wantError(t, stream.Err(), connect.CodeUnavailable, "stopping")
+}
+
+// The last lines of a file of any length, wherever its lines end.
+func TestLastLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for _, text := range []string{"", "\n", "a", "a\n", "a\nb", "a\nb\n", "a\n\nb\n", strings.Repeat("line\n", 30_000), strings.Repeat("x", maxLogLine-1) + "\nb\n"} {
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+		f, err := os.Open(path)
+		must(t, err)
+		t.Cleanup(func() { f.Close() })
+		lines := strings.SplitAfter(text, "\n")
+		if lines[len(lines)-1] == "" {
+			lines = lines[:len(lines)-1]
+		}
+		for _, n := range []int{0, 1, 2, 3, 20_000, 1_000_000} {
+			want := len(strings.Join(lines[len(lines)-min(n, len(lines)):], ""))
+			if got, err := lastLines(f, n); err != nil || int(got) != len(text)-want {
+				t.Errorf("the last %d lines of %.20q begin at %d, %v; want %d", n, text, got, err, len(text)-want)
+			}
+		}
+	}
+}

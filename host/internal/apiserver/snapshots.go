@@ -1,0 +1,98 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// CreateSnapshot takes a snapshot, or gives back the volume's one of that name. A
+// snapshot without a name gets one with the time in it.
+func (s volumeService) CreateSnapshot(ctx context.Context, req *connect.Request[hostv1.CreateSnapshotRequest]) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	name := req.Msg.GetName()
+	if name == "" {
+		name = time.Now().UTC().Format("20060102-150405.000")
+	}
+	if err := claim.CheckID(name); err != nil {
+		return nil, invalid(fmt.Sprintf("snapshot of volume %q", ref), "name", err.Error())
+	}
+	v, _, err := s.readVolume(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	taken, err := s.cfg.Controllers.CreateSnapshot(ctx, v, name, req.Msg.GetParameters(), req.Msg.GetSecrets())
+	if err != nil {
+		return nil, err
+	}
+	shown := shownSnapshot(v.PluginID, taken)
+	shown.Volume = v.String()
+	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown}), nil
+}
+
+// DeleteSnapshot deletes a snapshot at its driver. It may be repeated.
+func (s volumeService) DeleteSnapshot(ctx context.Context, req *connect.Request[hostv1.DeleteSnapshotRequest]) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
+	if err := claim.CheckID(req.Msg.GetPluginId()); err != nil {
+		return nil, invalid("delete snapshot", "plugin_id", err.Error())
+	}
+	if req.Msg.GetSnapshotId() == "" {
+		return nil, invalid("delete snapshot", "snapshot_id", "is missing")
+	}
+	err := s.cfg.Controllers.DeleteSnapshot(ctx, req.Msg.GetPluginId(), req.Msg.GetSnapshotId(), req.Msg.GetSecrets())
+	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), err
+}
+
+// ListSnapshots lists a page of a driver's snapshots, with the registered volumes
+// that they are of.
+func (s volumeService) ListSnapshots(ctx context.Context, req *connect.Request[hostv1.ListSnapshotsRequest]) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
+	page, err := driverPage("list snapshots", req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.cfg.Controllers.ListSnapshots(ctx, req.Msg.GetPluginId(), storage.ListSnapshotsRequest{Page: page, Secrets: req.Msg.GetSecrets()})
+	if err != nil {
+		return nil, err
+	}
+	registered, err := s.byExternalID(ctx, req.Msg.GetPluginId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.ListSnapshotsResponse{NextToken: list.Next}
+	for _, snapshot := range list.Snapshots {
+		shown := shownSnapshot(req.Msg.GetPluginId(), snapshot)
+		shown.Volume = registered[snapshot.VolumeExternalID]
+		resp.Snapshots = append(resp.Snapshots, shown)
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// byExternalID names a driver's registered volumes, with their namespace where
+// it is not the default one.
+func (s *Server) byExternalID(ctx context.Context, driver string) (map[string]string, error) {
+	names := map[string]string{}
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		volumes, _, err := tx.Volumes(state.VolumeQuery{Driver: driver})
+		for _, v := range volumes {
+			names[v.ExternalID] = v.String()
+		}
+		return err
+	})
+	return names, err
+}
+
+func shownSnapshot(driver string, snapshot storage.Snapshot) *hostv1.Snapshot {
+	return &hostv1.Snapshot{
+		SnapshotId: snapshot.ID, PluginId: driver, ExternalVolumeId: snapshot.VolumeExternalID,
+		Size: snapshot.Size, CreatedAt: timestamp(snapshot.CreatedAt), Ready: snapshot.Ready,
+	}
+}

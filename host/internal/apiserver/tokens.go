@@ -1,0 +1,93 @@
+package apiserver
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
+)
+
+// tokenService serves pannier.host.v1.TokenService.
+type tokenService struct{ *Server }
+
+// ListTokens reads the ledger's tokens, by workload and service.
+func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv1.ListTokensRequest]) (*connect.Response[hostv1.ListTokensResponse], error) {
+	namespace, workload := allOr(req.Msg.GetNamespace()), req.Msg.GetWorkload()
+	for field, id := range map[string]string{"namespace": namespace, "workload": workload} {
+		if id == "" {
+			continue
+		}
+		if err := claim.CheckID(id); err != nil {
+			return nil, invalid("list tokens", field, err.Error())
+		}
+	}
+	topics, err := s.tokenTopics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What is listed then is at least as new.
+	meta, err := s.read(ctx, req.Msg, topics, func(*state.ReadTx) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.cfg.Tokens.List(ctx, namespace, workload)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(all, func(a, b tokens.Listed) int {
+		return cmp.Or(cmp.Compare(a.Workload.Namespace, b.Workload.Namespace), cmp.Compare(a.Workload.ID, b.Workload.ID),
+			cmp.Compare(a.Service, b.Service), a.CreatedAt.Compare(b.CreatedAt))
+	})
+	resp := &hostv1.ListTokensResponse{Meta: meta}
+	for _, t := range all {
+		resp.Tokens = append(resp.Tokens, shownToken(t.Token, t.Orphan))
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// tokenTopics change with any token: it is noted when its workload starts, and changes on
+// its node.
+func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
+	topics := []state.Topic{state.TopicWorkloads}
+	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		all, err := tx.Nodes()
+		for _, n := range all {
+			topics = append(topics, state.TopicTokensOn(n.Name))
+		}
+		return err
+	})
+	return topics, err
+}
+
+// SweepTokens revokes the tokens whose workload is gone.
+func (s tokenService) SweepTokens(ctx context.Context, req *connect.Request[hostv1.SweepTokensRequest]) (*connect.Response[hostv1.SweepTokensResponse], error) {
+	report, err := s.cfg.Tokens.Sweep(ctx, req.Msg.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.SweepTokensResponse{}
+	for _, t := range report.Swept {
+		shown := &hostv1.SweptToken{Token: shownToken(t.Token, true), Reason: t.Reason, Revoked: t.Revoked}
+		if t.Err != nil {
+			shown.Error = t.Err.Error()
+		}
+		resp.Tokens = append(resp.Tokens, shown)
+	}
+	for _, err := range report.Problems {
+		resp.Problems = append(resp.Problems, err.Error())
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func shownToken(t claim.Token, orphan bool) *hostv1.Token {
+	return &hostv1.Token{
+		Id: t.ID, Accessor: t.Accessor, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service, Node: t.Node,
+		Consul: t.Consul, CreatedAt: timestamp(t.CreatedAt), ExpiresAt: timestamp(t.ExpiresAt), Orphan: orphan,
+	}
+}

@@ -1,0 +1,233 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// volumeService serves pannier.host.v1.VolumeService: here what reads, in
+// define.go and change.go what changes, in snapshots.go snapshots.
+type volumeService struct{ *Server }
+
+// statsTimeout bounds the question for a volume's usage: it is left out where the
+// driver is slow.
+const statsTimeout = 2 * time.Second
+
+// GetVolume reads one volume with its claims, and its usage where it is mounted.
+func (s volumeService) GetVolume(ctx context.Context, req *connect.Request[hostv1.GetVolumeRequest]) (*connect.Response[hostv1.GetVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	var v claim.Volume
+	var claims []claim.Claim
+	meta, err := s.read(ctx, req.Msg, []state.Topic{state.TopicVolume(ref), state.TopicClaims(ref)}, func(tx *state.ReadTx) (err error) {
+		v, claims, err = volumeAndClaims(tx, ref)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v, claims), Meta: meta}), nil
+}
+
+// ListVolumes lists volumes by namespace, driver or node, with their claims.
+func (s volumeService) ListVolumes(ctx context.Context, req *connect.Request[hostv1.ListVolumesRequest]) (*connect.Response[hostv1.ListVolumesResponse], error) {
+	query := state.VolumeQuery{Namespace: allOr(req.Msg.GetNamespace()), Driver: req.Msg.GetPluginId()}
+	for field, id := range map[string]string{"namespace": query.Namespace, "plugin_id": query.Driver, "node": req.Msg.GetNode()} {
+		if id == "" {
+			continue
+		}
+		if err := claim.CheckID(id); err != nil {
+			return nil, invalid("list volumes", field, err.Error())
+		}
+	}
+	resp := &hostv1.ListVolumesResponse{}
+	var err error
+	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes}, allClaims...), func(tx *state.ReadTx) error {
+		volumes, _, err := tx.Volumes(query)
+		if err != nil {
+			return err
+		}
+		for _, v := range volumes {
+			claims, err := tx.Claims(v.VolumeRef)
+			if err != nil {
+				return err
+			}
+			if node := req.Msg.GetNode(); node == "" || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == node }) {
+				resp.Volumes = append(resp.Volumes, s.shownVolume(v, claims))
+			}
+		}
+		return nil
+	})
+	return connect.NewResponse(resp), err
+}
+
+// ListExternal lists a page of what a driver itself holds.
+func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[hostv1.ListExternalRequest]) (*connect.Response[hostv1.ListExternalResponse], error) {
+	page, err := driverPage("list external volumes", req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.cfg.Controllers.List(ctx, req.Msg.GetPluginId(), page)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.ListExternalResponse{NextToken: list.Next}
+	for _, v := range list.Volumes {
+		shown := &hostv1.ExternalVolume{
+			ExternalId: v.ExternalID, Capacity: v.Capacity, SnapshotId: v.SnapshotID, CloneId: v.CloneID, PublishedNodeIds: v.PublishedNodeIDs,
+		}
+		if v.Condition != nil {
+			shown.Abnormal, shown.Condition = v.Condition.Abnormal, v.Condition.Message
+		}
+		resp.Volumes = append(resp.Volumes, shown)
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// readVolume reads a volume and its claims as they stand.
+func (s *Server) readVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
+	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		v, claims, err = volumeAndClaims(tx, ref)
+		return err
+	})
+	return v, claims, err
+}
+
+func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
+	if v, err = tx.Volume(ref); err != nil {
+		return v, nil, err
+	}
+	claims, err = tx.Claims(ref)
+	return v, claims, err
+}
+
+// findVolume is readVolume for a volume that may not be there.
+func (s *Server) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, found bool, err error) {
+	v, _, err = s.readVolume(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) {
+		return v, false, nil
+	}
+	return v, err == nil, err
+}
+
+// shownVolume is a volume with what a query adds to it: its claims and how their
+// release stands, and its driver as it is now.
+func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volume {
+	shown := &hostv1.Volume{
+		Spec:     volumeSpec(v, s.secretKeys(v)),
+		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
+		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
+		CreateIndex: v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),
+	}
+	attempt, _ := s.cfg.Releaser.Attempt(v.VolumeRef)
+	for n, c := range claims {
+		if !c.State.Releasing() {
+			continue
+		}
+		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
+		// Until its mounts are gone, a claim waits for its workload on its node.
+		if w, err := s.cfg.Workloads.Get(c.Workload); err == nil && c.Node == s.cfg.Name && c.State == claim.Unpublishing {
+			shown.Claims[n].LastError = w.Waiting
+		}
+	}
+	d, err := s.cfg.Drivers.Get(v.PluginID)
+	if err != nil {
+		shown.DriverMessage = err.Error()
+		return shown
+	}
+	shown.Provider, shown.ProviderVersion = d.Fingerprint.Provider, d.Fingerprint.Version
+	shown.DriverHealthy, shown.DriverMessage = d.Healthy, d.Message
+	return shown
+}
+
+// secretKeys are the names of a volume's secrets. Secrets that cannot be opened
+// have none: the driver's next call says why.
+func (s *Server) secretKeys(v claim.Volume) []string {
+	open, err := s.cfg.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+	if err != nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(open))
+}
+
+// usage asks the driver about a volume where it is mounted; nil where it is not, or where
+// the driver does not tell.
+func (s volumeService) usage(ctx context.Context, v claim.Volume, claims []claim.Claim) *hostv1.VolumeUsage {
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
+	stats, ok := s.stats(ctx, v, claims)
+	if !ok {
+		return nil
+	}
+	shown := &hostv1.VolumeUsage{}
+	for _, u := range stats.Usage {
+		switch u.Unit {
+		case storage.Bytes:
+			shown.BytesTotal, shown.BytesUsed, shown.BytesAvailable = u.Total, u.Used, u.Available
+		case storage.Inodes:
+			shown.InodesTotal, shown.InodesUsed, shown.InodesAvailable = u.Total, u.Used, u.Available
+		}
+	}
+	if stats.Condition != nil {
+		shown.Abnormal, shown.Condition = stats.Condition.Abnormal, stats.Condition.Message
+	}
+	return shown
+}
+
+// stats are those of the first place that tells: on this node, or else on another one.
+func (s volumeService) stats(ctx context.Context, v claim.Volume, claims []claim.Claim) (stats storage.Stats, ok bool) {
+	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
+		stats, err := s.cfg.Controllers.Stats(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging})
+		return stats, err == nil
+	}
+	for _, node := range s.elsewhere(claims) {
+		if stats, err := s.cfg.Nodes.VolumeStats(ctx, node, v); err == nil {
+			return stats, true
+		}
+	}
+	return stats, false
+}
+
+// volumeRef is the volume that a request names.
+func volumeRef(namespace, id string) (claim.VolumeRef, error) {
+	ref := claim.VolumeRef{Namespace: namespaceOr(namespace), ID: id}
+	return ref, ref.Validate()
+}
+
+// allOr is the namespace that a list is of; empty: of all.
+func allOr(namespace string) string {
+	if namespace == "*" {
+		return ""
+	}
+	return namespace
+}
+
+// driverPage checks a request for a page of a driver's list.
+func driverPage(object string, req interface {
+	GetPluginId() string
+	GetPerPage() int32
+	GetPageToken() string
+},
+) (storage.Page, error) {
+	if err := claim.CheckID(req.GetPluginId()); err != nil {
+		return storage.Page{}, invalid(object, "plugin_id", err.Error())
+	}
+	if req.GetPerPage() < 0 {
+		return storage.Page{}, invalid(object, "per_page", "must not be negative")
+	}
+	return storage.Page{Max: int(req.GetPerPage()), Token: req.GetPageToken()}, nil
+}

@@ -1,0 +1,345 @@
+package apiserver
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+)
+
+func TestAVolumesLife(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	volumes := h.client.Volumes
+
+	made := h.create(t, spec("mysql"))
+	if made.Spec.ExternalId == "" || made.Capacity != 1<<20 || made.Spec.Context["by"] != "fake" || made.Spec.Name != "mysql" ||
+		made.Spec.Namespace != "default" || !made.DriverHealthy || made.Provider != "fake.example.com" || made.ProviderVersion != "1.2" {
+		t.Errorf("created %v", made)
+	}
+	asked := h.fake.volumes[made.Spec.ExternalId]
+	if asked.Secrets["password"] != secretValue || asked.Capabilities[0].MountFlags[0] != secretFlag {
+		t.Errorf("the driver was asked %+v", asked)
+	}
+	if again := h.create(t, spec("mysql")); again.Spec.ExternalId != made.Spec.ExternalId || again.ModifyIndex != made.ModifyIndex || len(h.fake.volumes) != 1 {
+		t.Errorf("created again: %v", again)
+	}
+
+	w, _ := h.start(t, "db", "mysql")
+	got, err := volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	must(t, err)
+	v := got.Msg.Volume
+	if len(v.Claims) != 1 || v.Claims[0].Workload != "db" || v.Claims[0].Node != "n1" || v.Claims[0].State != "taken" || v.Claims[0].Index == 0 || v.AccessMode != "single-node-writer" {
+		t.Errorf("claimed: %v", v)
+	}
+	if u := got.Msg.Usage; u.GetBytesUsed() != 4 || u.GetInodesTotal() != 3 || u.GetCondition() != "fine" {
+		t.Errorf("usage %v", u)
+	}
+	h.fake.setFailure("stats", errors.New("slow"))
+	if got, err = volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil || got.Msg.Usage != nil {
+		t.Errorf("usage that the driver does not tell: %v, %v", got.Msg.Usage, err)
+	}
+
+	grown, err := volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	must(t, err)
+	if grown.Msg.Volume.Capacity != 2<<20 || grown.Msg.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 || h.fake.expanded[0].VolumePath != w.Mounts[0].HostPath {
+		t.Errorf("grown %v, mounts %v", grown.Msg.Volume, h.fake.expanded)
+	}
+	// It still is what the first definition asks for, only larger.
+	h.create(t, spec("mysql"))
+
+	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
+	wantError(t, err, connect.CodeFailedPrecondition, `workload "db" on node "n1"`, "cannot be deleted")
+	_, err = volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql"}))
+	wantError(t, err, connect.CodeFailedPrecondition, `workload "db" on node "n1"`)
+	if len(h.fake.deleted) > 0 {
+		t.Errorf("deleted at the driver while in use: %v", h.fake.deleted)
+	}
+
+	h.stop(t, "db")
+	h.fake.setFailure("delete", driverSays(codes.FailedPrecondition, "a snapshot needs it"))
+	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "a snapshot needs it", `delete volume "mysql"`, `driver "fake"`)
+	h.fake.setFailure("delete", nil)
+	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql", Secrets: map[string]string{"password": "new"}}))
+	must(t, err)
+	if len(h.fake.volumes) != 0 || h.fake.secrets["password"] != "new" {
+		t.Errorf("deleted: %v, with %v", h.fake.volumes, h.fake.secrets)
+	}
+	_, err = volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	wantError(t, err, connect.CodeNotFound, "mysql")
+}
+
+func TestCreateRefusesAnotherDefinition(t *testing.T) {
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	for field, change := range map[string]func(s *hostv1.VolumeSpec){
+		"plugin_id":        func(s *hostv1.VolumeSpec) { s.PluginId = "other" },
+		"capacity_min":     func(s *hostv1.VolumeSpec) { s.CapacityMin = 5 << 20 },
+		"capacity_max":     func(s *hostv1.VolumeSpec) { s.CapacityMin, s.CapacityMax = 0, 10 },
+		"capability":       func(s *hostv1.VolumeSpec) { s.Capabilities[0].AccessMode = "multi-node-multi-writer" },
+		"parameters":       func(s *hostv1.VolumeSpec) { s.Parameters["sku"] = "y" },
+		"secrets":          func(s *hostv1.VolumeSpec) { s.Secrets["password"] = "another" },
+		"mount_options":    func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = nil },
+		"snapshot_id":      func(s *hostv1.VolumeSpec) { s.SnapshotId = "s" },
+		"topology_request": func(s *hostv1.VolumeSpec) { s.TopologyRequest = topologyRequest("r1") },
+	} {
+		_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("mysql", change)}))
+		wantError(t, err, connect.CodeAlreadyExists, "mysql", field)
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("a secret is in %q", err)
+		}
+	}
+	// The same id in another namespace is another volume.
+	other := h.create(t, spec("mysql", func(s *hostv1.VolumeSpec) { s.Namespace = "prod" }))
+	if len(h.fake.volumes) != 2 || other.Spec.Namespace != "prod" {
+		t.Errorf("%v", h.fake.volumes)
+	}
+}
+
+func topologyRequest(rack string) *hostv1.TopologyRequest {
+	return &hostv1.TopologyRequest{Required: []*hostv1.Topology{{Segments: map[string]string{"rack": rack}}}}
+}
+
+// A create that the ledger did not take is finished by repeating it.
+func TestCreateIsFinishedByRepeatingIt(t *testing.T) {
+	var broken *brokenLedger
+	h := openHost(t, func(c *Config) {
+		broken = &brokenLedger{Ledger: c.Ledger}
+		c.Ledger = broken
+	})
+	broken.failNext = true
+	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("mysql")}))
+	wantError(t, err, connect.CodeUnavailable, `is there at driver "fake" as "ext-default-mysql-`, "create it again")
+	h.create(t, spec("mysql"))
+	if len(h.fake.volumes) != 1 {
+		t.Errorf("made %v", h.fake.volumes)
+	}
+}
+
+func TestCreateFromAVolume(t *testing.T) {
+	h := openHost(t)
+	source := h.create(t, spec("mysql"))
+	made := h.create(t, spec("copy", func(s *hostv1.VolumeSpec) { s.CloneId = "mysql" }))
+	if got := h.fake.volumes[made.Spec.ExternalId].CloneID; got != source.Spec.ExternalId || made.Spec.CloneId != "mysql" {
+		t.Errorf("cloned %q, shown as %q", got, made.Spec.CloneId)
+	}
+	made = h.create(t, spec("other", func(s *hostv1.VolumeSpec) { s.CloneId = "vol-unregistered" }))
+	if got := h.fake.volumes[made.Spec.ExternalId].CloneID; got != "vol-unregistered" {
+		t.Errorf("cloned %q", got)
+	}
+	h.create(t, spec("copy", func(s *hostv1.VolumeSpec) { s.CloneId = "mysql" }))
+}
+
+func TestRegister(t *testing.T) {
+	h := openHost(t)
+	register := func(s *hostv1.VolumeSpec) (*hostv1.RegisterVolumeResponse, error) {
+		resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	existing := func(s *hostv1.VolumeSpec) { s.ExternalId = "vol-7" }
+	h.fake.warnings = []string{"the driver did not confirm"}
+	resp, err := register(spec("old", existing))
+	must(t, err)
+	if resp.Warnings[0] != h.fake.warnings[0] || resp.Volume.Spec.ExternalId != "vol-7" || h.fake.secrets["password"] != secretValue {
+		t.Errorf("registered %v, asked with %v", resp, h.fake.secrets)
+	}
+	resp, err = register(spec("old", existing, func(s *hostv1.VolumeSpec) { s.Name = "renamed"; s.Secrets = nil }))
+	if must(t, err); resp.Volume.Spec.Name != "renamed" || len(resp.Volume.Spec.Secrets) != 0 {
+		t.Errorf("updated: %v", resp.Volume)
+	}
+	h.fake.setFailure("validate", driverSays(codes.NotFound, "no such volume"))
+	_, err = register(spec("gone", existing))
+	wantError(t, err, connect.CodeNotFound, `validate volume "gone"`, "vol-7", "no such volume")
+	h.fake.setFailure("validate", nil)
+
+	// A created volume keeps what the driver said of it.
+	made := h.create(t, spec("mysql"))
+	resp, err = register(spec("mysql", func(s *hostv1.VolumeSpec) { s.ExternalId, s.Name = made.Spec.ExternalId, "n" }))
+	if must(t, err); resp.Volume.Capacity != made.Capacity {
+		t.Errorf("its capacity is %d now", resp.Volume.Capacity)
+	}
+	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "gone"}))
+	wantError(t, err, connect.CodeNotFound)
+}
+
+func TestMalformedDefinitionsChangeNothing(t *testing.T) {
+	h := openHost(t)
+	for field, change := range map[string]func(s *hostv1.VolumeSpec){
+		"id":           func(s *hostv1.VolumeSpec) { s.Id = "../etc" },
+		"longer":       func(s *hostv1.VolumeSpec) { s.Id = strings.Repeat("x", 129) },
+		"namespace":    func(s *hostv1.VolumeSpec) { s.Namespace = "a/b" },
+		"type":         func(s *hostv1.VolumeSpec) { s.Type = "host" },
+		"plugin_id":    func(s *hostv1.VolumeSpec) { s.PluginId = "" },
+		"capability":   func(s *hostv1.VolumeSpec) { s.Capabilities = nil },
+		"access_mode":  func(s *hostv1.VolumeSpec) { s.Capabilities[0].AccessMode = "rw" },
+		"clone_id":     func(s *hostv1.VolumeSpec) { s.CloneId, s.SnapshotId = "a", "b" },
+		"capacity_min": func(s *hostv1.VolumeSpec) { s.CapacityMax = 1 },
+		"too large":    func(s *hostv1.VolumeSpec) { s.Parameters["big"] = strings.Repeat("x", 300<<10) },
+		"secrets.k":    func(s *hostv1.VolumeSpec) { s.Secrets["k"] = redacted },
+		"mount_flags":  func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{redacted} },
+	} {
+		s := spec("mysql", change)
+		_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+		wantError(t, err, connect.CodeInvalidArgument, field)
+		s.ExternalId = "vol-1"
+		_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
+		wantError(t, err, connect.CodeInvalidArgument, field)
+	}
+	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{}))
+	wantError(t, err, connect.CodeInvalidArgument, "id")
+	_, err = h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.ExternalId = "e" })}))
+	wantError(t, err, connect.CodeInvalidArgument, "external_id", "register")
+	_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: spec("x")}))
+	wantError(t, err, connect.CodeInvalidArgument, "external_id")
+	_, err = h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.PluginId = "other" })}))
+	wantError(t, err, connect.CodeNotFound, `"other"`, "pannier driver register")
+	if len(h.fake.volumes) != 0 {
+		t.Errorf("the driver made %v", h.fake.volumes)
+	}
+}
+
+func TestExpandRefuses(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	for says, req := range map[string]*hostv1.ExpandVolumeRequest{
+		"is missing":            {},
+		"negative":              {CapacityMin: -1},
+		"do not shrink":         {CapacityMin: 1},
+		"below its capacity":    {CapacityMax: 10},
+		"is above capacity_max": {CapacityMin: 9 << 20, CapacityMax: 5 << 20},
+	} {
+		req.Id = "mysql"
+		_, err := h.client.Volumes.ExpandVolume(h.ctx, request(req))
+		wantError(t, err, connect.CodeInvalidArgument, says)
+	}
+	h.start(t, "db", "mysql")
+	h.fake.setFailure("expand node", driverSays(codes.Internal, "resize2fs failed"))
+	_, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	wantError(t, err, connect.CodeInternal, "resize2fs failed", "expand it again")
+	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.Capacity != 2<<20 {
+		t.Errorf("at its driver it has grown, the ledger says %d, %v", v.Capacity, err)
+	}
+	h.fake.setFailure("expand node", nil)
+	again, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	if must(t, err); again.Msg.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
+		t.Errorf("grown to %d", again.Msg.Volume.Capacity)
+	}
+}
+
+// Secrets and mount flags are in no answer, no error and no log line.
+func TestSecretsDoNotReadBack(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	made := h.create(t, spec("mysql"))
+	if made.Spec.Secrets["password"] != redacted || made.Spec.MountOptions.MountFlags[0] != redacted || made.Spec.MountOptions.FsType != "ext4" {
+		t.Errorf("shown as %v", made.Spec)
+	}
+	w, _ := h.start(t, "db", "mysql")
+	if w.Spec.Volumes[0].MountOptions.MountFlags[0] != redacted {
+		t.Errorf("shown as %v", w.Spec)
+	}
+	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	must(t, err)
+	list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	must(t, err)
+	workloads, err := h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{}))
+	must(t, err)
+	for _, m := range []proto.Message{made, w, got.Msg, list.Msg, workloads.Msg} {
+		if text := protojson.Format(m); strings.Contains(text, "hunter2") {
+			t.Errorf("a secret is in %s", text)
+		}
+	}
+	h.stop(t, "db")
+	if text := h.log.String(); strings.Contains(text, "hunter2") {
+		t.Errorf("a secret is in the log:\n%s", text)
+	} else if strings.Count(text, "VolumeService/CreateVolume") != 1 || !strings.Contains(text, "object=mysql") || !strings.Contains(text, "uid=0") {
+		t.Errorf("the change is not logged once with its object and caller:\n%s", text)
+	}
+	// What was shown left the definition as it is.
+	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag || strings.Contains(string(v.SealedSecrets), "hunter2") {
+		t.Errorf("in the ledger: %+v, %v", v.MountOptions, err)
+	}
+}
+
+func TestLists(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("a"))
+	h.create(t, spec("b"))
+	c := h.create(t, spec("c", func(s *hostv1.VolumeSpec) { s.Namespace = "prod" }))
+	h.start(t, "db", "a")
+	ids := func(req *hostv1.ListVolumesRequest) (out string) {
+		resp, err := h.client.Volumes.ListVolumes(h.ctx, request(req))
+		must(t, err)
+		for _, v := range resp.Msg.Volumes {
+			out += v.Spec.Id
+		}
+		return out
+	}
+	for want, req := range map[string]*hostv1.ListVolumesRequest{
+		"abc": {Namespace: "*"}, "ab": {Namespace: "default"}, "c": {Namespace: "prod"}, "a": {Node: "n1"}, "": {PluginId: "other"},
+	} {
+		if got := ids(req); got != want {
+			t.Errorf("%v: %q, want %q", req, got, want)
+		}
+	}
+	_, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "a/b"}))
+	wantError(t, err, connect.CodeInvalidArgument, "namespace")
+
+	external, err := h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"}))
+	if must(t, err); len(external.Msg.Volumes) != 3 || external.Msg.NextToken != "next of p1" || !external.Msg.Volumes[0].Abnormal {
+		t.Errorf("external: %v", external.Msg)
+	}
+	_, err = h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PerPage: -1}))
+	wantError(t, err, connect.CodeInvalidArgument, "per_page")
+
+	taken, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{Namespace: "prod", VolumeId: "c"}))
+	if must(t, err); taken.Msg.Snapshot.Volume != "prod/c" || !taken.Msg.Snapshot.Ready || taken.Msg.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
+		t.Errorf("snapshot %v", taken.Msg)
+	}
+	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
+	if must(t, err); snapshots.Msg.Snapshots[0].Volume != "prod/c" || snapshots.Msg.NextToken != "more" {
+		t.Errorf("snapshots %v", snapshots.Msg)
+	}
+	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake"}))
+	wantError(t, err, connect.CodeInvalidArgument, "snapshot_id")
+	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: taken.Msg.Snapshot.SnapshotId}))
+	if must(t, err); len(h.fake.snapshots) != 0 {
+		t.Error("the snapshot is still there")
+	}
+}
+
+func TestDetachAndForcedDeregistration(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	h.start(t, "db", "mysql")
+	_, err := h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql", Node: "n2"}))
+	wantError(t, err, connect.CodeNotFound, "n2")
+	_, err = h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql"}))
+	wantError(t, err, connect.CodeInvalidArgument, "node")
+	done, err := h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql", Node: "n1"}))
+	must(t, err)
+	if c := done.Msg.Claims; len(c) != 1 || !c[0].Released || c[0].Claim.Workload != "db" || c[0].Message == "" {
+		t.Errorf("detached %v", c)
+	}
+
+	h.start(t, "db2", "mysql")
+	left, err := h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql", Force: true}))
+	if must(t, err); len(left.Msg.LeftBehind) != 1 || left.Msg.LeftBehind[0].Workload != "db2" {
+		t.Errorf("left behind: %v", left.Msg)
+	}
+	_, err = h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql"}))
+	wantError(t, err, connect.CodeNotFound)
+}
