@@ -18,7 +18,7 @@ import (
 // crash is one case: who is killed, and when.
 type crash struct {
 	who []string
-	// Either an instant within the host, see host/internal/crashpoint,
+	// Either an instant within the host, see host/internal/system/failpoint,
 	point string
 	// or a call to the driver: before it does its work, or when it has done it and
 	// has not answered.

@@ -226,13 +226,13 @@ func TestBadBinaryIsRefused(t *testing.T) {
 // new binary serving, in one process, and the workload has seen nothing.
 func TestHostIsKilledInTheMiddleOfASwap(t *testing.T) {
 	t.Parallel()
-	pannier := testbin.BuildTags(t, "host/cmd/pannier", "crashpoint")
+	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
 	for _, point := range []string{"up", "recorded", "moved", "drained"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
 			h := testhost.New(t, testhost.LocalDriver(t))
 			h.Pannier = pannier
-			h.Env = append(h.Env, "PANNIER_CRASHPOINT="+h.Path("crash"))
+			h.Env = append(h.Env, "PANNIER_FAILPOINT="+h.Path("crash"))
 			h.Start()
 			volume(h, drivers[0], "data", "single-node-writer", "")
 			spec := workload(h, "w", "data", "")

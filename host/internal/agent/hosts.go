@@ -26,7 +26,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/watcher"
 )
 

@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
 )
 

@@ -20,10 +20,10 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
-	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
 )
 

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload"
 )
 

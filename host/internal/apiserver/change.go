@@ -11,8 +11,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
 // DeregisterVolume forgets a volume and leaves it at its driver.
@@ -60,7 +60,7 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 	if err := s.cfg.Controllers.Delete(ctx, v, req.Msg.GetSecrets()); err != nil {
 		return nil, err
 	}
-	crashpoint.Here("volume", "deleted")
+	failpoint.Here("volume", "deleted")
 	if _, err := s.cfg.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
 		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish", v.VolumeRef, v.PluginID, err)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
 // volumeType is the only type of a volume.
@@ -139,8 +139,8 @@ func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string,
 // put writes a volume into the ledger. Where another key seals since its secrets were
 // sealed, that is done anew, as soon as this server knows of it.
 func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
-	crashpoint.Here("volume", "put")
-	defer crashpoint.Here("volume", "written")
+	failpoint.Here("volume", "put")
+	defer failpoint.Here("volume", "written")
 	for deadline := time.Now().Add(newKeyPatience); ; {
 		result, err := s.cfg.Ledger.RegisterVolume(ctx, v)
 		if err == nil {

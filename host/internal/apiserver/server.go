@@ -15,9 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
-	"github.com/pannier/pannier/host/internal/events"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/system/events"
 )
 
 // Config is what a Server works with.

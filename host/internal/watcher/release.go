@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
 // release moves each claim of a volume that is on its way out as far as it goes. tried
@@ -118,9 +118,9 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 }
 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
-	crashpoint.Here(string(to), "advance")
+	failpoint.Here(string(to), "advance")
 	err := w.marks.put(ctx, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
-	crashpoint.Here(string(to), "advanced")
+	failpoint.Here(string(to), "advanced")
 	if err != nil {
 		return fmt.Errorf("mark the claim of workload %q on volume %q as %s: %w", c.Workload, c.Volume, to, err)
 	}

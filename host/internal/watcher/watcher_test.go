@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

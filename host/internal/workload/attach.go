@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
@@ -87,7 +87,7 @@ func (m *Manager) loadUsers(b journal.Bucket[users], key string) (u *users, err 
 
 // saveUsers writes the record, or deletes it when nobody uses it any more.
 func (m *Manager) saveUsers(b journal.Bucket[users], key string, u *users) error {
-	defer crashpoint.Here(string(b), "saved")
+	defer failpoint.Here(string(b), "saved")
 	return m.journal.Update(func(tx *journal.Tx) error {
 		if len(u.Users) == 0 {
 			return b.Delete(tx, key)

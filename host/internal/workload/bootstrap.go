@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/sdk/bootstrap"
 )
 
@@ -34,7 +34,7 @@ func (r *run) bootstrap(ctx context.Context, s *svc) error {
 	if err := r.update(r.journal, func(*record) { s.BootstrapSum = digest(file) }); err != nil {
 		return err
 	}
-	crashpoint.Here("bootstrap", "made")
+	failpoint.Here("bootstrap", "made")
 	return r.SecretsDir.Write(r.place(s), bootstrapFile, file, r.rec.UID)
 }
 

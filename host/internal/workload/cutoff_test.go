@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
 )
 
 // ledgerAway makes all of the ledger hang, until the test opens the gate.

@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/testbin"

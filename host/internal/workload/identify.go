@@ -9,7 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
 // identify gives the service its token, in a file. One that it has from before a
@@ -97,13 +97,13 @@ func (r *run) replacement(ctx context.Context, s *svc) (claim.Token, error) {
 		if err := r.update(r.journal, func(*record) { s.Next = next }); err != nil {
 			return claim.Token{}, err
 		}
-		crashpoint.Here("token", "chosen")
+		failpoint.Here("token", "chosen")
 	}
 	err := r.retry(ctx, r.limits.identity, recoverable, func(ctx context.Context) error { return r.Tokens.Intend(ctx, s.Next) })
 	if err != nil {
 		return claim.Token{}, fmt.Errorf("note another token in the ledger: %w", err)
 	}
-	crashpoint.Here("token", "intended")
+	failpoint.Here("token", "intended")
 	return s.Next, nil
 }
 
@@ -125,14 +125,14 @@ func (r *run) obtain(ctx context.Context, s *svc, t claim.Token) error {
 		return nil // Consul has ACLs disabled; the next look asks again
 	}
 	s.secrets[t.ID] = secret
-	crashpoint.Here("token", "derived")
+	failpoint.Here("token", "derived")
 	if err := r.known(ctx, s, secret); err != nil {
 		return fmt.Errorf("its token %s was derived and cannot be read back: %w", t.Accessor, err)
 	}
 	if err := r.adopt(s, t, secret); err != nil {
 		return err
 	}
-	crashpoint.Here("token", "adopted")
+	failpoint.Here("token", "adopted")
 	return r.writeAdopted(s)
 }
 
@@ -146,7 +146,7 @@ func (r *run) writeAdopted(s *svc) error {
 	if err := r.SecretsDir.Write(r.place(s), tokenFile, []byte(secret), r.rec.UID); err != nil {
 		return err
 	}
-	crashpoint.Here("token", "written")
+	failpoint.Here("token", "written")
 	delete(s.secrets, s.Token.ID)
 	return nil
 }
@@ -191,7 +191,7 @@ func (r *run) disown(ctx context.Context, s *svc) error {
 			return err
 		}
 	}
-	crashpoint.Here("token", "revoked")
+	failpoint.Here("token", "revoked")
 	if err := r.SecretsDir.Remove(r.place(s)); err != nil {
 		return fmt.Errorf("remove the secrets of service %q of %s: %w", s.name, r.instance, err)
 	}

@@ -14,10 +14,10 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
-	"github.com/pannier/pannier/host/internal/crashpoint"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
@@ -210,7 +210,7 @@ func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err er
 		m.Ports.Release(holder(spec.WorkloadRef))
 		return nil, 0, err
 	}
-	crashpoint.Here("workload", "begun")
+	failpoint.Here("workload", "begun")
 	m.launch(i)
 	return i, 0, nil
 }

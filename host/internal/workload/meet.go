@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
 )
 
 // meet compares what the ledger has of this node with the records of the journal. It ends the

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // namespace names the private mount namespace of a workload's process.

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
@@ -103,12 +103,12 @@ func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
 	}
 	ref := p.Ref()
 	i.rec.Process, i.rec.MountNS = &ref, ns
-	crashpoint.Here("process", "observed")
+	failpoint.Here("process", "observed")
 	if err := i.write(j); err != nil {
 		i.rec.Process, i.rec.MountNS = nil, nil
 		return err
 	}
-	crashpoint.Here("process", "noted")
+	failpoint.Here("process", "noted")
 	i.process, i.pin, noted = p, pin, true
 	i.tell()
 	return nil

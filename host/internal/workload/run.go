@@ -11,8 +11,8 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
@@ -85,7 +85,7 @@ func (r *run) bringUp(ctx context.Context) error {
 	if err := r.set(Running, nil); err != nil {
 		return err
 	}
-	crashpoint.Here("workload", "running")
+	failpoint.Here("workload", "running")
 	if !r.intact {
 		r.event("started", "")
 	}
@@ -208,14 +208,14 @@ func (r *run) do(ctx context.Context, s step, of subject) error {
 			return err
 		}
 	}
-	crashpoint.Here(s.name, "intended")
+	failpoint.Here(s.name, "intended")
 	end := r.beginStep(s.name, of, false)
 	err := s.do(r, ctx, of)
-	crashpoint.Here(s.name, "called")
+	failpoint.Here(s.name, "called")
 	if err == nil {
 		err = r.mark(s, of, done)
 	}
-	crashpoint.Here(s.name, "noted")
+	failpoint.Here(s.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
 		if errors.As(err, new(untouchedError)) && before == "" {
@@ -231,14 +231,14 @@ func (r *run) undo(ctx context.Context, s step, of subject) error {
 	if r.progress(s, of) == "" {
 		return nil
 	}
-	crashpoint.Here(s.name, "undo")
+	failpoint.Here(s.name, "undo")
 	end := r.beginStep(s.name, of, true)
 	err := s.undo(r, ctx, of)
-	crashpoint.Here(s.name, "undone")
+	failpoint.Here(s.name, "undone")
 	if err == nil {
 		err = r.mark(s, of, "")
 	}
-	crashpoint.Here(s.name, "forgotten")
+	failpoint.Here(s.name, "forgotten")
 	if err != nil {
 		end(StepWaiting, err)
 		return err
@@ -284,9 +284,9 @@ func (r *run) down(ctx context.Context) error {
 	if err := r.endProcesses(ctx); err != nil {
 		return err
 	}
-	crashpoint.Here("workload", "stopping")
+	failpoint.Here("workload", "stopping")
 	r.unsaid = r.sayEnded(ctx)
-	crashpoint.Here("workload", "ended")
+	failpoint.Here("workload", "ended")
 	if err := r.backward(ctx); err != nil {
 		return err
 	}
@@ -295,7 +295,7 @@ func (r *run) down(ctx context.Context) error {
 			return err
 		}
 	}
-	defer crashpoint.Here("workload", "gone")
+	defer failpoint.Here("workload", "gone")
 	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
 }
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
 )
 
 // upkeep keeps the services of a workload that runs as they should be, until ctx ends.

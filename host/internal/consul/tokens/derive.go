@@ -11,7 +11,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/sdk/identity"
 )
 
@@ -86,7 +86,7 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 		got, secret, err = i.Derive(ctx, consul, req)
 		return err
 	})
-	crashpoint.Here("token", "derived")
+	failpoint.Here("token", "derived")
 	a.doubt(t.ID, unanswered(err))
 	if err != nil {
 		return t, "", err

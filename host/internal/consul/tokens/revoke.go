@@ -11,7 +11,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/sdk/identity"
 )
 
@@ -44,7 +44,7 @@ func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) er
 	if !gone || a.inDoubt(t.ID) {
 		return nil
 	}
-	crashpoint.Here("token", "revoked")
+	failpoint.Here("token", "revoked")
 	_, err = a.Ledger.DeleteTokens(ctx, t.ID)
 	return ledgerError(err)
 }

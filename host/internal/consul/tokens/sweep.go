@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/events"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/sdk/identity"
 )
 
@@ -197,7 +197,7 @@ func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 		})
 	}
 	_ = all.Wait() // the errors are with the tokens
-	crashpoint.Here("sweep", "revoked")
+	failpoint.Here("sweep", "revoked")
 	gone := slices.DeleteFunc(slices.Clone(orphans), func(o *orphan) bool { return !o.Revoked || !o.noted })
 	for part := range slices.Chunk(gone, command.MaxItems) {
 		ids := make([]string, len(part))

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // defaultPath is PATH for drivers where the host has none.

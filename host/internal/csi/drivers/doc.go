@@ -21,6 +21,6 @@
 //   - What runs outlives a crash of the host. Only Close with stop, a
 //     deregistration or a changed command ends a driver's process.
 //
-// It imports host/internal/events, host/internal/process and sdk/storage. It knows
+// It imports host/internal/system/events, host/internal/system/process and sdk/storage. It knows
 // neither go-plugin nor raft, and speaks CSI to no one.
 package drivers

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/durable"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // record is what must outlive the host of one driver: <data_dir>/csi/<id>/driver.json.

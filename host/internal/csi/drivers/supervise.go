@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // crashLoop is how many times in a row a process must end soon after its start

@@ -16,8 +16,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 
-	"github.com/pannier/pannier/host/internal/events"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 func TestSupervisedDriverIsStartedAgain(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // Bounds of one round.

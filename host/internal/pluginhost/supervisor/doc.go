@@ -3,7 +3,7 @@
 // finds them again after a restart of the host. Callers borrow a connection with
 // Acquire.
 //
-// It imports the SDK's wire and protocol packages and host/internal/process. It
+// It imports the SDK's wire and protocol packages and host/internal/system/process. It
 // knows no kind: the catalog makes typed clients of its connections.
 //
 // What must stay true: no plugin runs twice and none is left behind, whatever

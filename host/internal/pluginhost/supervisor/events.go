@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -141,13 +141,13 @@ func (f *follower) read(ctx context.Context) error {
 		if err := f.rate.Wait(ctx); err != nil {
 			return err
 		}
-		crashpoint.Here("event", "received")
+		failpoint.Here("event", "received")
 		f.i.sup.cfg.OnPluginEvent(f.event(e))
-		crashpoint.Here("event", "handled")
+		failpoint.Here("event", "handled")
 		if err := f.have.note(e.GetSeq()); err != nil {
 			f.i.log.Error("the next host may tell events of the plugin twice", "error", err)
 		}
-		crashpoint.Here("event", "noted")
+		failpoint.Here("event", "noted")
 	}
 }
 

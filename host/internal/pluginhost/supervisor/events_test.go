@@ -148,8 +148,8 @@ func TestEventsOutliveAKilledHost(t *testing.T) {
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
 	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
-	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "crashpoint")
-	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_CRASHPOINT=" + points}
+	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "failpoint")
+	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_FAILPOINT=" + points}
 
 	repeats := 0
 	for n, point := range []string{"received", "handled", "noted", "received", "handled", "noted"} {
@@ -192,8 +192,8 @@ func TestEventsOfAHostKilledInASwap(t *testing.T) {
 	w.cfg.StopPlugins = false
 	dir := filepath.Dir(w.cfg.DataDir)
 	file, points := filepath.Join(dir, "events.json"), filepath.Join(dir, "points")
-	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "crashpoint")
-	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_CRASHPOINT=" + points}
+	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "failpoint")
+	w.hostEnv = []string{"HOST_EVENTS=" + file, "PANNIER_FAILPOINT=" + points}
 	w.must(os.WriteFile(points, []byte("swap:moved"), 0o600))
 	h := w.host()
 	h.up()

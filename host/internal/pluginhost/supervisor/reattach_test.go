@@ -171,8 +171,8 @@ func TestHostKilledAroundTheFork(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.StopPlugins = false
 	path, points := w.cfg.DataDir+"/plugins/fixture.json", filepath.Dir(w.cfg.DataDir)+"/points"
-	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "crashpoint")
-	w.hostEnv = []string{"PANNIER_CRASHPOINT=" + points}
+	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "failpoint")
+	w.hostEnv = []string{"PANNIER_FAILPOINT=" + points}
 	for i, point := range []string{"intended", "forked", "forked", "intended", "forked"} {
 		// One that would answer ends itself: nobody reads what it prints.
 		w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"hang", strconv.Itoa(i)}})

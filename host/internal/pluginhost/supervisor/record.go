@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/durable"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // record is what the next host must know of a plugin. It is written before

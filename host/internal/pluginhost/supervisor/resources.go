@@ -9,7 +9,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // Limits bound what each process of a plugin may use, together with what it starts. 0:

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 const mib = 1 << 20

@@ -15,8 +15,8 @@ import (
 
 	"github.com/hashicorp/go-plugin/runner"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // pluginRunner is go-plugin's view of a plugin's process: one that it starts, or
@@ -54,7 +54,7 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 	if err := r.save(r.spec.Intent()); err != nil {
 		return err
 	}
-	crashpoint.Here("process", "intended")
+	failpoint.Here("process", "intended")
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("make the handshake's pipe: %w", err)
@@ -66,7 +66,7 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 		_ = reader.Close()
 		return err
 	}
-	crashpoint.Here("process", "forked")
+	failpoint.Here("process", "forked")
 	r.proc, r.stdout = proc, reader
 	r.readHandshake()
 	r.measure()

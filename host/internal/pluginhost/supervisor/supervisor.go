@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/durable"
-	"github.com/pannier/pannier/host/internal/process"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/sdk/wire"
 )
 

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/crashpoint"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
 // Swap is one change of the process that callers use, or an attempt at it.
@@ -66,7 +66,7 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 	}
 	swap.Carried = i.takeOver(ctx, gen, next)
 	swap.Took = time.Since(began)
-	crashpoint.Here("swap", "moved")
+	failpoint.Here("swap", "moved")
 	i.drainLater(gen) //nolint:contextcheck // it goes on after the swap, and when the host closes
 	i.rec.swapped(swap)
 	what := EventSwapped
@@ -89,7 +89,7 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 			err = errors.Join(err, i.end(ctx, next))
 		}
 	}()
-	crashpoint.Here("swap", "up")
+	failpoint.Here("swap", "up")
 	if next.kind != gen.kind {
 		return next, permanent{fmt.Errorf("it is of kind %s, and what runs is of kind %s", next.kind, gen.kind)}
 	}
@@ -108,7 +108,7 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 		i.rec.Serving, i.rec.Served, i.rec.LastGood = was.Serving, was.Served, was.LastGood
 		return next, err
 	}
-	crashpoint.Here("swap", "recorded")
+	failpoint.Here("swap", "recorded")
 	return next, nil
 }
 
@@ -169,7 +169,7 @@ func (i *instance) drainLater(gen *generation) {
 		if err := gen.stop(ctx); err != nil {
 			i.log.Warn("an old generation did not end by itself", "generation", gen.number, "error", err)
 		}
-		crashpoint.Here("swap", "drained")
+		failpoint.Here("swap", "drained")
 		i.mu.Lock()
 		i.gone = append(i.gone, gen)
 		i.mu.Unlock()

@@ -1,11 +1,11 @@
-// Package crashpoint names the instants at which a crash of the host is tested.
+// Package failpoint names the instants at which a crash of the host is tested.
 //
 // A normal build does nothing there: Here is empty and inlined away. With the
-// build tag crashpoint it kills its own process with SIGKILL at the instant that
+// build tag failpoint it kills its own process with SIGKILL at the instant that
 // the test has armed. It imports the standard library only, and what calls it
 // must not depend on it.
 //
-// A test arms a build with the environment variable PANNIER_CRASHPOINT, which
+// A test arms a build with the environment variable PANNIER_FAILPOINT, which
 // names a file of lines such as
 //
 //	stage:intended
@@ -14,4 +14,4 @@
 // Each line is one crash, and #2 the second time that its instant is reached.
 // A line is taken out of the file before the process dies, so that the next
 // process of the host goes on with the next line.
-package crashpoint
+package failpoint

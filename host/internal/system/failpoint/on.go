@@ -1,6 +1,6 @@
-//go:build crashpoint
+//go:build failpoint
 
-package crashpoint
+package failpoint
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ var mu sync.Mutex
 
 // Here kills the process when the first line of the file is what:point.
 func Here(what, point string) {
-	path := os.Getenv("PANNIER_CRASHPOINT")
+	path := os.Getenv("PANNIER_FAILPOINT")
 	if path == "" {
 		return
 	}
@@ -41,6 +41,6 @@ func Here(what, point string) {
 
 func write(path, lines string) {
 	if err := os.WriteFile(path, []byte(lines), 0o600); err != nil {
-		panic(fmt.Sprintf("crashpoint: %v", err)) // else it would crash again and again
+		panic(fmt.Sprintf("failpoint: %v", err)) // else it would crash again and again
 	}
 }

@@ -1,6 +1,6 @@
-//go:build !crashpoint
+//go:build !failpoint
 
-package crashpoint
+package failpoint
 
 // Here does nothing in a normal build.
 func Here(_, _ string) {}
