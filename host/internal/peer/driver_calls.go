@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/host/internal/keyed"
+	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -16,7 +16,7 @@ type driverCalls struct {
 	storage.Storage
 
 	calls   drivers.Caller
-	volumes keyed.Locks[drivenVolume]
+	volumes kmutex.Locks[drivenVolume]
 }
 
 // drivenVolume is a volume as its driver knows it: by its id there, or by the name under

@@ -14,7 +14,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
-	"github.com/pannier/pannier/host/internal/durable"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // Secret is what proves that a node is the one that the ledger knows: its certificate
@@ -30,7 +30,7 @@ func OpenSecret(path string) (Secret, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		s := Secret{rand.Text()}
-		if err := durable.WriteFile(path, []byte(s.text)); err != nil {
+		if err := atomicfile.WriteFile(path, []byte(s.text)); err != nil {
 			return Secret{}, fmt.Errorf("make the node's secret: %w", err)
 		}
 		return s, nil

@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/pannier/pannier/host/internal/durable"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // keySize is that of an AES-256 key in bytes.
@@ -145,5 +145,5 @@ func writeKey(path string, key Key) (err error) {
 	if err := os.Link(tmp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return durable.SyncDir(filepath.Dir(path))
+	return atomicfile.SyncDir(filepath.Dir(path))
 }

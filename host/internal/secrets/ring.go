@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pannier/pannier/host/internal/durable"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // Files are where a host has its keys.
@@ -143,7 +143,7 @@ func (s *Sealer) Offer(k Key) error {
 	if _, ok := s.get(k.ID()); ok {
 		return nil
 	}
-	if err := durable.WriteFile(filepath.Join(s.dir, offered+keySuffix), k.material); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(s.dir, offered+keySuffix), k.material); err != nil {
 		return fmt.Errorf("keep the secrets key %s: %w", k.ID(), err)
 	}
 	s.offered = k
@@ -206,5 +206,5 @@ func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the file of a secrets key: %w", err)
 	}
-	return durable.SyncDir(filepath.Dir(path))
+	return atomicfile.SyncDir(filepath.Dir(path))
 }

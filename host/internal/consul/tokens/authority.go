@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/keyed"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -54,8 +54,8 @@ type Config struct {
 type Authority struct {
 	Config
 
-	tokens  keyed.Locks[string] // by id
-	revokes *rate.Limiter       // of the sweep
+	tokens  kmutex.Locks[string] // by id
+	revokes *rate.Limiter        // of the sweep
 
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet

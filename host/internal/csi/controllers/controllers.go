@@ -7,7 +7,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/host/internal/keyed"
+	"github.com/pannier/pannier/internal/kmutex"
 )
 
 // Config is what Controllers work with.
@@ -33,8 +33,8 @@ type Controllers struct {
 	reach reach
 	// How long a call waits for a driver that is not healthy; tests shorten it.
 	attachWait, wait time.Duration
-	attachments      keyed.Locks[attachment]
-	volumes          keyed.Locks[claim.VolumeRef]
+	attachments      kmutex.Locks[attachment]
+	volumes          kmutex.Locks[claim.VolumeRef]
 }
 
 // attachment is what Attach and Detach exclude one another on.

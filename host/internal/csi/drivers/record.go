@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // record is what must outlive the host of one driver: <data_dir>/csi/<id>/driver.json.
@@ -64,7 +64,7 @@ func (r record) write(dataDir string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	return durable.WriteFile(recordPath(dataDir, r.Spec.ID), append(text, '\n'))
+	return atomicfile.WriteFile(recordPath(dataDir, r.Spec.ID), append(text, '\n'))
 }
 
 // forget removes the driver's record, its log, and its folder where nothing else
@@ -77,9 +77,9 @@ func forget(dataDir, id string) error {
 	}
 	folder := dir(dataDir, id)
 	if err := os.Remove(folder); err == nil || errors.Is(err, fs.ErrNotExist) {
-		return durable.SyncDir(filepath.Dir(folder))
+		return atomicfile.SyncDir(filepath.Dir(folder))
 	}
-	return durable.SyncDir(folder)
+	return atomicfile.SyncDir(folder)
 }
 
 // loadRecords reads the records of all drivers, by id.

@@ -15,8 +15,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 var (
@@ -164,7 +164,7 @@ func (c *Client) ForgetReports() error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(err, durable.SyncDir(c.cfg.Dir))
+	return errors.Join(err, atomicfile.SyncDir(c.cfg.Dir))
 }
 
 // keep tells the fence of each change, and starts another one when it ends.

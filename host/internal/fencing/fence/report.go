@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // Report is what a fence did at one deadline. The next process of the agent fails the
@@ -89,7 +89,7 @@ func writeReport(dir string, r Report) error {
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(filepath.Join(dir, reportFile), data)
+	return atomicfile.WriteFile(filepath.Join(dir, reportFile), data)
 }
 
 func (r *Report) workload(ref claim.WorkloadRef) {

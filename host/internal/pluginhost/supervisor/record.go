@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // record is what the next host must know of a plugin. It is written before
@@ -104,7 +104,7 @@ func (r *record) save(dir string) error {
 	if err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
-	if err := durable.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
+	if err := atomicfile.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
 	return nil

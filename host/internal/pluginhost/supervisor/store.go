@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/durable"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // store holds verified copies of executables, at <sha256>/<name>. A plugin runs
@@ -136,7 +136,7 @@ func (s *store) place(temp, path string) error {
 	if err := os.Rename(temp, path); err != nil {
 		return err
 	}
-	return errors.Join(durable.SyncDir(filepath.Dir(path)), durable.SyncDir(s.dir))
+	return errors.Join(atomicfile.SyncDir(filepath.Dir(path)), atomicfile.SyncDir(s.dir))
 }
 
 func (s *store) pin(sha string) (unpin func()) {

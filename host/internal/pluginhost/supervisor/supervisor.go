@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/pannier/pannier/host/internal/durable"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -208,7 +208,7 @@ func loadAuthority(path string) (*wire.Authority, error) {
 	if data, err = a.MarshalPEM(); err != nil {
 		return nil, err
 	}
-	if err := durable.WriteFile(path, data); err != nil {
+	if err := atomicfile.WriteFile(path, data); err != nil {
 		return nil, fmt.Errorf("write the host's plugin certificate: %w", err)
 	}
 	return a, nil

@@ -1,6 +1,6 @@
-// Package keyed has a lock for each key of a kind, such as each volume. Waiting
+// Package kmutex has a lock for each key of a kind, such as each volume. Waiting
 // for one ends with the caller's context. It imports the standard library only.
-package keyed
+package kmutex
 
 import (
 	"context"

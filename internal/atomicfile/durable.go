@@ -1,6 +1,6 @@
-// Package durable writes small files so that neither a crash of the host nor the
+// Package atomicfile writes small files so that neither a crash of the host nor the
 // loss of power leaves half of one. It imports the standard library only.
-package durable
+package atomicfile
 
 import (
 	"errors"
