@@ -22,12 +22,12 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/host/internal/watcher"
 )
 
 // ledger is the way to the ledger, on this host or on the server that leads.

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
 )
 
 // held is a claim with all that its explanation is made of.

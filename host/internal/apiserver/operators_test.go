@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
 )
 
 // putNode tells the ledger of a node that is not the host's own.

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/host/internal/watcher"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
 )
 
 // Collector clears away what nothing needs any more (watcher.Watcher).

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/host/internal/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
 
