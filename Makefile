@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them.
-PROGRAMS := host/cmd/pannier plugins/csi-local
+PROGRAMS := host/cmd/pannier drivers/csi-local
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap
 
 VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)

@@ -48,7 +48,7 @@ func TestRealDrivers(t *testing.T) {
 func startLocal(t *testing.T, dir string) string {
 	t.Helper()
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
-	cmd := exec.Command(testbin.Build(t, "plugins/csi-local"), "-endpoint", endpoint, "-node-id", "n", "-data-dir", filepath.Join(dir, "data"))
+	cmd := exec.Command(testbin.Build(t, "drivers/csi-local"), "-endpoint", endpoint, "-node-id", "n", "-data-dir", filepath.Join(dir, "data"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ type kind struct {
 
 var kinds = []kind{
 	{name: "local", command: func(t testing.TB) []string {
-		return []string{testbin.Build(t, "plugins/csi-local"), "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"}
+		return []string{testbin.Build(t, "drivers/csi-local"), "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"}
 	}},
 	{name: "hostpath", attach: true, forgets: true, command: func(t testing.TB) []string {
 		return []string{

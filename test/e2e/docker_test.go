@@ -246,7 +246,7 @@ csi_driver "local" {
 	if err != nil {
 		t.Skip("needs mkfs.ext4 (Debian: e2fsprogs); not covered: a driver in a container")
 	}
-	program := testbin.Build(t, "plugins/csi-local")
+	program := testbin.Build(t, "drivers/csi-local")
 	d.Image(t, "example/csi-local", `ENTRYPOINT ["/bin/`+filepath.Base(program)+`"]`, program, mkfs)
 	remove(t, d, "csi-local")
 	documented(t, h, d, "drivers.md", "driver", replace...)

@@ -22,7 +22,7 @@ type local struct {
 func startLocal(t *testing.T, h *testhost.Host) *local {
 	t.Helper()
 	l := &local{
-		program:  testbin.Build(t, "plugins/csi-local"),
+		program:  testbin.Build(t, "drivers/csi-local"),
 		endpoint: "unix://" + h.Path("dyn/csi.sock"), dataDir: h.Path("volumes"),
 	}
 	t.Cleanup(l.kill)

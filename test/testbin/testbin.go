@@ -43,7 +43,7 @@ func CacheDir(t testing.TB) string {
 }
 
 // Build compiles one main package of this module, named by its folder such as
-// "plugins/csi-local", and returns the program's path. Concurrent callers, in
+// "drivers/csi-local", and returns the program's path. Concurrent callers, in
 // other test processes too, build it once: the go command skips the link when
 // the program is up to date.
 func Build(t testing.TB, pkg string) string {

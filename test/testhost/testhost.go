@@ -101,7 +101,7 @@ func LocalDriver(t testing.TB) string {
 csi_driver "local" {
   command = [%q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"]
 }
-`, testbin.Build(t, "plugins/csi-local"))
+`, testbin.Build(t, "drivers/csi-local"))
 }
 
 // Path of a file in the host's directory.

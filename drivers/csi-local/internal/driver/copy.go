@@ -11,9 +11,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
-	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
-	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/sparse"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 // freezeLimit is how long the writers of a mounted volume wait, at most, for a

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 )
 
 // errCannot says that a capability is well formed and the driver lacks it.

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
-	"github.com/pannier/pannier/plugins/csi-local/internal/loop"
-	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
-	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
+	"github.com/pannier/pannier/drivers/csi-local/internal/sparse"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 // NodeStageVolume attaches a volume's image to a loop device and mounts its

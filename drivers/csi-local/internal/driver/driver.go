@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
-	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 // Name is the driver's name, as GetPluginInfo reports it.

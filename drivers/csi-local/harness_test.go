@@ -86,7 +86,7 @@ var binary struct {
 // driverBinary builds the driver once for all tests.
 func driverBinary(t *testing.T) string {
 	t.Helper()
-	binary.once.Do(func() { binary.path = testbin.Build(t, "plugins/csi-local") })
+	binary.once.Do(func() { binary.path = testbin.Build(t, "drivers/csi-local") })
 	if binary.path == "" {
 		t.Fatal("the driver does not build")
 	}

@@ -14,9 +14,9 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/driver"
-	"github.com/pannier/pannier/plugins/csi-local/internal/serve"
-	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+	"github.com/pannier/pannier/drivers/csi-local/internal/driver"
+	"github.com/pannier/pannier/drivers/csi-local/internal/serve"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 // defaultVersion is what a build without a version says.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 )
 
 // step is one call of a volume's life; it may be made again and again.

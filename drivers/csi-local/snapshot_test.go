@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/test/testbin"
 )
 

@@ -10,9 +10,9 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
-	"github.com/pannier/pannier/plugins/csi-local/internal/loop"
-	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 // usage is what the kernel says, at one moment, about the users of a volume's

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 )
 
 // eachFS runs a test with every file system that a volume can have, with a

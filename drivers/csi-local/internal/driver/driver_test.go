@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/store"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 func TestChooseCapacity(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 )
 
 // known fails with NotFound when there is neither a volume with this id nor

@@ -12,7 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/sparse"
+	"github.com/pannier/pannier/drivers/csi-local/internal/sparse"
 )
 
 // TestFreezeDoesNotOutliveTheDriver kills the driver while it holds a file

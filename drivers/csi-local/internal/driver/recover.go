@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/plugins/csi-local/internal/filesystem"
-	"github.com/pannier/pannier/plugins/csi-local/internal/loop"
+	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
 )
 
 // Recover thaws what a predecessor froze and did not live to thaw. It must be
