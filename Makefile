@@ -115,7 +115,7 @@ bench: consul ## Measure what Pannier costs, and keep the table in bench/results
 	@mkdir -p bench
 	@rm -f bench/results.txt
 	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 30m \
-		./test/bench ./host/internal/meshbench ./host/internal/pluginbench ./host/internal/clusterbench -args -out $(CURDIR)/bench/results.txt
+		./test/bench ./host/internal/bench/meshbench ./host/internal/bench/pluginbench ./host/internal/bench/clusterbench -args -out $(CURDIR)/bench/results.txt
 	@cat bench/results.txt
 
 .PHONY: lint
