@@ -20,7 +20,7 @@ GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.ve
 # `make lint` vets them.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
 GO_TEST   = $(GOTESTSUM) -count=1 -vet=off -p 4 -timeout 10m
-# The packages of one run share the programs that they build (test/testbin).
+# The packages of one run share the programs that they build (test/lib/testbin).
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto host/api/proto host/internal/peer/proto
@@ -43,7 +43,7 @@ demo: build ## Show a volume's life on one host, a crash included (root)
 
 .PHONY: demo-cluster
 demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its volume moved to another (root)
-	$(GO_BUILD) -o bin/ ./test/shareddriver
+	$(GO_BUILD) -o bin/ ./test/lib/shareddriver
 	go run ./test/demo -bin bin -cluster
 
 .PHONY: demo-mesh
@@ -52,10 +52,10 @@ demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and 
 
 # Clusters of real agents have elections, and times that a busy machine breaks: their
 # tests run one package after the other, when all others are done.
-CLUSTERS := test/cluster test/chaos test/faults test/security
+CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security
 
 # These take longest. They begin first, or one of them would be alone in the end.
-LONGEST := test/e2e test/crash
+LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
 test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
@@ -76,12 +76,12 @@ race: hostpath consul node-plugin ## Run all tests with the race detector
 
 .PHONY: e2e
 e2e: hostpath consul ## Run the end-to-end tests only (root)
-	$(GO_TEST) ./test/e2e/...
+	$(GO_TEST) ./test/suite/e2e/...
 
 .PHONY: crash
 crash: SEED = $(shell date +%s)
 crash: hostpath consul ## Kill everything everywhere, and compare what is left (root; about five minutes)
-	@cd test/crash && go test -count=1 -timeout 30m -full -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
+	@cd test/suite/crash && go test -count=1 -timeout 30m -full -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
 
 .PHONY: conformance
 conformance: ## Run the whole conformance kit with every bad plugin (some minutes)
@@ -91,12 +91,12 @@ conformance: ## Run the whole conformance kit with every bad plugin (some minute
 chaos: DURATION = 10m
 chaos: SEED = 0
 chaos: ## Let everything go wrong in clusters of real agents, for DURATION (10m), or once by a SEED (root)
-	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/chaos -duration=$(DURATION) -seed=$(SEED)
+	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/suite/chaos -duration=$(DURATION) -seed=$(SEED)
 
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 	@mkdir -p bin
-	@install -m 0755 "$$(go run ./test/hostpath/cmd/hostpath-build '$(CACHE)')" bin/hostpathplugin
+	@install -m 0755 "$$(go run ./test/lib/hostpath/cmd/hostpath-build '$(CACHE)')" bin/hostpathplugin
 
 .PHONY: consul
 consul: ## Build the Consul of the tests into the cache (about four minutes, once)

@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/test/testns"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 // crashDir makes this test program a server that changes its ledger until it is

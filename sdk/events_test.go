@@ -24,7 +24,7 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestQueueKeepsWhatIsNotAcknowledged(t *testing.T) {

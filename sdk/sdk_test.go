@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // An author runs a plugin under a debugger: the agent uses that process, which may be

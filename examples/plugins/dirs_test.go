@@ -12,8 +12,8 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // The module of an author's own is tested as its author does.

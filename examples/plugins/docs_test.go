@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // fence is a block of the page: its language, what stands after it, and its text.

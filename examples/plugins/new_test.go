@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/sdk/conformance"
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // From nothing to running plugins, as docs/plugins.md tells it: made by the command in a

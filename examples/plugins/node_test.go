@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // built is the path of the plugin in JavaScript, in one file.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testplugin"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
 // TestPluginProcess registers, keeps and removes a service through the process's border.

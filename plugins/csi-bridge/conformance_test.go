@@ -9,8 +9,8 @@ import (
 
 	"github.com/pannier/pannier/sdk/conformance"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/hostpath"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/hostpath"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // TestConformance proves csi-bridge as any author's plugin is proved, with the bundled

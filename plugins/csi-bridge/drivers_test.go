@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/hostpath"
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testplugin"
+	"github.com/pannier/pannier/test/lib/hostpath"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
 // TestRealDrivers takes a volume through its whole life, through the built

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/faultydriver"
-	"github.com/pannier/pannier/test/testplugin"
+	"github.com/pannier/pannier/test/lib/faultydriver"
+	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
 // TestPluginProcess sees a retry, a fingerprint, an error and the log through

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/bootstrap"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testplugin"
-	"github.com/pannier/pannier/test/xds"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testplugin"
+	"github.com/pannier/pannier/test/lib/xds"
 )
 
 // TestPluginProcess makes a bootstrap, and fails to, through the process's border, and

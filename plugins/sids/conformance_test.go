@@ -6,8 +6,8 @@ import (
 
 	"github.com/pannier/pannier/sdk/conformance"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // TestConformance proves sids as any author's plugin is proved, with a real Consul.

@@ -12,8 +12,8 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testplugin"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
 // TestPluginProcess follows a token through the process's border: configured, derived,

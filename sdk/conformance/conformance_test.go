@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/sdk/conformance"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testns"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 var full = flag.Bool("full", false, "run the whole kit with every bad plugin")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pannier/pannier/host/api"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // newHost is a host with csi-bridge and csi-local, which end with the agent. It logs

@@ -11,8 +11,8 @@ import (
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/testhost"
-	"github.com/pannier/pannier/test/usage"
+	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/usage"
 )
 
 // rest is longer than the agent takes to give back what a burst has left.

@@ -13,7 +13,7 @@ import (
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 // nodePolicy is what registrations need, as docs/consul.md has it.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // agent is one process of a host's agent, started to be measured.

@@ -12,7 +12,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // measureReattach kills an agent with a plugin of each kind, and starts another one: it

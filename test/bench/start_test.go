@@ -9,7 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // measureStart starts an agent that has nothing yet, and one whose plugin and driver

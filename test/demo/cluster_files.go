@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/pannier/pannier/test/testnet"
+	"github.com/pannier/pannier/test/lib/testnet"
 )
 
 // The cluster's hosts; the servers come first.

@@ -16,7 +16,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/test/testnet"
+	"github.com/pannier/pannier/test/lib/testnet"
 )
 
 // clusterTeller tells with a shell, of which each host has one.

@@ -37,7 +37,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // storageFake is a storage plugin and a driver in memory. What it publishes is a

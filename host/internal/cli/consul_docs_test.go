@@ -20,7 +20,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 func consulPage(t *testing.T) string {

@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 const secret = "8a2f0000-not-a-real-token"

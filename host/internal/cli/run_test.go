@@ -24,7 +24,7 @@ import (
 
 	"github.com/pannier/pannier/host/api"
 	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // output collects what a process writes.

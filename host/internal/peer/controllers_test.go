@@ -24,7 +24,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // plant is a node's real storage plugin and driver, whose volumes other nodes can reach.
@@ -51,7 +51,7 @@ func grow(t *testing.T, name, shared, topology string) *plant {
 	p := &plant{registry: drivers.New(drivers.Config{DataDir: filepath.Join(dir, "data"), Logger: hclog.NewNullLogger(), Storage: c.Storage, Events: events.New(0)})}
 	endpoint := "unix://" + filepath.Join(dir, "d.sock")
 	must(t, p.registry.Open(t.Context(), []drivers.Spec{{ID: "shared", Endpoint: endpoint, Command: []string{
-		testbin.Build(t, "test/shareddriver"), "-endpoint", endpoint, "-node-id", "driver-" + name, "-dir", shared, "-topology", topology,
+		testbin.Build(t, "test/lib/shareddriver"), "-endpoint", endpoint, "-node-id", "driver-" + name, "-dir", shared, "-topology", topology,
 	}}}))
 	t.Cleanup(func() { must(t, p.registry.Close(true)) })
 	p.calls = drivers.Caller{Drivers: p.registry, Storage: c.DoStorage}

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pannier/pannier/test/xds"
+	"github.com/pannier/pannier/test/lib/xds"
 )
 
 // patience bounds the wait for the first clusters and listeners.

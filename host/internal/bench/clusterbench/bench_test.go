@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testns"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 var (

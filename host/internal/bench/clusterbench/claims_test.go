@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/usage"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/usage"
 )
 
 // turns of each of the three, after one that does not count. They follow one another, each

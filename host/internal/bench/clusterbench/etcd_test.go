@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // etcd is three members without TLS, with their default settings: each entry of the log

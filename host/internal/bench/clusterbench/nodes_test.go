@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/usage"
+	"github.com/pannier/pannier/test/lib/usage"
 )
 
 const (

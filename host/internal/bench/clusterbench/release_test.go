@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 const (
@@ -35,7 +35,7 @@ func measureRelease(b *testing.B, r *table.Report) {
 csi_driver "shared" {
   command = [%q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-dir", %q]
 }
-`, testbin.Build(b, "test/shareddriver"), volumes))
+`, testbin.Build(b, "test/lib/shareddriver"), volumes))
 	for _, h := range s.all {
 		h.AwaitDrivers()
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
-	"github.com/pannier/pannier/test/testhost"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // servers is how many form a cluster.

@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // nodePolicy is what registrations need, as docs/consul.md has it.

@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 const (

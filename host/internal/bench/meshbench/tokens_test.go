@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/usage"
+	"github.com/pannier/pannier/test/lib/usage"
 )
 
 const (

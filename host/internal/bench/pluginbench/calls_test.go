@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // measureCalls makes the same call in three ways, in turns, each of a process of its own.

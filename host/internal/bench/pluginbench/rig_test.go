@@ -15,7 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // rig is a plugin directory with one plugin, and the host's supervisor over it.

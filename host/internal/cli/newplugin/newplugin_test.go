@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // What is written of each kind builds, is formatted and passes its tests as it is, in a

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // inNamespace runs a script in a mount namespace of its own, where it ends only

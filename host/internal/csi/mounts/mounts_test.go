@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/test/testbin"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

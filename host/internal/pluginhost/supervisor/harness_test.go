@@ -18,8 +18,8 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/testbin"
-	"github.com/pannier/pannier/test/testns"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 // sideBySide is how many tests run at the same time: they mostly wait for processes.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 // everything says all that a service with a sidecar can say.

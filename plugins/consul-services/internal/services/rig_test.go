@@ -15,8 +15,8 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/testns"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 // sideBySide is how many tests run at the same time: they mostly wait for their Consul.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 // agentHas registers at the agent what change makes of what is wanted, as someone

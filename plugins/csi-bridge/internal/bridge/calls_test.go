@@ -12,7 +12,7 @@ import (
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/faultydriver"
+	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
 // everyCode is each code that a driver can answer, and whether the policy says

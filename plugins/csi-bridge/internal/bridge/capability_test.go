@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/faultydriver"
+	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
 func TestModes(t *testing.T) {

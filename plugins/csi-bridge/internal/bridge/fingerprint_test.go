@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/faultydriver"
+	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
 // watch runs Fingerprint until the test ends.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/faultydriver"
+	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/faultydriver"
+	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
 const (

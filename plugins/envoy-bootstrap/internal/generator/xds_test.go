@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/test/consul"
-	"github.com/pannier/pannier/test/xds"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/xds"
 )
 
 // TestStream opens the xDS stream to Consul with nothing but the file, and is refused

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/pannier/pannier/sdk/identity"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 // loginWorld is a Consul with an auth method that knows the signer's key. The issuer

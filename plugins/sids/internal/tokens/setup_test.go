@@ -22,7 +22,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/test/consul"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 func TestMain(m *testing.M) {

@@ -1,0 +1,56 @@
+package consul
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/testbin"
+)
+
+// Binary is the path of Consul's program, which is built into the cache first when
+// it is not there: that takes minutes. Test processes that ask at once build it once.
+func Binary(t testing.TB) string {
+	t.Helper()
+	path, err := build(testbin.CacheDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func build(cache string) (path string, err error) {
+	lock, err := os.OpenFile(filepath.Join(cache, "consul.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", fmt.Errorf("open the lock of Consul's build: %w", err)
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock Consul's build: %w", err)
+	}
+	cmd := exec.Command(filepath.Join(testbin.Root(), "tools", "tool"), "consul")
+	var messages strings.Builder
+	cmd.Stderr = &messages
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("build Consul: %w\n%s", err, messages.String())
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// cleanEnv is the environment without Consul's own variables: only what the test
+// says counts.
+func cleanEnv() []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "CONSUL_") {
+			env = append(env, kv)
+		}
+	}
+	return env
+}

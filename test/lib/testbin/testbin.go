@@ -1,0 +1,143 @@
+// Package testbin builds this module's own programs for tests and tells what a
+// test needs of the machine. It may be imported by tests only.
+package testbin
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// Root is the top folder of the checkout.
+func Root() string {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok {
+		panic("testbin: no caller information")
+	}
+	return filepath.Join(filepath.Dir(file), "..", "..", "..")
+}
+
+// CacheDir holds what is built once and used by many test runs: a folder
+// outside the tree, $PANNIER_CACHE or pannier in the user's cache folder.
+func CacheDir(t testing.TB) string {
+	t.Helper()
+	dir := os.Getenv("PANNIER_CACHE")
+	if dir == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			base = os.TempDir()
+		}
+		dir = filepath.Join(base, "pannier")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatalf("make the cache folder: %v", err)
+	}
+	return dir
+}
+
+// Build compiles one main package of this module, named by its folder such as
+// "drivers/csi-local", and returns the program's path. Concurrent callers, in
+// other test processes too, build it once: the go command skips the link when
+// the program is up to date.
+func Build(t testing.TB, pkg string) string {
+	t.Helper()
+	return build(t, Root(), "./"+pkg, filepath.Base(pkg))
+}
+
+// BuildTags is Build with build tags. The program has a path of its own.
+func BuildTags(t testing.TB, pkg string, tags ...string) string {
+	t.Helper()
+	name := filepath.Base(pkg) + "-" + strings.Join(tags, "-")
+	return build(t, Root(), "./"+pkg, name, "-tags", strings.Join(tags, ","))
+}
+
+// BuildDir compiles the main package in a folder that may lie in another
+// module, such as a fixture below testdata.
+func BuildDir(t testing.TB, dir string) string {
+	t.Helper()
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return build(t, abs, ".", "fixture-"+strings.ReplaceAll(strings.Trim(abs, "/"), "/", "-"))
+}
+
+func build(t testing.TB, dir, pkg, name string, flags ...string) string {
+	t.Helper()
+	bin := filepath.Join(CacheDir(t), "test-bin", fmt.Sprintf("%x", hash(Root())))
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(bin, name)
+	unlock := lock(t, out+".lock")
+	defer unlock()
+	if raceEnabled {
+		out += "-race"
+		flags = append(flags, "-race")
+	}
+	// Nobody debugs it: it is linked, copied and hashed faster without the tables for that.
+	args := append([]string{"build", "-ldflags=-s -w", "-o", out}, flags...)
+	if _, done := built.Load(out); done {
+		return out
+	}
+	stamp := out + ".run"
+	run := []byte(os.Getenv(envRun))
+	if last, err := os.ReadFile(stamp); err == nil && len(run) > 0 && bytes.Equal(last, run) {
+		built.Store(out, true)
+		return out
+	}
+	cmd := exec.Command("go", append(args, pkg)...)
+	cmd.Dir = dir
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %s in %s: %v\n%s", pkg, dir, err, msg)
+	}
+	if err := os.WriteFile(stamp, run, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	built.Store(out, true)
+	return out
+}
+
+// envRun is another one in each run of many packages' tests. What one package has built in
+// it, the others need not even compare with its source. Empty: each package does.
+const envRun = "PANNIER_TEST_RUN"
+
+// built are the paths that this process has built: all its tests run the same.
+var built sync.Map
+
+// RequireRoot skips the test when it does not run as root, and says what is
+// then not covered.
+func RequireRoot(t testing.TB, notCovered string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skipf("needs root (mounts, loop devices); not covered: %s", notCovered)
+	}
+}
+
+// lock takes an exclusive flock on path, across processes.
+func lock(t testing.TB, path string) (unlock func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatalf("lock %s: %v", path, err)
+	}
+	return func() { f.Close() }
+}
+
+func hash(s string) uint32 {
+	h := uint32(2166136261)
+	for i := 0; i < len(s); i++ {
+		h = (h ^ uint32(s[i])) * 16777619
+	}
+	return h
+}

@@ -1,0 +1,406 @@
+// Package testhost runs a real agent with its real plugin and drivers for tests:
+// built programs, a temporary directory, a free port. Whatever a test does to
+// them, nothing is left of them when it ends. It needs root.
+package testhost
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testnet"
+)
+
+// Wait bounds every wait for something to happen. It is long because the
+// machine may be busy; a wait ends as soon as what it waits for is there.
+const Wait = 60 * time.Second
+
+// Host is one agent and its directory.
+type Host struct {
+	t   testing.TB
+	Dir string
+	// Pannier is the built program.
+	Pannier string
+	// PluginDir holds the host's own copies of the plugins.
+	PluginDir string
+	// Env is added to the agent's environment at its next start.
+	Env []string
+	// Name of the node.
+	Name string
+	// Net is the host's network; nil: the test's own. It is set before Start.
+	Net *testnet.Host
+	// Namespace is a process in whose mount namespace the agent and the commands
+	// run; 0 is the test's own. It is set before Start.
+	Namespace int
+
+	agent *exec.Cmd
+	ended chan struct{}
+}
+
+// New prepares a host with the csi-bridge plugin, and others by name, and writes its
+// configuration: more is HCL that is added to it, such as csi_driver blocks; ports are
+// free ones unless it says which. Start starts it.
+func New(t testing.TB, more string, plugins ...string) *Host {
+	t.Helper()
+	return NewNamed(t, "a", more, plugins...)
+}
+
+// NewNamed is New for a node of another name than "a".
+func NewNamed(t testing.TB, name, more string, plugins ...string) *Host {
+	t.Helper()
+	testbin.RequireRoot(t, "volumes mounted by a real agent")
+	// A short path: unix sockets' addresses hold 107 bytes.
+	dir, err := os.MkdirTemp("", "pt-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As /var/lib is: the user of a workload gets through to what is its own.
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it lists nothing
+		t.Fatal(err)
+	}
+	h := &Host{t: t, Dir: dir, Name: name, Pannier: testbin.Build(t, "host/cmd/pannier"), PluginDir: filepath.Join(dir, "plugins")}
+	t.Cleanup(h.cleanUp)
+	if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append([]string{"csi-bridge"}, plugins...) {
+		h.copy(testbin.Build(t, "plugins/"+name), filepath.Join(h.PluginDir, name))
+	}
+	if !strings.Contains(more, "ports {") {
+		more += "\nports {\n  http = 0\n}\n"
+	}
+	h.Write("agent.hcl", fmt.Sprintf(`
+name       = %q
+data_dir   = %q
+plugin_dir = %q
+socket     = %q
+log_level  = "debug"
+%s`, name, h.Path("data"), h.PluginDir, h.Socket(), more))
+	return h
+}
+
+// LocalDriver is a csi_driver block that runs csi-local with the id "local".
+func LocalDriver(t testing.TB) string {
+	t.Helper()
+	return fmt.Sprintf(`
+csi_driver "local" {
+  command = [%q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"]
+}
+`, testbin.Build(t, "drivers/csi-local"))
+}
+
+// Path of a file in the host's directory.
+func (h *Host) Path(name string) string { return filepath.Join(h.Dir, name) }
+
+// Socket is the path of the API's socket.
+func (h *Host) Socket() string { return h.Path("api.sock") }
+
+// SecretsDir is where the tokens and bootstraps of workloads are.
+func (h *Host) SecretsDir() string { return h.Path("data/secrets") }
+
+// Write writes a file into the host's directory and returns its path. Whoever reads it
+// meanwhile, finds the whole file or none.
+func (h *Host) Write(name, content string) string {
+	h.t.Helper()
+	f, err := os.CreateTemp(h.Dir, ".whole-")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	_, err = f.WriteString(content)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), h.Path(name))
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return h.Path(name)
+}
+
+func (h *Host) copy(from, to string) {
+	h.t.Helper()
+	data, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, data, 0o755)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// Start starts the agent and waits until it is ready and its drivers healthy.
+func (h *Host) Start() {
+	h.t.Helper()
+	h.Launch()
+	h.AwaitDrivers()
+}
+
+// AwaitDrivers waits until all drivers of the agent that runs are healthy.
+func (h *Host) AwaitDrivers() {
+	h.t.Helper()
+	h.Eventually("the drivers are healthy", func() error {
+		s, err := h.Status()
+		if err != nil {
+			return err
+		}
+		for _, d := range s.GetDrivers() {
+			if !d.GetHealthy() {
+				return fmt.Errorf("driver %s: %s", d.GetId(), d.GetMessage())
+			}
+		}
+		return nil
+	})
+}
+
+// Launch starts the agent and waits until it is ready, whatever its drivers are.
+func (h *Host) Launch() {
+	h.t.Helper()
+	h.Begin()
+	h.AwaitReady()
+}
+
+// Begin starts the agent and does not wait for it.
+func (h *Host) Begin() {
+	h.t.Helper()
+	log, err := os.OpenFile(h.Path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := h.InNamespace(h.Pannier, "agent", "-config", h.Path("agent.hcl"))
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), h.Env...)
+	start := cmd.Start
+	if h.Net != nil {
+		start = func() error { return h.Net.Do(cmd.Start) }
+	}
+	if err := start(); err != nil {
+		h.t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	h.agent, h.ended = cmd, ended
+	go func() { _ = cmd.Wait(); close(ended) }()
+}
+
+// AwaitReady waits until the agent that runs is ready, whatever its drivers are.
+func (h *Host) AwaitReady() {
+	h.t.Helper()
+	h.Eventually("the agent is ready", func() error {
+		select {
+		case <-h.ended:
+			h.t.Fatalf("the agent ended: %v\n%s", h.agent.ProcessState, h.LogTail())
+		default:
+		}
+		s, err := h.Status()
+		if err != nil {
+			return err
+		}
+		if !s.GetReady() {
+			return errors.New(s.GetMessage())
+		}
+		return nil
+	})
+}
+
+// Kill ends the agent as the kernel's out-of-memory killer would.
+func (h *Host) Kill() { h.end(unix.SIGKILL) }
+
+// Stop ends the agent as systemd does.
+func (h *Host) Stop() { h.end(unix.SIGTERM) }
+
+// Dump ends the agent, which writes what its goroutines are doing into its log.
+func (h *Host) Dump() { h.end(unix.SIGQUIT) }
+
+// AwaitEnd waits until the agent has ended by itself.
+func (h *Host) AwaitEnd() {
+	h.t.Helper()
+	h.awaitEnd("")
+}
+
+// Ended is closed when the agent that runs has ended.
+func (h *Host) Ended() <-chan struct{} { return h.ended }
+
+// Use lets failures count for a test within the one that made the host, until it
+// ends.
+func (h *Host) Use(t testing.TB) {
+	before := h.t
+	h.t = t
+	t.Cleanup(func() { h.t = before })
+}
+
+// PID of the agent.
+func (h *Host) PID() int { return h.agent.Process.Pid }
+
+func (h *Host) end(sig unix.Signal) {
+	h.t.Helper()
+	if err := h.agent.Process.Signal(sig); err != nil {
+		h.t.Fatalf("signal the agent: %v", err)
+	}
+	h.awaitEnd(" on " + unix.SignalName(sig))
+}
+
+func (h *Host) awaitEnd(why string) {
+	h.t.Helper()
+	select {
+	case <-h.ended:
+	case <-time.After(Wait):
+		h.t.Fatalf("the agent did not end%s\n%s", why, h.LogTail())
+	}
+	h.agent = nil
+}
+
+// Client calls the agent's API.
+func (h *Host) Client() *api.Client {
+	h.t.Helper()
+	c, err := api.New("unix://" + h.Socket())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Eventually waits until check returns nil.
+func (h *Host) Eventually(what string, check func() error) {
+	h.t.Helper()
+	deadline := time.Now().Add(Wait)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			h.t.Fatalf("%s: not within %s: %v\n%s", what, Wait, err, h.LogTail())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Status asks for the whole host's.
+func (h *Host) Status() (*hostv1.StatusResponse, error) {
+	c, err := api.New("unix://" + h.Socket())
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	res, err := c.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return res.Msg, nil
+}
+
+// Alive says whether the agent runs.
+func (h *Host) Alive() bool {
+	if h.agent == nil {
+		return false
+	}
+	select {
+	case <-h.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// Result is what a command of the CLI came to.
+type Result struct {
+	Stdout, Stderr string
+	Code           int
+}
+
+// InNamespace prepares a program that runs in the host's mount namespace, with
+// the process id that exec.Cmd has.
+func (h *Host) InNamespace(program string, args ...string) *exec.Cmd {
+	if h.Namespace == 0 {
+		return exec.Command(program, args...)
+	}
+	enter := []string{"--target", strconv.Itoa(h.Namespace), "--mount", "--", program}
+	return exec.Command("nsenter", append(enter, args...)...)
+}
+
+// Command prepares a command of the CLI.
+func (h *Host) Command(args ...string) *exec.Cmd {
+	cmd := h.InNamespace(h.Pannier, args...)
+	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.Socket(), "NO_COLOR=1")
+	return cmd
+}
+
+// tryAtMost bounds a command of the CLI: one that waits for ever fails its test, and not the
+// run of all tests.
+const tryAtMost = 5 * time.Minute
+
+// Try runs a command of the CLI, whatever it comes to.
+func (h *Host) Try(args ...string) Result {
+	h.t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := h.Command(args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Start()
+	if err == nil {
+		late := time.AfterFunc(tryAtMost, func() { _ = cmd.Process.Kill() })
+		err = cmd.Wait()
+		if !late.Stop() {
+			h.t.Fatalf("pannier %s: it did not end within %s\n%s%s\n%s", strings.Join(args, " "), tryAtMost, stdout.String(), stderr.String(), h.LogTail())
+		}
+	}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		h.t.Fatalf("pannier %s: %v", strings.Join(args, " "), err)
+	}
+	return Result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// Run runs a command of the CLI that has to work, and returns its output.
+func (h *Host) Run(args ...string) string {
+	h.t.Helper()
+	r := h.Try(args...)
+	if r.Code != 0 {
+		h.t.Fatalf("pannier %s: exit code %d\n%s%s\n%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr, h.LogTail())
+	}
+	return r.Stdout
+}
+
+// Refused runs a command that has to fail with a code and to say each of the words.
+func (h *Host) Refused(code int, words []string, args ...string) {
+	h.t.Helper()
+	r := h.Try(args...)
+	if r.Code != code {
+		h.t.Fatalf("pannier %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), r.Code, code, r.Stdout, r.Stderr)
+	}
+	for _, w := range words {
+		if !strings.Contains(r.Stdout+r.Stderr, w) {
+			h.t.Errorf("pannier %s does not say %q:\n%s%s", strings.Join(args, " "), w, r.Stdout, r.Stderr)
+		}
+	}
+}
+
+// LogTail is the end of the agent's log.
+func (h *Host) LogTail() string {
+	f, err := os.Open(h.Path("agent.log"))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > 12<<10 {
+		_, _ = f.Seek(-12<<10, io.SeekEnd)
+	}
+	raw, _ := io.ReadAll(f)
+	return "the agent's log ends with:\n" + string(raw)
+}

@@ -1,0 +1,160 @@
+package testnet_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testnet"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// needNet skips a test where there can be no hosts.
+func needNet(t *testing.T) {
+	t.Helper()
+	testbin.RequireRoot(t, "network namespaces")
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		t.Skipf("not covered: hosts with networks of their own: %v", err)
+	}
+}
+
+// post is a UDP socket on a host.
+func post(t *testing.T, h *testnet.Host) net.PacketConn {
+	t.Helper()
+	var conn net.PacketConn
+	err := h.Do(func() (err error) {
+		var listen net.ListenConfig
+		conn, err = listen.ListenPacket(t.Context(), "udp4", h.Addr.String()+":0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// send sends n letters from one host to another, a marked one after them over a whole
+// link, and says how many of the letters came.
+func send(t *testing.T, n int, a, b *testnet.Host, heal func()) (came int) {
+	t.Helper()
+	from, to := post(t, a), post(t, b)
+	for range n {
+		if _, err := from.WriteTo([]byte("letter"), to.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	heal()
+	if err := to.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for buf := make([]byte, 64); ; {
+		if _, err := from.WriteTo([]byte("last"), to.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		size, _, err := to.ReadFrom(buf)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case string(buf[:size]) == "last":
+			return came
+		}
+		came++
+	}
+}
+
+func TestLinks(t *testing.T) {
+	needNet(t)
+	n := testnet.New(t, 1)
+	a, b := n.Host("a"), n.Host("b")
+	if came := send(t, 10, a, b, n.Heal); came != 10 {
+		t.Errorf("%d of 10 came over a whole link", came)
+	}
+	n.Set(b, a, testnet.Link{Cut: true}) // the other direction
+	if came := send(t, 10, a, b, n.Heal); came != 10 {
+		t.Errorf("%d of 10 came while the answers would be lost", came)
+	}
+	hosts := 0
+	settle := func() {
+		// Packets are passed on in their order, by one goroutine: those that are to be lost
+		// have been when one that goes elsewhere has come.
+		hosts++
+		other := n.Host(strings.Repeat("c", hosts))
+		n.Set(a, other, testnet.Link{})
+		if came := send(t, 1, a, other, func() {}); came != 1 {
+			t.Errorf("%d of 1 came over a whole link", came)
+		}
+		n.Heal()
+	}
+	n.Part(a)
+	if came := send(t, 10, a, b, settle); came != 0 {
+		t.Errorf("%d of 10 came over a link that was cut", came)
+	}
+	n.SetAll(testnet.Link{Loss: 0.3})
+	if came := send(t, 100, a, b, settle); came < 50 || came > 90 {
+		t.Errorf("%d of 100 came over a link that loses 30%%", came)
+	}
+	n.SetAll(testnet.Link{Delay: 50 * time.Millisecond})
+	begun := time.Now()
+	if send(t, 1, a, b, func() {}); time.Since(begun) < 50*time.Millisecond {
+		t.Error("a packet came before its delay")
+	}
+}
+
+// TestProcesses runs a program on a host and talks to it over TCP from another.
+func TestProcesses(t *testing.T) {
+	needNet(t)
+	n := testnet.New(t, 1)
+	a, b := n.Host("a"), n.Host("b")
+	var l net.Listener
+	err := a.Do(func() (err error) {
+		var listen net.ListenConfig
+		l, err = listen.Listen(t.Context(), "tcp4", a.Addr.String()+":0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	said := make(chan string, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			said <- err.Error()
+			return
+		}
+		defer conn.Close()
+		text, err := io.ReadAll(conn)
+		said <- string(text)
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, port, _ := strings.Cut(l.Addr().String(), ":")
+	cmd := exec.CommandContext(ctx, "bash", "-c", "echo hello >/dev/tcp/"+a.Addr.String()+"/"+port)
+	if err := b.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if got := <-said; got != "hello\n" {
+		t.Errorf("host a heard %q", got)
+	}
+	// The test itself is where it was.
+	if _, err := net.DialTimeout("tcp4", l.Addr().String(), 100*time.Millisecond); err == nil || errors.Is(err, os.ErrPermission) {
+		t.Errorf("dialled from outside: %v", err)
+	}
+}

@@ -1,0 +1,37 @@
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// lasts is how long the plan of one seed goes on.
+const lasts = 40 * time.Second
+
+// long is the command that tells a story of that length.
+const long = "make chaos SEED=%d"
+
+// TestChaos tells the story of each seed.
+func TestChaos(t *testing.T) {
+	switch {
+	case *seed != 0:
+		tell(t, *seed, lasts, fmt.Sprintf(long, *seed))
+	case *duration != 0:
+		for end := time.Now().Add(*duration); time.Now().Before(end) && !t.Failed(); {
+			next := rand.Uint64N(1_000_000) + 1
+			t.Run(fmt.Sprint(next), func(t *testing.T) { tell(t, next, lasts, fmt.Sprintf(long, next)) })
+		}
+	default:
+		if testing.Short() {
+			t.Skip("clusters to which everything happens take a while")
+		}
+		for _, c := range cases {
+			t.Run(fmt.Sprint(c.seed), func(t *testing.T) {
+				t.Parallel()
+				tell(t, c.seed, c.lasts, fmt.Sprintf("go test -count=1 -v -run TestChaos/%d ./test/suite/chaos", c.seed))
+			})
+		}
+	}
+}

@@ -1,0 +1,128 @@
+package chaos
+
+import (
+	"bufio"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// late is how much later than its answers an agent that was stopped may still do something:
+// say in its log that its lease had ended, or go on with a call whose caller has left.
+const late = 10 * time.Second
+
+// histories are those of each volume. lost are the times at which nodes lost their leases.
+func (l *load) histories(lost map[string][]time.Time) map[string]*history {
+	all := map[string]*history{}
+	for _, v := range l.volumes {
+		all[v.id] = &history{lives: map[string]life{}}
+	}
+	for id, ops := range l.ops {
+		all[id].ops = slices.Clone(ops)
+	}
+	for _, c := range l.unanswered {
+		h := all[c.volume]
+		if c.in {
+			h.ins = append(h.ins, l.at(c.call))
+		} else {
+			h.outs = append(h.outs, l.at(c.call))
+		}
+	}
+	for _, r := range l.runs {
+		h := all[r.volume.id]
+		if r.out == done {
+			h.ops = append(h.ops, l.op(r.claim(), done, r.started, r.answered))
+		}
+		// When nothing is left after a stop, nothing comes after that.
+		h.lives[r.id] = life{
+			start: r.claim(), unanswered: r.out == unknown,
+			started: l.at(r.started), mayGo: l.at(l.mayGo(r, lost[r.on.name])), over: l.at(r.ended),
+		}
+	}
+	for _, h := range all {
+		slices.Sort(h.ins)
+		slices.Sort(h.outs)
+	}
+	return all
+}
+
+// mayGo is from when on a workload's claim may be let go of: when it is stopped; before that only
+// when its start failed, its node lost its lease, or somebody detached it.
+func (l *load) mayGo(r run, lost []time.Time) time.Time {
+	if r.out == unknown || slices.ContainsFunc(lost, func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) }) {
+		return r.started
+	}
+	from := r.stop
+	for _, d := range l.detaches {
+		if d.volume != r.volume.id || d.node != r.on.name || d.over.Before(r.started) {
+			continue
+		}
+		if d.asked.Before(r.started) {
+			return r.started
+		}
+		if d.asked.Before(from) {
+			from = d.asked
+		}
+	}
+	return from
+}
+
+// check proves that each volume's history is one of a ledger that does one thing at a time.
+// It keeps the histories that are not in a folder.
+func check(t *testing.T, histories map[string]*history, keep string) {
+	t.Helper()
+	for id, h := range histories {
+		began := time.Now()
+		model := h.ledger()
+		result, info := porcupine.CheckOperationsVerbose(model, h.ops, testhost.Wait)
+		t.Logf("volume %s: %d operations, %d claims, linearizable: %s, in %v", id, len(h.ops), len(h.lives), result, time.Since(began).Round(time.Millisecond))
+		switch result {
+		case porcupine.Illegal:
+			t.Errorf("the history of volume %s is not linearizable: see %s", id, keep)
+		case porcupine.Unknown:
+			t.Errorf("volume %s: whether its history is linearizable was not found out within %v: see %s", id, testhost.Wait, keep)
+		default:
+			continue
+		}
+		if err := os.WriteFile(keep+"/history-"+id, []byte(h.String()), 0o600); err != nil {
+			t.Error(err)
+		}
+		if err := porcupine.VisualizePath(model, info, keep+"/history-"+id+".html"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// lostLeases are the times at which a node lost its lease, by its agent's log.
+func lostLeases(t *testing.T, h *testhost.Host) (all []time.Time) {
+	t.Helper()
+	f, err := os.Open(h.Path("agent.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		if !strings.Contains(lines.Text(), "the lease on this node's claims is over") {
+			continue
+		}
+		stamp, _, _ := strings.Cut(lines.Text(), " ")
+		at, err := time.Parse("2006-01-02T15:04:05.000Z0700", stamp)
+		if err != nil {
+			t.Errorf("the log of %s has a line without a time: %s", h.Name, lines.Text())
+			continue
+		}
+		all = append(all, at)
+	}
+	if err := lines.Err(); err != nil {
+		t.Errorf("read the log of %s: %v", h.Name, err)
+	}
+	return all
+}

@@ -1,0 +1,287 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/anishathalye/porcupine"
+
+	"github.com/pannier/pannier/host/api"
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testcluster"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// terms are what nodes are promised in these clusters, and letGo when claims are let go of.
+const (
+	terms = "heartbeat_ttl = \"1s\"\nstop_after = \"2s\"\nstop_margin = \"3s\""
+	letGo = 5 * time.Second
+)
+
+// modes are the access modes of the volumes, two of the first.
+var modes = []string{"single-node-writer", "single-node-writer", "multi-node-single-writer", "single-node-multi-writer", "multi-node-reader-only"}
+
+// story is one cluster to which everything happens.
+type story struct {
+	t     *testing.T
+	c     *testcluster.Cluster
+	load  *load
+	keep  string // where a story that fails leaves what it was
+	again string // runs it once more
+}
+
+// tell runs one seed: on 3 servers and 2 nodes, or on 5 servers and 2 nodes. again is the
+// command that runs it once more.
+func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
+	testbin.RequireRoot(t, "volumes never have two writers, whatever goes wrong")
+	opts := testcluster.Options{Servers: 3, Nodes: 2, Seed: seed, ServerConfig: terms}
+	if seed%3 == 0 {
+		opts.Servers, opts.Nodes = 5, 2
+	}
+	s := &story{t: t, c: testcluster.New(t, opts), keep: folder(t, seed), again: again}
+	t.Cleanup(s.leave)
+	for _, h := range s.c.Hosts {
+		h.Begin()
+	}
+	for _, h := range s.c.Hosts {
+		h.AwaitReady()
+		h.AwaitDrivers()
+	}
+	t.Logf("seed %d: %d servers and %d nodes; again: %s", seed, opts.Servers, opts.Nodes, again)
+	s.prepare()
+	n := &nemesis{t: t, c: s.c, first: slices.Clone(s.c.Hosts), stopped: map[*testhost.Host]bool{}, leave: s.leaveLogs}
+	s.happen(n, seed, plan(seed, lasts))
+	s.judge()
+}
+
+// folder is where a story that fails leaves what it was.
+func folder(t *testing.T, seed uint64) string {
+	t.Helper()
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("pannier-chaos-%d-%d", seed, os.Getpid()))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// prepare makes the volumes and the clients' ways to the agents.
+func (s *story) prepare() {
+	l := &load{writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns), ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{}}
+	s.load = l
+	for _, h := range s.c.Hosts {
+		client, err := api.New("unix://" + h.Socket())
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(func() { _ = client.Close() })
+		l.sites = append(l.sites, site{name: h.Name, client: client})
+	}
+	for n, access := range modes {
+		id := fmt.Sprintf("v%d", n)
+		ctx, cancel := context.WithTimeout(s.t.Context(), testhost.Wait)
+		made, err := l.sites[0].client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+			Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
+			Capabilities: []*hostv1.VolumeCapability{{AccessMode: access, AttachmentMode: "file-system"}},
+		}}))
+		cancel()
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		v := &target{id: id, access: access, spec: made.Msg.GetVolume().GetSpec()}
+		if err := os.WriteFile(s.data(v), nil, 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+		l.volumes = append(l.volumes, v)
+	}
+	// Each server gets a snapshot of raft's: without one it would always have all of the log.
+	leader := s.c.Leader()
+	leader.Run("operator", "snapshot", "save", leader.Path("saved"))
+	leader.Run("operator", "snapshot", "restore", leader.Path("saved"))
+}
+
+// data is the file that a volume's writers append to, as the storage has it.
+func (s *story) data(v *target) string {
+	return filepath.Join(s.c.Volumes, v.spec.GetExternalId(), "data", written)
+}
+
+// Clients, and those of them that only read.
+const (
+	users    = 8
+	watchers = 2
+)
+
+// happen lets clients use the cluster while a plan is done to it.
+func (s *story) happen(n *nemesis, seed uint64, steps []step) {
+	ctx, cancel := context.WithCancel(s.t.Context())
+	over := make(chan struct{})
+	var clients sync.WaitGroup
+	end := sync.OnceFunc(func() { close(over) })
+	defer func() { // also where an agent does not come back
+		end()
+		cancel()
+		clients.Wait()
+		s.load.running.Wait()
+	}()
+	for client := range users {
+		clients.Go(func() { s.load.use(ctx, over, seed, client+2) })
+	}
+	for client := range watchers {
+		clients.Go(func() { s.load.watch(ctx, over, seed, users+client+2) })
+	}
+	for _, step := range steps {
+		s.t.Logf("%8.3f  %s", time.Since(s.load.began).Seconds(), step)
+		n.do(step)
+	}
+	n.heal()
+	s.t.Logf("%8.3f  all is well again", time.Since(s.load.began).Seconds())
+	end()
+	defer time.AfterFunc(testhost.Wait, cancel).Stop()
+	clients.Wait()
+	s.load.running.Wait()
+}
+
+// judge checks what has happened.
+func (s *story) judge() {
+	l := s.load
+	for _, v := range l.volumes {
+		for _, site := range l.sites {
+			call := time.Now()
+			answer, _, err := site.read(s.t.Context(), v.id)
+			if err != nil {
+				s.t.Errorf("all is well, and volume %s cannot be read through %s: %v", v.id, site.name, err)
+				continue
+			}
+			l.note(v.id, read{}, answer, call, time.Now())
+			if len(answer.claims) > 0 {
+				s.t.Errorf("all workloads have stopped, and volume %s is held: %v", v.id, answer.claims)
+			}
+		}
+	}
+	lost := map[string][]time.Time{}
+	for _, h := range s.c.Hosts {
+		lost[h.Name] = lostLeases(s.t, h)
+	}
+	for _, text := range append(l.wrong, disorder(l.runs, l.tokens)...) {
+		s.t.Error(text)
+	}
+	check(s.t, l.histories(lost), s.keep)
+	s.onlyOneWriter()
+	s.nothingLeft()
+	s.tellNumbers(lost)
+}
+
+// onlyOneWriter compares what the hosts did themselves.
+func (s *story) onlyOneWriter() {
+	done, err := readDone(filepath.Join(s.c.Volumes, ".log"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var fences []fenced
+	for _, h := range s.c.Hosts {
+		f, err := readFenced(h.Path("data/fence/fenced.json"))
+		if err != nil {
+			s.t.Errorf("what the fence of %s did: %v", h.Name, err)
+		}
+		fences = append(fences, f...)
+	}
+	all := publications(done, fences)
+	for _, v := range s.load.volumes {
+		wrote, err := readWritten(s.data(v))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		id := v.spec.GetExternalId()
+		var wrong []string
+		if strings.HasPrefix(v.access, "single-node") {
+			wrong = append(twice(all, id), after(wrote, all, id)...)
+		}
+		for _, text := range append(wrong, mixed(wrote, v.access)...) {
+			s.t.Errorf("%s, %s: %s", v.id, v.access, text)
+		}
+	}
+}
+
+// nothingLeft waits until no volume is mounted or attached anywhere.
+func (s *story) nothingLeft() {
+	s.c.Hosts[0].Eventually("nothing is mounted or attached", func() error {
+		for _, h := range s.c.Hosts {
+			for _, m := range h.Mounts() {
+				if m != h.SecretsDir() {
+					return fmt.Errorf("%s is mounted", m)
+				}
+			}
+		}
+		left, err := filepath.Glob(filepath.Join(s.c.Volumes, "*/attached/*"))
+		if len(left) > 0 {
+			return fmt.Errorf("attached: %v", left)
+		}
+		return err
+	})
+}
+
+func (s *story) tellNumbers(lost map[string][]time.Time) {
+	outs, leases := map[outcome]int{}, 0
+	for _, r := range s.load.runs {
+		outs[r.out]++
+	}
+	for _, at := range lost {
+		leases += len(at)
+	}
+	s.t.Logf("%.1f s: %d workloads ran, %d starts failed, %d claims were seen, %d detaches, %d leases were lost",
+		time.Since(s.load.began).Seconds(), outs[done], outs[unknown], len(s.load.tokens), len(s.load.detaches), leases)
+}
+
+// leave keeps what the hosts of a story that failed were, and removes the folder of another.
+func (s *story) leave() {
+	if !s.t.Failed() {
+		if err := os.RemoveAll(s.keep); err != nil {
+			s.t.Error(err)
+		}
+		return
+	}
+	s.t.Logf("logs, records and histories are in %s; again: %s", s.keep, s.again)
+	for _, h := range s.c.Hosts {
+		s.leaveLogs(h)
+	}
+	copyTo(s.t, filepath.Join(s.c.Volumes, ".log"), filepath.Join(s.keep, "drivers.log"))
+	for _, v := range s.load.volumes {
+		copyTo(s.t, s.data(v), filepath.Join(s.keep, "written-"+v.id))
+	}
+}
+
+// leaveLogs keeps the logs of a host of a story that failed, with what its agent was doing.
+func (s *story) leaveLogs(h *testhost.Host) {
+	if !s.t.Failed() {
+		return
+	}
+	if h.Alive() {
+		h.Dump()
+	}
+	for _, name := range []string{"agent.log", "data/fence/fenced.json", "data/fence/fence.log"} {
+		copyTo(s.t, h.Path(name), filepath.Join(s.keep, h.Name+"-"+filepath.Base(name)))
+	}
+}
+
+func copyTo(t *testing.T, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		err = os.WriteFile(to, data, 0o600)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,108 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// following is a workload with a volume that comes after others; keys are lines of its spec.
+func following(h *testhost.Host, id, keys string) string {
+	return h.Write(id+".hcl", fmt.Sprintf(`
+workload %q {
+  %s
+  volume "data" {
+    source      = "data"
+    destination = %q
+  }
+}
+`, id, keys, h.Path("mnt")))
+}
+
+// waiting starts a workload, which waits, and returns how its start ends.
+func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) (ended chan error) {
+	t.Helper()
+	cmd := h.Command("workload", "start", spec)
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended = make(chan error, 1)
+	go func() {
+		err := cmd.Wait()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, said.String())
+		}
+		ended <- err
+	}()
+	h.Eventually(fmt.Sprintf("%s waits for %q", id, others), func() error {
+		resp, err := h.Client().Workloads.GetWorkload(context.Background(), connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+		if err != nil {
+			return err
+		}
+		if w := resp.Msg.GetWorkload(); !slices.Equal(w.GetWaitsFor(), others) || w.GetWaitsSince() == nil {
+			return fmt.Errorf("it is %s and waits for %q", w.GetState(), w.GetWaitsFor())
+		}
+		return nil
+	})
+	return ended
+}
+
+// A workload waits for another one over a restart of the agent, takes its volume when nothing is
+// left of it, and is taken over itself by one that replaces it.
+func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-single-writer", "")
+	h.Run("workload", "start", following(h, "one", ""))
+	h.Refused(2, []string{"cannot wait for itself"}, "workload", "start", following(h, "self", `after = ["self"]`))
+
+	second := waiting(t, h, following(h, "two", `after = ["one", "default/unknown"]`), "two", "one")
+	if shown := h.Run("workload", "status", "two"); !strings.Contains(shown, "Waits for") || !strings.Contains(shown, "await ... running") {
+		t.Errorf("its status is\n%s", shown)
+	}
+	h.Kill()
+	h.Start()
+	h.Run("workload", "stop", "one")
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
+	h.Run("workload", "start", following(h, "four", `replaces = ["two"]`))
+	if shown := h.Run("workload", "status", "two"); !strings.Contains(shown, `replaced by workload "four" on node "a"`) {
+		t.Errorf("the status of what was replaced is\n%s", shown)
+	}
+	fifth := waiting(t, h, following(h, "five", `after = ["four"]`), "five", "four")
+	h.Run("workload", "stop", "five")
+	if err := <-fifth; err == nil || !strings.Contains(err.Error(), "given up") {
+		t.Errorf("a start that was stopped while it waited says %v", err)
+	}
+	h.Run("workload", "stop", "four")
+	h.NothingInUse()
+}
+
+// Workloads that wait for one another are refused, and the error names them all.
+func TestACycleOfWorkloadsIsRefused(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-single-writer", "")
+	h.Run("workload", "start", following(h, "zero", ""))
+	first := waiting(t, h, following(h, "one", `after = ["zero", "two"]`), "one", "zero")
+	h.Refused(4, []string{"workloads wait for one another", `"two" waits for "one" waits for "two"`}, "workload", "start",
+		following(h, "two", `replaces = ["one"]`))
+	h.Run("workload", "stop", "zero")
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+	h.Run("workload", "stop", "one")
+	h.NothingInUse()
+}

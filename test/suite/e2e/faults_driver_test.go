@@ -1,0 +1,222 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pannier/pannier/host/api"
+	"github.com/pannier/pannier/test/lib/faultydriver"
+)
+
+// The driver hangs in each call of a start and of a stop. The caller is gone at its
+// own deadline and not later; the host keeps the claim and the mounts, and finishes
+// what was asked for as soon as the driver is there again.
+func TestDriverHangs(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c, all := h.Client(), cases{t: t}
+	for _, rpc := range slices.Concat(startCalls, stopCalls) {
+		all.run(rpc, func() error {
+			if err := register(t.Context(), c, d, rpc, "single-node-writer"); err != nil {
+				return err
+			}
+			asked := start
+			if slices.Contains(stopCalls, rpc) {
+				asked = func(ctx context.Context, c *api.Client, id string, _ ...string) error { return stop(ctx, c, id) }
+				if err := start(t.Context(), c, rpc, rpc); err != nil {
+					return err
+				}
+			}
+			d.ScriptVolume(rpc, rpc, faultydriver.Hang())
+			// On a machine that stands still for a moment the deadline may be over before
+			// the call is at the driver: it is asked again, and joins what is under way.
+			const patience, slack = 300 * time.Millisecond, 20 * time.Second
+			for called := false; !called; called = callsOn(d, rpc, rpc) > 0 {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				began := time.Now()
+				err := asked(ctx, c, rpc, rpc)
+				cancel()
+				if took := time.Since(began); connect.CodeOf(err) != connect.CodeDeadlineExceeded || took > patience+slack {
+					return fmt.Errorf("after %s it came to %w", took, err)
+				}
+			}
+			return nil
+		})
+	}
+	all.wg.Wait()
+	s, err := h.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.GetClaims(); got != 6 {
+		t.Errorf("%d claims while the driver hangs, want all 6", got)
+	}
+	d.Restart()
+	for _, rpc := range slices.Concat(startCalls, stopCalls) {
+		all.run(rpc, func() error {
+			if slices.Contains(startCalls, rpc) { // joins the start that is under way
+				return startAndStop(t.Context(), c, rpc, rpc)
+			}
+			return stop(t.Context(), c, rpc)
+		})
+	}
+	all.wg.Wait()
+	h.NothingInUse()
+	lawful(t, d)
+}
+
+// A stop gives up a start that hangs, at once.
+func TestStopOfAStartThatHangs(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c, all := h.Client(), cases{t: t}
+	for _, rpc := range startCalls {
+		all.run(rpc, func() error {
+			if err := register(t.Context(), c, d, rpc, "single-node-writer"); err != nil {
+				return err
+			}
+			d.ScriptVolume(rpc, rpc, faultydriver.Hang())
+			started := make(chan error, 1)
+			go func() { started <- start(t.Context(), c, rpc, rpc) }()
+			if err := arrived(d, rpc, rpc, 1); err != nil {
+				return err
+			}
+			began := time.Now()
+			if err := stop(t.Context(), c, rpc); err != nil {
+				return err
+			}
+			if took := time.Since(began); took > 20*time.Second {
+				return fmt.Errorf("the stop took %s", took)
+			}
+			if err := <-started; err == nil || !strings.Contains(err.Error(), "given up") {
+				return fmt.Errorf("the start came to %w", err)
+			}
+			return startAndStop(t.Context(), c, rpc, rpc)
+		})
+	}
+	all.wg.Wait()
+	h.NothingInUse()
+	lawful(t, d)
+}
+
+// The driver does each call and drops the connection instead of the answer, or dies:
+// the call is made again, and its effect is there once.
+func TestDriverDropsTheConnection(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c := h.Client()
+	for _, rpc := range slices.Concat(startCalls, stopCalls) {
+		if err := register(t.Context(), c, d, rpc, "single-node-writer"); err != nil {
+			t.Fatal(err)
+		}
+		// One at a time: connections are dropped under all calls.
+		for _, fault := range []faultydriver.Fault{faultydriver.Drop(), faultydriver.Crash()} {
+			d.ScriptVolume(rpc, rpc, fault)
+			before := callsOn(d, rpc, rpc)
+			done := make(chan error, 1)
+			go func() { done <- startAndStop(t.Context(), c, rpc, rpc) }()
+			if fault.String() == "crash" {
+				h.Eventually("the driver has crashed", func() error {
+					if d.Running() { // until the fault has run, it would take the next one down
+						return errors.New("it runs")
+					}
+					return nil
+				})
+				d.Restart()
+			}
+			if err := <-done; err != nil {
+				t.Errorf("%s at %s: %v", fault, rpc, err)
+			}
+			if n := callsOn(d, rpc, rpc) - before; n != 2 {
+				t.Errorf("%s at %s: it was called %d times, want 2", fault, rpc, n)
+			}
+			if at := d.AttachedTo(rpc); len(at) > 0 {
+				t.Errorf("%s at %s: the volume is still attached to %q", fault, rpc, at)
+			}
+		}
+	}
+	h.NothingInUse()
+	lawful(t, d)
+}
+
+// The driver forgets everything while its volumes are mounted: it knows none of
+// them any more, answers NotFound, and unmounts nothing. The host unmounts what is
+// left and releases the claims.
+func TestDriverLosesItsState(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func(resp proto.Message) faultydriver.Fault{
+		"it says that it knows nothing": func(proto.Message) faultydriver.Fault {
+			return faultydriver.Code(codes.NotFound, "never heard of it")
+		},
+		"it says that all is done": faultydriver.Lie,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, d, _ := faulty(t)
+			c := h.Client()
+			for _, id := range []string{"a", "b"} {
+				if err := register(t.Context(), c, d, id, "single-node-multi-writer"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, w := range []string{"one", "two"} {
+				if err := start(t.Context(), c, w, "a", "b"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d.Stop()
+			d.Forget()
+			d.Always("NodeUnpublishVolume", fault(&csi.NodeUnpublishVolumeResponse{}))
+			d.Always("NodeUnstageVolume", fault(&csi.NodeUnstageVolumeResponse{}))
+			d.Always("ControllerUnpublishVolume", fault(&csi.ControllerUnpublishVolumeResponse{}))
+			d.Restart()
+			for _, w := range []string{"one", "two"} {
+				if err := stop(t.Context(), c, w); err != nil {
+					t.Errorf("stop %s: %v", w, err)
+				}
+			}
+			h.NothingInUse()
+			if err := start(t.Context(), c, "one", "a"); connect.CodeOf(err) != connect.CodeNotFound {
+				t.Errorf("a start with a volume that is gone came to %v", err)
+			}
+			for _, rpc := range stopCalls {
+				d.Always(rpc, faultydriver.Fault{})
+			}
+			d.AddVolume("a")
+			if err := startAndStop(t.Context(), c, "one", "a"); err != nil {
+				t.Error(err)
+			}
+			h.NothingInUse()
+		})
+	}
+}
+
+// The driver says that it has staged or published, and has not: the workload would
+// write to the host's own disk.
+func TestDriverLiesAboutAMount(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c := h.Client()
+	if err := register(t.Context(), c, d, "v", "single-node-writer"); err != nil {
+		t.Fatal(err)
+	}
+	d.Script("NodePublishVolume", faultydriver.Lie(&csi.NodePublishVolumeResponse{}))
+	if err := start(t.Context(), c, "w", "v"); err == nil || !strings.Contains(err.Error(), "nothing is mounted") {
+		t.Errorf("the start came to %v", err)
+	}
+	h.NothingInUse()
+	if err := startAndStop(t.Context(), c, "w", "v"); err != nil {
+		t.Error(err)
+	}
+	h.NothingInUse()
+}

@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+const usage = "rw-file-system-single-node-writer"
+
+func stagingPath(h *testhost.Host, volume string) string {
+	return h.Path("data/csi/faulty/staging/default/" + volume + "/" + usage)
+}
+
+func targetPath(h *testhost.Host, workload, volume string) string {
+	return h.Path("data/csi/faulty/per-workload/" + workload + "/default/" + volume + "/" + usage + "/" + volume)
+}
+
+// Someone on the host has a file open in the volume: a stop waits, says for what,
+// keeps the claim, and finishes when the file is closed.
+func TestBusyMount(t *testing.T) {
+	t.Parallel()
+	for name, path := range map[string]func(h *testhost.Host) string{
+		"target":  func(h *testhost.Host) string { return targetPath(h, "w", "v") },
+		"staging": func(h *testhost.Host) string { return stagingPath(h, "v") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, d, _ := faulty(t)
+			c := h.Client()
+			must(t, register(t.Context(), c, d, "v", "single-node-writer"))
+			must(t, start(t.Context(), c, "w", "v"))
+			open, err := os.Open(path(h))
+			must(t, err)
+			defer open.Close()
+			stopped := make(chan error, 1)
+			go func() { stopped <- stop(t.Context(), c, "w") }()
+			h.Eventually("the stop says what it waits for", func() error {
+				if got := h.Run("workload", "status", "w"); !strings.Contains(got, "stopping") || !strings.Contains(got, "busy") {
+					return fmt.Errorf("the status is %s", got)
+				}
+				return nil
+			})
+			if s, err := h.Status(); err != nil || s.GetClaims() != 1 {
+				t.Errorf("%d claims while the mount is busy (%v)", s.GetClaims(), err)
+			}
+			must(t, open.Close())
+			must(t, <-stopped)
+			h.NothingInUse()
+			must(t, startAndStop(t.Context(), c, "w", "v"))
+			h.NothingInUse()
+			lawful(t, d)
+		})
+	}
+}
+
+// Something that is not the host's is in the way of a mount: a start is refused, the
+// driver is not asked, and a start works when it is gone. A mount at a workload's own
+// target may be an earlier one of the volume: it is taken away, all else stays.
+func TestForeignThingInTheWay(t *testing.T) {
+	t.Parallel()
+	at := map[string]func(h *testhost.Host) string{
+		"staging": func(h *testhost.Host) string { return stagingPath(h, "v") },
+		"target":  func(h *testhost.Host) string { return targetPath(h, "w", "v") },
+	}
+	for name, way := range map[string]struct {
+		put      func(h *testhost.Host, path string) error
+		takeAway func(path string) error
+		says     string
+	}{
+		"mount": {
+			func(_ *testhost.Host, path string) error {
+				return firstOf(os.MkdirAll(path, 0o700), func() error { return unix.Mount("tmpfs", path, "tmpfs", 0, "") })
+			},
+			func(path string) error {
+				return firstOf(unix.Unmount(path, 0), func() error { return os.Remove(path) })
+			},
+			"tmpfs",
+		},
+		"link": {
+			func(h *testhost.Host, path string) error {
+				return firstOf(os.MkdirAll(filepath.Dir(path), 0o700), func() error { return os.Symlink(h.Path("elsewhere"), path) })
+			},
+			os.Remove, "link",
+		},
+		"link above it": {
+			func(h *testhost.Host, path string) error {
+				above := filepath.Dir(path)
+				return firstOf(os.MkdirAll(filepath.Dir(above), 0o700), func() error { return os.Symlink(h.Path("elsewhere"), above) })
+			},
+			func(path string) error { return os.Remove(filepath.Dir(path)) }, "link",
+		},
+	} {
+		for place, path := range at {
+			t.Run(name+" at the "+place, func(t *testing.T) {
+				t.Parallel()
+				h, d, _ := faulty(t)
+				c, path := h.Client(), path(h)
+				must(t, os.Mkdir(h.Path("elsewhere"), 0o700))
+				must(t, os.WriteFile(h.Path("elsewhere/precious"), []byte("kept"), 0o600))
+				must(t, register(t.Context(), c, d, "v", "single-node-writer"))
+				must(t, way.put(h, path))
+				err := start(t.Context(), c, "w", "v")
+				if err == nil || !strings.Contains(err.Error(), way.says) {
+					t.Errorf("the start came to %v", err)
+				}
+				if left, err := os.ReadDir(h.Path("elsewhere")); err != nil || len(left) != 1 {
+					t.Errorf("outside of the tree there are %v (%v)", left, err)
+				}
+				if n := len(d.Calls("NodePublishVolume")); n != 0 {
+					t.Errorf("the driver was asked %d times to publish", n)
+				}
+				if s, err := h.Status(); err != nil || s.GetClaims() != 0 {
+					t.Errorf("%d claims after a refused start (%v)", s.GetClaims(), err)
+				}
+				if name == "mount" && place == "target" {
+					h.NothingInUse()
+				} else {
+					must(t, way.takeAway(path))
+				}
+				must(t, startAndStop(t.Context(), c, "w", "v"))
+				h.NothingInUse()
+				lawful(t, d)
+			})
+		}
+	}
+}
+
+// A driver that takes the wrong thing away leaves the workload's mount: the claim
+// stays until it is gone.
+func TestSomeoneMountsOverATarget(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c := h.Client()
+	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
+	must(t, start(t.Context(), c, "w", "v"))
+	must(t, unix.Mount("tmpfs", targetPath(h, "w", "v"), "tmpfs", 0, ""))
+	must(t, stop(t.Context(), c, "w"))
+	h.NothingInUse()
+	must(t, startAndStop(t.Context(), c, "w", "v"))
+	h.NothingInUse()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func firstOf(err error, then func() error) error {
+	if err != nil {
+		return err
+	}
+	return then()
+}

@@ -1,0 +1,201 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/consul"
+)
+
+// workloadGoroutines are what a workload that is gone must not leave running. The sync
+// of its services is the host's own, and may be at its last round.
+var workloadGoroutines = []string{
+	"workload.(*run)", "tokens.(*Authority).Derive", "tokens.(*Authority).Revoke",
+	"services.(*Registrar).Register(", "services.(*Registrar).Deregister(", "services.(*Registrar).Bootstrap(",
+}
+
+// Consul's answers go wrong twice at every request of a start and of a stop. Each is
+// tried again, and in the end all is as without.
+func TestMeshRequestsFail(t *testing.T) {
+	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		up := []consul.Match{
+			{Method: http.MethodPut, Path: "/v1/agent/service/register"},
+			m.asks,
+			{Method: http.MethodGet, Path: "/v1/acl/token/self"},
+			{Method: http.MethodGet, Path: "/v1/agent/service/"},
+		}
+		down := []consul.Match{{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"}, m.ending()}
+		for name, fault := range map[string]consul.Fault{
+			"rate limit":        consul.Status(http.StatusTooManyRequests, "Your IP is issuing too many concurrent connections"),
+			"overload":          consul.Status(http.StatusServiceUnavailable, "rate limit exceeded"),
+			"no leader":         consul.Status(http.StatusInternalServerError, "No cluster leader"),
+			"refused":           consul.Refuse(),
+			"done and not said": consul.Cut(),
+		} {
+			t.Run(name, func(t *testing.T) {
+				m.in(t)
+				fails := func(all []consul.Match) (wait func()) {
+					before := map[consul.Match]int{}
+					for _, match := range all {
+						before[match] = m.proxy.Count(match.Method, match.Path)
+						twice := match
+						twice.Times = 2
+						m.proxy.Add(twice, fault)
+					}
+					return func() {
+						for match, n := range before {
+							// What was done and not said may be found done by other requests.
+							if got := m.proxy.Count(match.Method, match.Path) - n; got < 2 {
+								t.Errorf("%s %s came %d times", match.Method, match.Path, got)
+							}
+						}
+						m.proxy.Clear()
+					}
+				}
+				wait := fails(up)
+				m.Run("workload", "start", spec)
+				wait()
+				m.Run("token", "sweep") // a login whose answer was lost has left a token
+				m.isUp("w")
+				wait = fails(down)
+				m.Run("workload", "stop", spec)
+				if name != "done and not said" {
+					wait()
+				}
+				m.proxy.Clear()
+				m.nothingAtAll()
+			})
+		}
+	})
+}
+
+// A token is not given in time: the start fails and says so, and nothing is left.
+func TestMeshDerivationTimesOut(t *testing.T) {
+	eachFaultyMode(t, `identity_timeout = "4s"`, func(t *testing.T, m *faultyMesh, spec string) {
+		for name, fault := range map[string]consul.Fault{"no answer": hang, "made, and the answer lost": consul.Cut()} {
+			t.Run(name, func(t *testing.T) {
+				m.in(t)
+				before := m.proxy.Count(m.asks.Method, m.asks.Path)
+				m.proxy.Add(m.asks, fault)
+				cmd := m.Command("workload", "start", spec)
+				must(t, cmd.Start())
+				m.awaitRequest(m.asks, before+1)
+				m.Eventually("the start fails", func() error {
+					w, err := m.find("w")
+					if err == nil && (w.GetState() != "failed" || !strings.Contains(w.GetMessage(), `identify service "web"`) || !strings.Contains(w.GetMessage(), "more than 4s")) {
+						err = fmt.Errorf("it is %s: %s", w.GetState(), w.GetMessage())
+					}
+					return err
+				})
+				_ = cmd.Process.Kill() // it would try again for a while
+				exitCode(cmd)
+				m.proxy.Clear()
+				_ = m.Try("workload", "stop", "w") // where it had begun to
+				m.nothingAtAll()
+			})
+		}
+		m.works(spec)
+		m.noGoroutineOf(workloadGoroutines...)
+	})
+}
+
+// A workload is stopped while Consul takes its time with each request: the start gives
+// up at once, and nothing is left.
+func TestMeshStoppedInTheMiddle(t *testing.T) {
+	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		for name, at := range map[string]consul.Match{
+			"register":  {Method: http.MethodPut, Path: "/v1/agent/service/register"},
+			"identify":  m.asks,
+			"read back": {Method: http.MethodGet, Path: "/v1/acl/token/self"},
+			"bootstrap": {Method: http.MethodGet, Path: "/v1/agent/service/"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				m.in(t)
+				before := m.proxy.Count(at.Method, at.Path)
+				m.proxy.Add(at, hang)
+				starting := m.background("workload", "start", spec)
+				m.awaitRequest(at, before+1)
+				stopped := m.background("workload", "stop", spec)
+				m.ends(starting, 1, "given up")
+				m.proxy.Clear()
+				m.ends(stopped, 0)
+				m.nothingAtAll()
+			})
+		}
+		m.works(spec)
+		m.noGoroutineOf(workloadGoroutines...)
+	})
+}
+
+// Consul does what it is asked for when nobody waits any more: a workload is stopped
+// while Consul's process stands still.
+func TestMeshConsulAnswersLate(t *testing.T) {
+	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		m.works(spec) // the connections are there
+		before := m.proxy.Count(m.asks.Method, m.asks.Path)
+		m.proxy.Add(m.asks, consul.Stall())
+		starting := m.background("workload", "start", spec)
+		m.awaitRequest(m.asks, before+1)
+		m.consul.Pause(0)
+		m.proxy.Clear() // the request is on its way
+		stopped := m.background("workload", "stop", spec)
+		m.ends(starting, 1, "given up")
+		m.consul.Resume(0)
+		m.ends(stopped, 0)
+		m.nothingAtAll()
+		m.works(spec)
+	})
+}
+
+// Each plugin is killed while Consul works on its request: the start or the stop goes on
+// with the next process.
+func TestMeshPluginDiesInTheMiddleOfACall(t *testing.T) {
+	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		for name, c := range map[string]struct {
+			plugin, command string
+			at              consul.Match
+		}{
+			"register":   {"consul-services", "start", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/register"}},
+			"identify":   {"sids", "start", m.asks},
+			"read back":  {"sids", "start", consul.Match{Method: http.MethodGet, Path: "/v1/acl/token/self"}},
+			"bootstrap":  {"envoy-bootstrap", "start", consul.Match{Method: http.MethodGet, Path: "/v1/agent/service/"}},
+			"revoke":     {"sids", "stop", m.ending()},
+			"deregister": {"consul-services", "stop", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				m.in(t)
+				if c.command == "stop" {
+					m.Run("workload", "start", spec)
+				}
+				before := m.proxy.Count(c.at.Method, c.at.Path)
+				once := c.at
+				once.Times = 1
+				m.proxy.Add(once, hang)
+				done := m.background("workload", c.command, spec)
+				m.awaitRequest(c.at, before+1)
+				if err := unix.Kill(m.pluginPID(c.plugin), unix.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				m.ends(done, 0)
+				m.proxy.Clear()
+				if c.command == "start" {
+					m.isUp("w")
+					m.Run("workload", "stop", spec)
+				}
+				m.nothingAtAll()
+			})
+		}
+	})
+}
+
+// ending is the request that ends a token in Consul.
+func (m *faultyMesh) ending() consul.Match {
+	if m.reach.AuthMethod != "" {
+		return consul.Match{Method: http.MethodPost, Path: "/v1/acl/logout"}
+	}
+	return consul.Match{Method: http.MethodDelete, Path: "/v1/acl/token/"}
+}

@@ -1,0 +1,268 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// Consul cannot be reached when a workload starts, and when it is stopped. Volumes are
+// released all the same; the rest waits, says for what, and is done when Consul is back.
+func TestMeshConsulIsAway(t *testing.T) {
+	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		m.proxy.Down()
+		starting := m.background("workload", "start", spec)
+		m.starting("w")
+		m.proxy.Up(t)
+		m.ends(starting, 0)
+		m.isUp("w")
+
+		m.proxy.Down()
+		stopped := m.background("workload", "stop", spec)
+		m.stopping("w", `in Consul "default"`, "connection refused")
+		m.Kill() // it is not forgotten either
+		m.Start()
+		m.stopping("w", `in Consul "default"`, "connection refused")
+		m.proxy.Up(t)
+		m.ends(stopped, 0)
+		m.nothingAtAll()
+
+		// Given up while nothing of it can be undone.
+		m.proxy.Down()
+		starting = m.background("workload", "start", spec)
+		m.starting("w")
+		stopped = m.background("workload", "stop", spec)
+		m.stopping("w", `in Consul "default"`, "connection refused")
+		m.proxy.Up(t)
+		m.ends(starting, 1, "given up")
+		m.ends(stopped, 0)
+		m.nothingAtAll()
+	})
+}
+
+// starting waits until a workload that waits for Consul has its volumes.
+func (m *faultyMesh) starting(id string) {
+	m.t.Helper()
+	m.Eventually("the workload has all but its services", func() error {
+		w, err := m.find(id)
+		if err != nil {
+			return err
+		}
+		if w.GetState() != "starting" || len(w.GetMounts()) == 0 {
+			return fmt.Errorf("it is %s with the mounts %v", w.GetState(), w.GetMounts())
+		}
+		return nil
+	})
+}
+
+// Two of three servers die. A start waits for a leader, and so does a stop; both go on
+// when there is one.
+func TestMeshConsulHasNoLeader(t *testing.T) {
+	t.Parallel()
+	m := newFaultyMesh(t, consul.Options{Servers: 3}, minted, "", testhost.LocalDriver(t))
+	m.open()
+	volume(m.Host, drivers[0], "data", "single-node-writer", "")
+	spec := m.faultyWorkload("w")
+	m.works(spec)
+	m.loseLeader()
+	starting := m.background("workload", "start", spec)
+	m.awaitRequest(m.asks, m.proxy.Count(m.asks.Method, m.asks.Path)+1)
+	m.findLeader()
+	m.ends(starting, 0)
+	m.isUp("w")
+	m.loseLeader()
+	stopped := m.background("workload", "stop", spec)
+	m.stopping("w", `in Consul "default"`)
+	m.findLeader()
+	m.ends(stopped, 0)
+	m.nothingAtAll()
+}
+
+// loseLeader kills all servers but the one that the host asks, and waits until that one
+// has seen it.
+func (m *faultyMesh) loseLeader() {
+	m.t.Helper()
+	m.consul.Kill(1)
+	m.consul.Kill(2)
+	m.Eventually("there is no leader", func() error {
+		leader, err := m.consul.Client(m.consul.Management).Status().Leader()
+		if err == nil && leader != "" {
+			return fmt.Errorf("the leader is %s", leader)
+		}
+		return nil
+	})
+}
+
+func (m *faultyMesh) findLeader() {
+	m.t.Helper()
+	m.consul.Restart(1, false)
+	m.consul.Restart(2, false)
+}
+
+// Consul comes back without anything that it had stored. What the host needs there is
+// made by the operator again; the rest by Pannier: the service is registered again, and
+// it has another token when the host is started the next time.
+func TestMeshConsulLosesItsState(t *testing.T) {
+	t.Parallel()
+	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
+	m.open()
+	volume(m.Host, drivers[0], "data", "single-node-writer", "")
+	spec := m.faultyWorkload("w")
+	m.Run("workload", "start", spec)
+	lost := m.service("w").GetTokenAccessor()
+	m.consul.Restart(0, true)
+	m.renewFiles()
+	m.Eventually("the service is registered again", func() error {
+		s := m.service("w")
+		if all := m.consul.Services(t); len(all) != 2 || all[s.GetId()] == nil || all[s.GetProxyId()] == nil {
+			return fmt.Errorf("Consul has the services %v", all)
+		}
+		return nil
+	})
+	m.Kill()
+	m.Start()
+	m.Eventually("the service has another token", func() error {
+		accessor := m.service("w").GetTokenAccessor()
+		if accessor == lost || m.siTokens()[accessor] == nil {
+			return fmt.Errorf("it has the token %s, Consul has %v", accessor, m.siTokens())
+		}
+		return nil
+	})
+	m.Eventually("the bootstrap has the other token", func() error {
+		file, err := os.ReadFile(m.service("w").GetBootstrapFile())
+		if err != nil || !strings.Contains(string(file), m.secret(m.service("w"))) {
+			return fmt.Errorf("it has not: %w", err)
+		}
+		return nil
+	})
+	m.isUp("w")
+	m.Run("workload", "stop", spec)
+	m.nothingAtAll()
+}
+
+// renewFiles has a Consul that knows nothing any more give the host its tokens, in the
+// files of those before.
+func (m *faultyMesh) renewFiles() {
+	m.t.Helper()
+	m.consul.Policy(m.t, "node", nodePolicy)
+	m.consul.Policy(m.t, "sids", sidsPolicy)
+	m.renewFile(m.nodeFile, "node")
+	m.renewFile(m.aclFile, "sids")
+}
+
+// renewFile puts another token with a policy in the place of a file's, as an operator does.
+func (m *faultyMesh) renewFile(path, policy string) {
+	m.t.Helper()
+	next := path + ".next"
+	if err := os.WriteFile(next, []byte(m.consul.Token(m.t, policy)+"\n"), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.Rename(next, path); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// The host's own tokens are revoked under it. What needs them fails at once, names the
+// file and the policy, and goes on when the file has another.
+func TestMeshHostsTokensAreRevoked(t *testing.T) {
+	t.Parallel()
+	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
+	m.open()
+	volume(m.Host, drivers[0], "data", "single-node-writer", "")
+	spec := m.faultyWorkload("w")
+	for _, c := range []struct{ name, file, policy, says string }{
+		{"node's", m.nodeFile, "node", `service_prefix "" { policy = "write" }`},
+		{"sids'", m.aclFile, "sids", `acl = "write"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m.in(t)
+			m.Run("workload", "start", spec)
+			m.revokeFile(c.file)
+			stopped := m.background("workload", "stop", spec)
+			m.stopping("w", c.file, c.says)
+			m.renewFile(c.file, c.policy)
+			m.ends(stopped, 0)
+			m.nothingAtAll()
+
+			m.revokeFile(c.file)
+			r := m.Try("workload", "start", spec)
+			if r.Code != 4 || !strings.Contains(r.Stderr, c.file) || !strings.Contains(r.Stderr, c.says) {
+				t.Errorf("exit code %d, without %q or %q:\n%s", r.Code, c.file, c.says, r.Stderr)
+			}
+			m.renewFile(c.file, c.policy)
+			m.Run("workload", "stop", "w")
+			m.nothingAtAll()
+			m.works(spec)
+		})
+	}
+}
+
+// revokeFile revokes the token that is in a file.
+func (m *faultyMesh) revokeFile(path string) {
+	m.t.Helper()
+	secret, err := os.ReadFile(path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	token, _, err := m.consul.Client(strings.TrimSpace(string(secret))).ACL().TokenReadSelf(nil)
+	if err == nil {
+		_, err = m.consul.Client(m.consul.Management).ACL().TokenDelete(token.AccessorID, nil)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// The clocks of the host and of Consul differ. Under a minute that does no harm; over,
+// the start says what is wrong and leaves nothing.
+func TestMeshClocksDiffer(t *testing.T) {
+	t.Parallel()
+	m := newFaultyMesh(t, consul.Options{}, byLogin, "", testhost.LocalDriver(t))
+	punctual := m.Pannier
+	m.Pannier = skewed(t, 40*time.Second)
+	m.open()
+	volume(m.Host, drivers[0], "data", "single-node-writer", "")
+	spec := m.faultyWorkload("w")
+	m.works(spec)
+	m.Stop()
+	for _, skew := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
+		m.Pannier = skewed(t, skew)
+		m.Start()
+		m.Refused(4, []string{"clocks of this host and of Consul's servers"}, "workload", "start", spec)
+		m.nothingAtAll()
+		m.Stop()
+	}
+	m.Pannier = punctual
+	m.Start()
+	m.works(spec)
+}
+
+// skewed builds a pannier that signs JWTs by a clock that differs from the machine's.
+func skewed(t *testing.T, by time.Duration) string {
+	t.Helper()
+	dir := t.TempDir()
+	signing := filepath.Join(testbin.Root(), "host/internal/consul/tokens/jwt.go")
+	source, err := os.ReadFile(signing)
+	must(t, err)
+	changed := strings.ReplaceAll(string(source), "time.Now()", fmt.Sprintf("time.Now().Add(%d)", by))
+	if changed == string(source) {
+		t.Fatalf("%s reads no clock", signing)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "jwt.go"), []byte(changed), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "overlay.json"), fmt.Appendf(nil, `{"Replace": {%q: %q}}`, signing, filepath.Join(dir, "jwt.go")), 0o600))
+	out := filepath.Join(dir, "pannier")
+	cmd := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", out, "./host/cmd/pannier")
+	cmd.Dir = testbin.Root()
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build with another clock: %v\n%s", err, msg)
+	}
+	return out
+}

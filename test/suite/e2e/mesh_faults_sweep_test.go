@@ -1,0 +1,95 @@
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// A sweep ends the tokens whose workload is gone, first telling which, and no other: not
+// those of a workload that runs, of another cluster, or of anybody else.
+func TestMeshSweep(t *testing.T) {
+	t.Parallel()
+	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
+	m.open()
+	volume(m.Host, drivers[0], "data", "single-node-writer", "")
+	spec := m.faultyWorkload("w")
+	m.Run("workload", "start", spec)
+	own := m.service("w").GetTokenAccessor()
+	ours := m.siTokens()[own].Description
+	dead := m.tokenOf(strings.Replace(ours, "[default/w]", "[default/dead]", 1))
+	copied := m.tokenOf(ours)
+	cluster, _, _ := strings.Cut(strings.TrimPrefix(ours, "_pannier_si ["), "]")
+	foreign := m.tokenOf(strings.Replace(ours, cluster, "00000000-0000-4000-8000-000000000000", 1))
+	others := m.tokenOf("of somebody's own")
+
+	there := func(when string, want ...string) {
+		t.Helper()
+		found := map[string]bool{}
+		for _, token := range m.consul.Tokens(t) {
+			found[token.AccessorID] = true
+		}
+		kept := map[string]bool{}
+		for _, accessor := range append(want, own, foreign, others) {
+			kept[accessor] = true
+		}
+		for name, accessor := range map[string]string{
+			"own": own, "dead": dead, "copied": copied, "foreign": foreign, "somebody's": others,
+		} {
+			if found[accessor] != kept[accessor] {
+				t.Errorf("%s, the token %s is there: %v", when, name, found[accessor])
+			}
+		}
+	}
+	said := m.Run("token", "sweep", "-dry-run")
+	there("after a dry run", dead, copied)
+	for accessor, listed := range map[string]bool{dead: true, copied: true, own: false, foreign: false, others: false} {
+		if strings.Contains(said, accessor) != listed {
+			t.Errorf("%s is listed: %v, in\n%s", accessor, !listed, said)
+		}
+	}
+	m.Run("token", "sweep")
+	there("after a sweep")
+	m.isStillUp(spec, own)
+
+	// The host loses its journal: the token of the workload that it knows no more goes, by
+	// itself or with a sweep.
+	m.Run("workload", "start", spec)
+	m.Kill()
+	must(t, os.RemoveAll(m.Path("data/journal")))
+	m.Start()
+	m.Run("token", "sweep")
+	for _, accessor := range []string{foreign, others} {
+		if _, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(accessor, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.nothingAtAll()
+}
+
+// isStillUp wants a workload to have kept its token, and takes it down.
+func (m *faultyMesh) isStillUp(spec, accessor string) {
+	m.t.Helper()
+	m.rightFiles("w")
+	if got := m.service("w").GetTokenAccessor(); got != accessor {
+		m.t.Errorf("its token was %s and is %s", accessor, got)
+	}
+	m.Run("workload", "stop", spec)
+}
+
+// tokenOf makes a token with a description that nobody asked for.
+func (m *faultyMesh) tokenOf(description string) (accessor string) {
+	m.t.Helper()
+	token, _, err := m.consul.Client(m.consul.Management).ACL().TokenCreate(&api.ACLToken{
+		Description: description, ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}, Local: true,
+	}, nil)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return token.AccessorID
+}

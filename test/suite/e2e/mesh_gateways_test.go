@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/pannier/pannier/test/lib/xds"
+)
+
+// gateway is a kind of gateway, and a cluster that its stream brings: a service in the
+// mesh (db) or out of it (archive).
+type gateway struct{ kind, port, block, cluster string }
+
+var gateways = []gateway{
+	{"ingress", "", `ingress {
+          listener {
+            port     = 8080
+            protocol = "tcp"
+            service {
+              name = "db"
+            }
+          }
+        }`, "db"},
+	{"terminating", "port = 8443", `terminating {
+          service {
+            name = "archive"
+          }
+        }`, "archive"},
+	{"mesh", "port = 8444", "mesh {}", "db"},
+}
+
+// TestGateways brings up each kind of gateway with a token and a bootstrap, and opens
+// its stream to Consul.
+func TestGateways(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, minted, "")
+	m.open()
+	m.Run("workload", "start", m.meshWorkload("db", sidecarService("db", "")))
+	archive := &api.CatalogRegistration{
+		Node: "outside", Address: "192.0.2.1", Service: &api.AgentService{Service: "archive", Port: 443},
+	}
+	if _, err := m.consul.Client(m.consul.Management).Catalog().Register(archive, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range gateways {
+		m.Run("workload", "start", m.meshWorkload(g.kind, fmt.Sprintf(`
+  service %q {
+    %s
+    connect {
+      gateway {
+        %s
+      }
+    }
+  }`, g.kind, g.port, g.block)))
+		g.check(t, m)
+	}
+	for _, g := range gateways {
+		m.Run("workload", "stop", g.kind)
+	}
+	m.Run("workload", "stop", "db")
+	m.nothingInMesh()
+}
+
+func (g gateway) check(t *testing.T, m *mesh) {
+	t.Helper()
+	s := m.service(g.kind)
+	token, identities := m.identityOf(s.GetTokenAccessor())
+	if token.SecretID != m.secret(s) || !slices.Equal(identities, []string{g.kind}) {
+		t.Errorf("the %s gateway's token has the identities %q", g.kind, identities)
+	}
+	there := m.consul.Services(t)[s.GetId()]
+	if s.GetProxyId() != s.GetId() || there == nil || there.Kind != api.ServiceKind(g.kind+"-gateway") {
+		t.Errorf("the %s gateway %q has the proxy %q and is in Consul: %+v", g.kind, s.GetId(), s.GetProxyId(), there)
+	}
+	hasMode(t, s.GetBootstrapFile(), 0o400, secretsUID)
+	ads, err := openStream(t, s.GetBootstrapFile())
+	if err != nil {
+		t.Errorf("the %s gateway's stream: %v", g.kind, err)
+		return
+	}
+	// What Consul knows of other services may come a little later.
+	for !g.complete(ads) {
+		if err := ads.Receive(); err != nil {
+			t.Errorf("the %s gateway's stream brought the clusters %v and the listeners %v: %v", g.kind, ads.Clusters, ads.Listeners, err)
+			return
+		}
+	}
+}
+
+// complete says whether the stream has brought the cluster, and a listener; a
+// terminating gateway's lets callers of the service in.
+func (g gateway) complete(ads *xds.Stream) bool {
+	begin := g.cluster + ".default.dc1.internal."
+	found := false
+	for name := range ads.Clusters {
+		found = found || strings.HasPrefix(name, begin)
+	}
+	if g.kind != "terminating" {
+		return found && len(ads.Listeners) > 0
+	}
+	for _, l := range ads.Listeners {
+		for _, c := range l.GetFilterChains() {
+			if names := c.GetFilterChainMatch().GetServerNames(); len(names) > 0 && strings.HasPrefix(names[0], begin) {
+				return found
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,292 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/consul/api"
+	"golang.org/x/sys/unix"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/xds"
+)
+
+// How services get their tokens.
+const (
+	minted  = "minted"
+	byLogin = "by login"
+)
+
+// secretsUser owns the secrets of the tests' workloads.
+const (
+	secretsUser = "nobody"
+	secretsUID  = 65534
+)
+
+// The least that Pannier needs in Consul, as docs/consul.md has it.
+const (
+	nodePolicy = `
+service_prefix "" { policy = "write" }
+node_prefix "" { policy = "read" }
+agent_prefix "" { policy = "read" }
+mesh = "write"
+`
+	sidsPolicy = `acl = "write"`
+)
+
+// mesh is a host with a Consul that denies by default and speaks TLS only.
+type mesh struct {
+	*testhost.Host
+	consul *consul.Cluster
+	reach  service.Consul // how the host reaches it
+	// nodeToken registers services; aclToken may write ACLs, empty by login.
+	nodeToken, aclToken, aclTokenFile string
+	// tokenLife is that of tokens by login; 0: an hour.
+	tokenLife time.Duration
+
+	t testing.TB
+}
+
+// login is the auth method of hosts whose tokens come by login.
+const login = "pannier"
+
+// newMesh prepares the host and starts its Consul. more is added to the agent's
+// configuration.
+func newMesh(t testing.TB, mode, more string) *mesh {
+	t.Helper()
+	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
+	return joinMesh(t, c, mode, more)
+}
+
+// joinMesh prepares a host for a Consul that runs. There is one for each Consul: their
+// policies have its name.
+func joinMesh(t testing.TB, c *consul.Cluster, mode, more string) *mesh {
+	t.Helper()
+	c.Policy(t, "node", nodePolicy)
+	m := &mesh{consul: c, nodeToken: c.Token(t, "node"), t: t}
+	m.reach = c.Service("", c.TokenFile(t, m.nodeToken))
+	switch mode {
+	case minted:
+		c.Policy(t, "sids", sidsPolicy)
+		m.aclToken = c.Token(t, "sids")
+		m.aclTokenFile = c.TokenFile(t, m.aclToken)
+		more += fmt.Sprintf("\nplugin \"sids\" {\n  config {\n    token_file = %q\n  }\n}\n", m.aclTokenFile)
+	case byLogin:
+		m.reach.AuthMethod = login
+	}
+	m.Host = testhost.New(t, consul.Config(m.reach)+more, "sids", "consul-services", "envoy-bootstrap")
+	return m
+}
+
+// open starts the agent; by login, Consul learns where its keys are.
+func (m *mesh) open() {
+	m.t.Helper()
+	m.Start()
+	if m.reach.AuthMethod == "" {
+		return
+	}
+	s, err := m.Status()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.consul.JWT(m.t, consul.JWTMethod{
+		Name: login, JWKSURL: "http://" + s.GetHttpAddress() + "/.well-known/jwks.json", Issuer: "pannier", Audience: "consul.io",
+		MaxTokenTTL: m.tokenLife,
+	})
+}
+
+// eachMode runs a test with each way of getting tokens, with a Consul and a host of its
+// own, which is open.
+func eachMode(t *testing.T, test func(t *testing.T, m *mesh)) {
+	eachModeAs(t, func(*mesh) {}, test)
+}
+
+// eachModeAs is eachMode with what is to be done before the host is opened.
+func eachModeAs(t *testing.T, prepare func(m *mesh), test func(t *testing.T, m *mesh)) {
+	t.Parallel()
+	for _, mode := range []string{minted, byLogin} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			m := newMesh(t, mode, testhost.LocalDriver(t))
+			prepare(m)
+			m.open()
+			test(t, m)
+		})
+	}
+}
+
+// talkative has the agent log all that it can.
+func (m *mesh) talkative() {
+	m.t.Helper()
+	text, err := os.ReadFile(m.Path("agent.hcl"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.Write("agent.hcl", strings.Replace(string(text), `"debug"`, `"trace"`, 1))
+}
+
+// meshWorkload writes the specification of a workload whose secrets are secretsUser's,
+// and returns its path.
+func (m *mesh) meshWorkload(id, body string) string {
+	m.t.Helper()
+	return m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = %q\n%s\n}\n", id, secretsUser, body))
+}
+
+// sidecarService is a service block with a sidecar. proxy is the content of its proxy
+// block.
+func sidecarService(name, proxy string) string {
+	return fmt.Sprintf(`
+  service %q {
+    port = 9000
+    connect {
+      sidecar_service {
+        proxy {
+%s
+        }
+      }
+    }
+  }`, name, proxy)
+}
+
+// workload asks the agent for one.
+func (m *mesh) workload(id string) *hostv1.Workload {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
+	defer cancel()
+	answer, err := m.Client().Workloads.GetWorkload(ctx, connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return answer.Msg.GetWorkload()
+}
+
+// service is how the only service of a workload stands.
+func (m *mesh) service(id string) *hostv1.ServiceStatus {
+	m.t.Helper()
+	services := m.workload(id).GetServices()
+	if len(services) != 1 {
+		m.t.Fatalf("workload %q has the services %v, want one", id, services)
+	}
+	return services[0]
+}
+
+// secret reads a token's file.
+func (m *mesh) secret(s *hostv1.ServiceStatus) string {
+	m.t.Helper()
+	raw, err := os.ReadFile(s.GetTokenFile())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// siTokens are the tokens in Consul that Pannier has made, by accessor.
+func (m *mesh) siTokens() map[string]*api.ACLTokenListEntry {
+	m.t.Helper()
+	found := map[string]*api.ACLTokenListEntry{}
+	for _, t := range m.consul.Tokens(m.t) {
+		if strings.HasPrefix(t.Description, "_pannier_si [") || strings.HasPrefix(t.Description, "token created via login") {
+			found[t.AccessorID] = t
+		}
+	}
+	return found
+}
+
+// ledgerTokens are the accessors that the ledger has: of a minted token it is the id.
+func (m *mesh) ledgerTokens() (accessors []string) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
+	defer cancel()
+	answer, err := m.Client().Tokens.ListTokens(ctx, connect.NewRequest(&hostv1.ListTokensRequest{}))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, t := range answer.Msg.GetTokens() {
+		accessors = append(accessors, cmp.Or(t.GetAccessor(), t.GetId()))
+	}
+	return accessors
+}
+
+// nothingInMesh waits until neither Consul, nor the ledger, nor the host has anything
+// of a workload's services. The tokens that are lost, by accessor, end by themselves.
+func (m *mesh) nothingInMesh(lost ...string) {
+	m.t.Helper()
+	m.NothingInUse()
+	m.Eventually("nothing is left of the services", func() error {
+		if s := m.consul.Services(m.t); len(s) > 0 {
+			return fmt.Errorf("Consul has the services %v", s)
+		}
+		if t := without(slices.Collect(maps.Keys(m.siTokens())), lost); len(t) > 0 {
+			return fmt.Errorf("Consul has the tokens %q", t)
+		}
+		if t := without(m.ledgerTokens(), lost); len(t) > 0 {
+			return fmt.Errorf("the ledger has the tokens %q", t)
+		}
+		return nil
+	})
+}
+
+// without are those that are not lost, sorted.
+func without(tokens, lost []string) []string {
+	tokens = slices.DeleteFunc(tokens, func(t string) bool { return slices.Contains(lost, t) })
+	slices.Sort(tokens)
+	return tokens
+}
+
+// identityOf reads a token in Consul, and the services whose identity it has.
+func (m *mesh) identityOf(accessor string) (t *api.ACLToken, names []string) {
+	m.t.Helper()
+	t, _, err := m.consul.Client(m.consul.Management).ACL().TokenRead(accessor, nil)
+	if err != nil {
+		m.t.Fatalf("read the token %s: %v", accessor, err)
+	}
+	for _, i := range t.ServiceIdentities {
+		names = append(names, i.ServiceName)
+	}
+	return t, names
+}
+
+// openStream opens the ADS stream of a bootstrap, as Envoy would, and waits for
+// clusters and listeners. It ends with the test.
+func openStream(t testing.TB, path string) (*xds.Stream, error) {
+	t.Helper()
+	b, err := xds.Read(path)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
+	t.Cleanup(cancel)
+	s, err := xds.Open(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	if err := s.Ready(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// hasMode checks a path's permissions and owner.
+func hasMode(t testing.TB, path string, want os.FileMode, uid int) {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		t.Errorf("%s: %v", path, err)
+		return
+	}
+	if got := os.FileMode(st.Mode & 0o7777); got != want || int(st.Uid) != uid {
+		t.Errorf("%s is %#o of uid %d, want %#o of %d", path, got, st.Uid, want, uid)
+	}
+}

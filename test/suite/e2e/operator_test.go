@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// `pannier agent stop` returns when the agent's process has ended. Without -plugins
+// everything goes on and is found again; with it only what is mounted is left.
+func TestAgentStop(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	h.Run("workload", "start", workload(h, "w", "data", ""))
+	before := bridgePlugin(t, h)
+	running := h.Processes()
+
+	out := h.Run("agent", "stop")
+	for _, want := range []string{"the agent is stopped", "1 workload goes on, with all that is mounted", "plugins and drivers go on"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the stop does not say %q:\n%s", want, out)
+		}
+	}
+	agentIsGone(h, t)
+	if got := h.Processes(); !slices.Equal(got, running) {
+		t.Errorf("processes %v run, want %v", got, running)
+	}
+	h.Refused(5, []string{"no agent at"}, "agent", "stop")
+
+	h.Start()
+	if now := bridgePlugin(t, h); now.GetPid() != before.GetPid() {
+		t.Errorf("the plugin has pid %d, had %d", now.GetPid(), before.GetPid())
+	}
+	out = h.Run("agent", "stop", "-plugins")
+	for _, want := range []string{"1 workload goes on", "plugins, and the drivers that the agent ran, are stopped", "FUSE"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the stop does not say %q:\n%s", want, out)
+		}
+	}
+	agentIsGone(h, t)
+	if got := h.Processes(); len(got) != 0 {
+		t.Errorf("processes %v are left", got)
+	}
+	if len(h.Mounts()) == 0 {
+		t.Error("the workload's mounts are gone")
+	}
+	h.Start()
+	h.Run("workload", "stop", "w")
+	h.NothingInUse()
+}
+
+// agentIsGone fails where the agent has not ended already. The test itself may hear of it
+// a moment later.
+func agentIsGone(h *testhost.Host, t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("/proc/" + strconv.Itoa(h.PID()) + "/exe"); err == nil {
+		t.Error("the agent still runs")
+	}
+	h.AwaitEnd()
+}
+
+// An operator's way with a plugin: try a binary, let it take over, go back, hold one.
+func TestOperatorsPlugins(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	first := bridgePlugin(t, h)
+	dir := h.Path("new")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	good, bad := bridgeVariant(t, h, dir, "csi-bridge", 0, "a later build"), bridgeVariant(t, h, dir, "broken", 4096, "")
+	if out := h.Run("plugin", "verify", good); !strings.Contains(out, "storage.v1") {
+		t.Errorf("verified:\n%s", out)
+	}
+	h.Refused(4, []string{"verify " + bad}, "plugin", "verify", bad)
+	if now := bridgePlugin(t, h); now.GetPid() != first.GetPid() || len(now.GetSwaps()) != 0 {
+		t.Errorf("a verification changed the plugin: %v", now)
+	}
+	h.Refused(4, []string{"nothing to swap to"}, "plugin", "swap", "csi-bridge")
+	h.Refused(4, []string{"nothing served before"}, "plugin", "rollback", "csi-bridge")
+
+	if err := os.Rename(good, filepath.Join(h.PluginDir, "csi-bridge")); err != nil {
+		t.Fatal(err)
+	}
+	h.Eventually("the new binary serves", func() error {
+		if bridgePlugin(t, h).GetSha256() == first.GetSha256() {
+			return errors.New("the old one does")
+		}
+		return nil
+	})
+	second := bridgePlugin(t, h)
+	h.Run("plugin", "rollback", "csi-bridge")
+	if now := bridgePlugin(t, h); now.GetSha256() != first.GetSha256() || now.GetRefused()[second.GetSha256()] == "" {
+		t.Errorf("rolled back: %v", now)
+	}
+	h.Run("plugin", "swap", "csi-bridge")
+	h.Run("plugin", "pin", "csi-bridge", first.GetSha256()[:12])
+	h.Kill()
+	h.Start()
+	if now := bridgePlugin(t, h); now.GetSha256() != first.GetSha256() || now.GetPinned() != first.GetSha256() {
+		t.Errorf("the pin did not survive the agent: %v", now)
+	}
+	h.Refused(4, []string{"is pinned", "pannier plugin unpin"}, "plugin", "rollback", "csi-bridge")
+	h.Run("plugin", "unpin", "csi-bridge")
+	if now := bridgePlugin(t, h); now.GetSha256() != second.GetSha256() {
+		t.Errorf("unpinned: %v", now)
+	}
+	if lines := strings.Count(h.Run("plugin", "history", "csi-bridge", "-o", "json"), "\n"); lines != 5 {
+		t.Errorf("%d swaps, want 5:\n%s", lines, h.Run("plugin", "history", "csi-bridge"))
+	}
+	if out := h.Run("plugin", "logs", "csi-bridge"); !strings.Contains(out, "INFO") {
+		t.Errorf("the plugin's log:\n%s", out)
+	}
+	h.Refused(3, []string{"nobody"}, "plugin", "logs", "nobody")
+}
+
+// bridgePlugin is csi-bridge as the agent tells of it.
+func bridgePlugin(t *testing.T, h *testhost.Host) *hostv1.Plugin {
+	t.Helper()
+	p := &hostv1.Plugin{}
+	if err := protojson.Unmarshal([]byte(h.Run("plugin", "status", "csi-bridge", "-o", "json")), p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// bridgeVariant is csi-bridge with something appended, or only its first bytes.
+func bridgeVariant(t *testing.T, h *testhost.Host, dir, name string, first int, more string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(h.PluginDir, "csi-bridge"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first > 0 {
+		data = data[:first]
+	}
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, append(data, more...), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

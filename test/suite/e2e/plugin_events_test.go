@@ -1,0 +1,147 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// follower keeps the events of the plugin "emitter" that a host's API tells, by the
+// number of the process.
+type follower struct {
+	mu   sync.Mutex
+	seqs map[uint64][]uint64
+	wg   sync.WaitGroup
+}
+
+// followEmitter follows until the agent or the test ends.
+func followEmitter(t *testing.T, h *testhost.Host, recent int32) *follower {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	f := &follower{seqs: map[uint64][]uint64{}}
+	t.Cleanup(func() { cancel(); f.wg.Wait() })
+	stream, err := h.Client().Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Follow: true, Recent: recent}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.wg.Go(func() {
+		defer stream.Close()
+		for stream.Receive() {
+			e := stream.Msg().GetEvent()
+			if id := strings.Split(e.GetDetails()["event"], "/"); len(id) == 3 && e.GetSubject() == "emitter" {
+				generation, _ := strconv.ParseUint(id[1], 10, 64)
+				seq, _ := strconv.ParseUint(id[2], 10, 64)
+				f.mu.Lock()
+				f.seqs[generation] = append(f.seqs[generation], seq)
+				f.mu.Unlock()
+			}
+		}
+	})
+	return f
+}
+
+// await waits for that many events of a process and returns all that are there.
+func (f *follower) await(h *testhost.Host, generation uint64, n int) (seqs []uint64) {
+	h.Eventually(fmt.Sprintf("%d events of generation %d", n, generation), func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if seqs = append([]uint64(nil), f.seqs[generation]...); len(seqs) < n {
+			return fmt.Errorf("there are %d", len(seqs))
+		}
+		return nil
+	})
+	return seqs
+}
+
+// inOrder fails where one is missing or is there twice.
+func inOrder(t *testing.T, seqs []uint64) {
+	t.Helper()
+	for n := range seqs[1:] {
+		if seqs[n+1] != seqs[n]+1 {
+			t.Errorf("event %d comes after %d", seqs[n+1], seqs[n])
+		}
+	}
+}
+
+// What happens in a plugin is among the events of the host, also what happened while it
+// was away, and of a plugin that is swapped.
+func TestPluginEvents(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t)+`
+plugin "emitter" {
+  args = ["20"]
+}
+`)
+	data, err := os.ReadFile(testbin.BuildDir(t, filepath.Join(testbin.Root(), "sdk/testdata/emitter")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(data []byte) {
+		t.Helper()
+		path := filepath.Join(h.PluginDir, "emitter")
+		if err := os.WriteFile(path+".tmp", data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".tmp", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(data)
+	h.Start()
+	first := followEmitter(t, h, 1000)
+	first.await(h, 1, 10)
+	if out := h.Run("events", "-recent", "1000"); !strings.Contains(out, "it ticks") || !strings.Contains(out, "event=emitter/1/1") {
+		t.Errorf("the events:\n%s", out)
+	}
+	h.Kill()
+	first.wg.Wait()
+	seen := first.await(h, 1, 10)
+	inOrder(t, seen)
+	last := seen[len(seen)-1]
+	time.Sleep(3 * time.Second) // not to wait for something: so much happens while nobody is there
+
+	h.Start()
+	second := followEmitter(t, h, 1000)
+	again := second.await(h, 1, 30)
+	inOrder(t, again)
+	// What the killed agent had taken and not sent yet is not told by the next one.
+	if again[0] < last || again[0] > last+40 {
+		t.Errorf("the first event after the restart is %d, the last one before it was %d", again[0], last)
+	}
+	put(append(data, 0))
+	second.await(h, 2, 10)
+	h.Eventually("the old process has ended", func() error {
+		for _, p := range mustStatus(t, h).GetPlugins() {
+			if p.GetName() == "emitter" && p.GetDraining() != 0 {
+				return fmt.Errorf("it is %v", p)
+			}
+		}
+		return nil
+	})
+	inOrder(t, second.await(h, 1, 30))
+	inOrder(t, second.await(h, 2, 10))
+	if out := h.Run("events", "-recent", "1000"); !strings.Contains(out, "last") {
+		t.Errorf("the last event of the old process is not told:\n%s", out)
+	}
+}
+
+func mustStatus(t *testing.T, h *testhost.Host) *hostv1.StatusResponse {
+	t.Helper()
+	s, err := h.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -1,0 +1,239 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+func TestHostIsKilledUnderAWorkload(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		spec := workload(h, "w", "data", "")
+		// It writes when it is told to, so after the host has been away too.
+		cmd, lines := background(t, h, spec, "trap 'echo late > "+h.Path("mnt")+"/file; echo written' USR1; echo up; while :; do sleep 0.02; done")
+		await(t, lines, "up")
+		before, err := h.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Kill()
+		if err := cmd.Process.Signal(unix.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		await(t, lines, "written")
+		h.Start()
+		after, err := h.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, b := before.GetPlugins()[0].GetPid(), after.GetPlugins()[0].GetPid(); a != b {
+			t.Errorf("the plugin was process %d and is %d", a, b)
+		}
+		if a, b := before.GetDrivers()[0].GetPid(), after.GetDrivers()[0].GetPid(); a != b {
+			t.Errorf("the driver was process %d and is %d", a, b)
+		}
+		if got := h.Run("workload", "status", "w"); !strings.Contains(got, "running") {
+			t.Errorf("after the restart the workload is:\n%s", got)
+		}
+		if after.GetClaims() != 1 {
+			t.Errorf("%d claims after the restart", after.GetClaims())
+		}
+		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		exitCode(cmd)
+		h.NothingInUse()
+		if got := h.Run("workload", "run", spec, "--", "cat", h.Path("mnt")+"/file"); got != "late\n" {
+			t.Errorf("what was written while the host was away is %q", got)
+		}
+	})
+}
+
+func TestCLIIsKilled(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		// The grandchild would keep the volume mounted in the workload's namespace.
+		cmd, lines := background(t, h, workload(h, "w", "data", ""),
+			"setsid sh -c 'trap : TERM HUP; exec 3> "+h.Path("mnt")+"/held; echo up; while :; do sleep 1; done'")
+		await(t, lines, "up")
+		if err := cmd.Process.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		exitCode(cmd)
+		h.NothingInUse()
+	})
+}
+
+func TestCLIIsKilledWhileTheHostIsAway(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	cmd, lines := background(t, h, workload(h, "w", "data", ""), "echo up; sleep infinity")
+	await(t, lines, "up")
+	h.Kill()
+	if err := cmd.Process.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	exitCode(cmd)
+	h.Start()
+	h.NothingInUse()
+}
+
+func TestPluginIsKilled(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		h.Run("workload", "start", workload(h, "w", "data", ""))
+		s, err := h.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		killed := s.GetPlugins()[0].GetPid()
+		if err := unix.Kill(int(killed), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		h.Run("workload", "stop", "w")
+		h.NothingInUse()
+		if s, err = h.Status(); err != nil {
+			t.Fatal(err)
+		}
+		if now := s.GetPlugins()[0]; now.GetPid() == killed || now.GetRestarts() != 1 {
+			t.Errorf("after the kill the plugin is process %d with %d restarts", now.GetPid(), now.GetRestarts())
+		}
+	})
+}
+
+func TestDriverIsKilled(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		h.Run("workload", "start", workload(h, "w", "data", ""))
+		s, err := h.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(int(s.GetDrivers()[0].GetPid()), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		h.Run("workload", "stop", "w")
+		h.NothingInUse()
+		if got := h.Run("events", "-recent", "1000"); !strings.Contains(got, "unhealthy") {
+			t.Errorf("no event tells of the driver's health:\n%s", got)
+		}
+	})
+}
+
+// A stop while the driver is down says so, goes on by itself, and finishes when
+// the driver is back.
+func TestStopWhileTheDriverIsDown(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, "")
+	h.Start()
+	d := startLocal(t, h)
+	h.Run("driver", "register", "dyn", "-endpoint", d.endpoint, "-health-timeout", "2s")
+	volume(h, driver{id: "dyn"}, "data", "single-node-writer", "")
+	h.Run("workload", "start", workload(h, "w", "data", ""))
+	d.kill()
+	stop := h.Command("workload", "stop", "w")
+	if err := stop.Start(); err != nil {
+		t.Fatal(err)
+	}
+	h.Eventually("the workload says what it waits for", func() error {
+		if got := h.Run("workload", "status", "w"); !strings.Contains(got, "stopping") || !strings.Contains(got, "dyn") {
+			return errors.New(got)
+		}
+		return nil
+	})
+	if got := h.Run("volume", "status", "data"); !strings.Contains(got, "unpublishing") || !strings.Contains(got, "dyn") {
+		t.Errorf("the volume's status does not say what its release waits for:\n%s", got)
+	}
+	h.Kill() // and the host forgets none of it, nor does the command give up
+	h.Launch()
+	d.start(t)
+	if err := stop.Wait(); err != nil {
+		t.Errorf("the stop came to %v", err)
+	}
+	h.NothingInUse()
+	d.kill()
+	h.Eventually("the driver is deregistered", func() error {
+		if got := h.Run("driver", "status"); strings.Contains(got, "dyn ") {
+			return errors.New(got)
+		}
+		return nil
+	})
+}
+
+func TestDetach(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		h.Refused(3, []string{"data", `node "a"`}, "volume", "detach", "data", "a")
+		h.Run("workload", "start", workload(h, "w", "data", ""))
+		h.Refused(1, []string{"without -force"}, "volume", "detach", "-force", "data", "a")
+		h.Run("volume", "detach", "data", "a")
+		h.NothingInUse()
+	})
+}
+
+// The journal is lost with the disk that held it, the ledger is not: what it knows
+// of this node is released.
+func TestJournalIsLost(t *testing.T) {
+	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
+		volume(h, d, "data", "single-node-writer", "")
+		h.Run("workload", "start", workload(h, "w", "data", ""))
+		h.Kill()
+		if err := os.RemoveAll(filepath.Join(h.Path("data"), "journal")); err != nil {
+			t.Fatal(err)
+		}
+		h.Start()
+		h.NothingInUse()
+	})
+}
+
+func TestBadInputChangesNothing(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	long := strings.Repeat("x", 129)
+	good := volumeSpec(drivers[0], "good", "single-node-writer", "file-system", "")
+	for name, c := range map[string]struct{ spec, want string }{
+		"unknown key":   {good + "colour = \"red\"\n", "colour"},
+		"wrong type":    {strings.Replace(good, `capacity_min = "64MiB"`, `capacity_min = ["64MiB"]`, 1), "capacity_min"},
+		"no id":         {strings.Replace(good, `id           = "good"`, "", 1), "id"},
+		"no plugin_id":  {strings.Replace(good, `plugin_id    = "local"`, "", 1), "plugin_id"},
+		"traversal":     {strings.Replace(good, `"good"`, `"../good"`, 1), "id"},
+		"long id":       {strings.Replace(good, `"good"`, fmt.Sprintf("%q", long), 1), "129"},
+		"bad mode":      {strings.Replace(good, "single-node-writer", "everybody", 1), "access_mode"},
+		"two sources":   {good + "clone_id = \"a\"\nsnapshot_id = \"b\"\n", "snapshot_id"},
+		"no capability": {strings.Split(good, "capability")[0], "capability"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := h.Write("bad.hcl", c.spec)
+			h.Refused(2, []string{"bad.hcl", c.want}, "volume", "create", path)
+			h.Refused(2, []string{"bad.hcl", c.want}, "volume", "register", path)
+		})
+	}
+	same := `
+workload "w" {
+  volume "a" {
+    source      = "one"
+    destination = "/mnt/x"
+  }
+  volume "b" {
+    source      = "two"
+    destination = "/mnt/x"
+  }
+}`
+	h.Refused(2, []string{"bad.hcl:9", "destination"}, "workload", "start", h.Write("bad.hcl", same))
+	h.Refused(3, []string{"nowhere"}, "workload", "start", workload(h, "w", "nowhere", ""))
+	if got := h.Run("volume", "status", "-o", "json"); strings.Contains(got, `"id"`) {
+		t.Errorf("something was written:\n%s", got)
+	}
+	h.NothingInUse()
+}

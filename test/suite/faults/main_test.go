@@ -1,0 +1,28 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/testns"
+)
+
+// patient lets nodes go on for much longer without servers than a slow machine takes to
+// start them.
+const patient = `
+heartbeat_ttl = "2s"
+stop_after    = "10m"
+stop_margin   = "1m"
+`
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 4 && os.Args[1] == writes {
+		if err := write(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	testns.Main(m, 3)
+}
