@@ -23,7 +23,7 @@ GO_TEST   = $(GOTESTSUM) -count=1 -vet=off -p 4 -timeout 10m
 # The packages of one run share the programs that they build (test/lib/testbin).
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
-PROTO_ROOTS := sdk/proto host/api/proto host/internal/peer/proto
+PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
 MODULES     := . examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
 FUZZTIME    := 10s

@@ -10,7 +10,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/consul/api"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/consul"

@@ -11,10 +11,10 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/sdk/api"
 )
 
 // caller is who makes a call: the process or the certificate at the other end of the

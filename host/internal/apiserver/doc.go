@@ -1,4 +1,4 @@
-// Package apiserver serves the host's API (host/api): it turns requests into calls
+// Package apiserver serves the host's API (sdk/api): it turns requests into calls
 // of the packages that do the work, and decides who may make them.
 //
 // One file a service; server.go has what is served where, peer.go who may call,

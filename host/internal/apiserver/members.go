@@ -15,8 +15,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/discovery"
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/workload"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // Discovery is this agent's part in the gossip (discovery.Discovery).

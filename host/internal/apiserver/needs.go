@@ -7,9 +7,9 @@ import (
 
 	"connectrpc.com/connect"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	v1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
 // needs is what each call of the API needs, all of it, where ACLs are on. filter.go has

@@ -24,10 +24,10 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	ledger "github.com/pannier/pannier/cluster/acl"
-	"github.com/pannier/pannier/host/api"
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
-	v1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
 // procedures are all calls of the API, as the protobuf files have them.

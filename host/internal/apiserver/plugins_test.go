@@ -13,8 +13,8 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 

@@ -6,8 +6,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // SecretsKeys are the keys that seal secrets in the ledger (sealing.Keeper).

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // A stop that closes the server is answered first.

@@ -8,8 +8,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/claim"
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/workload"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // workloadService serves pannier.host.v1.WorkloadService.

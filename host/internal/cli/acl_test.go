@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // What an operator may do is not what the operator's program may do.

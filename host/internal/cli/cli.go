@@ -13,9 +13,9 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/sdk/api"
 )
 
 // Options are what main gives to the command.

@@ -9,6 +9,6 @@
 //     control characters.
 //   - A secret is never an argument and never printed.
 //
-// It may import host/api, host/internal/config, host/internal/peer/pki and its own launch
+// It may import sdk/api, host/internal/config, host/internal/peer/pki and its own launch
 // package. The agent itself is passed in by main.
 package cli

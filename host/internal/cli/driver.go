@@ -11,8 +11,8 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/config"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *app) driverCommand() *cobra.Command {

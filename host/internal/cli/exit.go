@@ -9,8 +9,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/sdk/api"
 )
 
 // The exit codes. `workload run` gives its program's own code instead, or one of

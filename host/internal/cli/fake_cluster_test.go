@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // cluster is what the fake knows of its cluster: node n2 is drained in two steps, n3 is not

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // secretsInContainer is where a container finds the workload's secrets.

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/term"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // redraw is how often the durations of running steps are drawn anew.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"syscall"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/cli/launch"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // reservedMounts are what a program needs to see of its devices. Device files are bound

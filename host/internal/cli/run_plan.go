@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"strings"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/consul/vars"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // tokenFileVariable tells Consul's own tools and client libraries where their token is.

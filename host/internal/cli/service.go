@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // showService tells how a service of a workload stands; what it has not is left out.

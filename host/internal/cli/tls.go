@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pannier/pannier/host/api"
 	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/sdk/api"
 )
 
 // The files of an authority, and for how many days certificates are valid, where the

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // variables are the environment that tells a program of its workload's devices, ports and

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func TestVariables(t *testing.T) {

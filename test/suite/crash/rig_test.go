@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	hostv1 "github.com/pannier/pannier/host/api/proto/pannier/host/v1"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 	"github.com/pannier/pannier/test/lib/hostpath"
 	"github.com/pannier/pannier/test/lib/testbin"

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pannier/pannier/host/api"
+	"github.com/pannier/pannier/sdk/api"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 

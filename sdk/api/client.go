@@ -1,0 +1,169 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+)
+
+// DefaultAddress is that of an agent with no configuration.
+const DefaultAddress = "unix:///run/pannier/pannier.sock"
+
+const (
+	dialTimeout = 5 * time.Second
+	// maxMessage bounds an answer of the agent, in bytes.
+	maxMessage = 64 << 20
+)
+
+// Client calls one agent. Its methods may be used by many goroutines at once.
+type Client struct {
+	Volumes   hostv1connect.VolumeServiceClient
+	Drivers   hostv1connect.DriverServiceClient
+	Devices   hostv1connect.DeviceServiceClient
+	Plugins   hostv1connect.PluginServiceClient
+	Workloads hostv1connect.WorkloadServiceClient
+	Tokens    hostv1connect.TokenServiceClient
+	Agent     hostv1connect.AgentServiceClient
+	Nodes     hostv1connect.NodeServiceClient
+	Members   hostv1connect.MemberServiceClient
+	Operator  hostv1connect.OperatorServiceClient
+	Secrets   hostv1connect.SecretsServiceClient
+	System    hostv1connect.SystemServiceClient
+	ACL       hostv1connect.ACLServiceClient
+
+	transport *http.Transport
+}
+
+// TokenHeader carries the secret of the ACL token that a call is made with.
+const TokenHeader = "X-Pannier-Token"
+
+// Option changes how a Client calls.
+type Option func(*settings)
+
+type settings struct {
+	token string
+	tls   TLS
+}
+
+// WithToken makes all calls with the secret of an ACL token. It is not sent over http://,
+// where anyone could read it.
+func WithToken(secret string) Option { return func(s *settings) { s.token = secret } }
+
+// New makes a client for an agent's address: unix:///path, https://host:port or http://host:port.
+// It does not connect yet: an agent that is not there is told by the first call.
+func New(address string, options ...Option) (*Client, error) {
+	var set settings
+	for _, option := range options {
+		option(&set)
+	}
+	network, target, baseURL, err := parseAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	secure := strings.HasPrefix(baseURL, "https://")
+	dialer := &net.Dialer{Timeout: dialTimeout}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, network, target)
+		if err != nil {
+			return nil, &UnreachableError{Address: address, Err: err}
+		}
+		return conn, nil
+	}
+	transport := &http.Transport{DialContext: dial, IdleConnTimeout: time.Minute}
+	if secure {
+		host, _, _ := net.SplitHostPort(target) // parseAddress has joined it
+		cfg, err := set.tls.config(host)
+		if err != nil {
+			return nil, err
+		}
+		transport.ForceAttemptHTTP2 = true
+		transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			raw, err := dial(ctx, network, target)
+			if err != nil {
+				return nil, err
+			}
+			conn, err := handshake(ctx, raw, cfg)
+			if err != nil {
+				return nil, &UnreachableError{Address: address, Err: err}
+			}
+			return conn, nil
+		}
+	}
+	httpClient := doer{client: &http.Client{Transport: transport}}
+	if network == "unix" || secure {
+		httpClient.token = set.token
+	}
+	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
+	return &Client{
+		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, call),
+		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, call),
+		Devices:   hostv1connect.NewDeviceServiceClient(httpClient, baseURL, call),
+		Plugins:   hostv1connect.NewPluginServiceClient(httpClient, baseURL, call),
+		Workloads: hostv1connect.NewWorkloadServiceClient(httpClient, baseURL, call),
+		Tokens:    hostv1connect.NewTokenServiceClient(httpClient, baseURL, call),
+		Agent:     hostv1connect.NewAgentServiceClient(httpClient, baseURL, call),
+		Nodes:     hostv1connect.NewNodeServiceClient(httpClient, baseURL, call),
+		Members:   hostv1connect.NewMemberServiceClient(httpClient, baseURL, call),
+		Operator:  hostv1connect.NewOperatorServiceClient(httpClient, baseURL, call),
+		Secrets:   hostv1connect.NewSecretsServiceClient(httpClient, baseURL, call),
+		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, call),
+		ACL:       hostv1connect.NewACLServiceClient(httpClient, baseURL, call),
+		transport: transport,
+	}, nil
+}
+
+// Close closes the connections that no call uses. It may be called more than once.
+func (c *Client) Close() error {
+	c.transport.CloseIdleConnections()
+	return nil
+}
+
+func parseAddress(address string) (network, target, baseURL string, err error) {
+	if path, ok := strings.CutPrefix(address, "unix://"); ok {
+		if !strings.HasPrefix(path, "/") {
+			return "", "", "", fmt.Errorf("address %q: unix:// and an absolute path is needed, such as %s", address, DefaultAddress)
+		}
+		// The host in the URL is not looked at: the socket is dialled.
+		return "unix", path, "http://pannier", nil
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
+		return "", "", "", fmt.Errorf("address %q: unix:///path, https://host:port or http://host:port is needed, such as %s", address, DefaultAddress)
+	}
+	port := u.Port()
+	switch {
+	case port != "":
+	case u.Scheme == "https":
+		port = "443"
+	default:
+		port = "80"
+	}
+	return "tcp", net.JoinHostPort(u.Hostname(), port), u.Scheme + "://" + u.Host, nil
+}
+
+// doer adds the token to each call, and takes net/http's wrapping off an
+// UnreachableError, whose text is complete.
+type doer struct {
+	client *http.Client
+	token  string
+}
+
+func (d doer) Do(req *http.Request) (*http.Response, error) {
+	if d.token != "" {
+		req.Header.Set(TokenHeader, d.token)
+	}
+	resp, err := d.client.Do(req)
+	if unreachable := (*UnreachableError)(nil); errors.As(err, &unreachable) && req.Context().Err() == nil {
+		return nil, unreachable
+	}
+	return resp, err
+}
