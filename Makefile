@@ -14,13 +14,14 @@ VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unkno
 # The version is stamped here, so the go command need not ask git a second time.
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
 
-# Tests run built programs, which the test cache does not see change: -count=1.
-# gotestsum ends with the number of tests that ran, failed and were skipped. Packages
-# mostly wait, so that more of them run at the same time than there are processors.
-# `make lint` vets them.
+# gotestsum ends with the number of tests that ran, failed and were skipped. Tests mostly
+# wait, so more packages run at the same time than there are processors. `make lint` vets
+# them, and they are linked without the tables of a debugger, which takes less time.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -count=1 -vet=off -p 4 -timeout 10m
-# The packages of one run share the programs that they build (test/lib/testbin).
+GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -p 4 -timeout 10m
+# Packages whose tests run a built program, need root or start a server read this variable
+# (test/lib/testbin): they share what they build, and go's test cache does not apply to
+# them, since it cannot know whether a program has changed. It applies to all others.
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
@@ -66,13 +67,14 @@ test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
 test-cluster: ## Run the tests of clusters only: several hosts, each in a network of its own (root)
 	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
 
-.PHONY: test-short
-test-short: ## Run the tests without the long ones
-	$(GO_TEST) -short ./...
+.PHONY: quick
+quick: ## Build everything and run the fast tests: no root, no servers, under a minute (the inner loop)
+	go build ./...
+	$(GO_TEST) $$(tools/quick)
 
 .PHONY: race
-race: hostpath consul node-plugin ## Run all tests with the race detector
-	$(GO_TEST) -race ./...
+race: GO_TEST += -race -timeout 30m
+race: test ## Run all tests with the race detector
 
 .PHONY: e2e
 e2e: hostpath consul ## Run the end-to-end tests only (root)

@@ -28,6 +28,7 @@ func Root() string {
 // outside the tree, $PANNIER_CACHE or pannier in the user's cache folder.
 func CacheDir(t testing.TB) string {
 	t.Helper()
+	_ = os.Getenv(envRun) // what is in the folder may change
 	dir := os.Getenv("PANNIER_CACHE")
 	if dir == "" {
 		base, err := os.UserCacheDir()
@@ -105,8 +106,10 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	return out
 }
 
-// envRun is another one in each run of many packages' tests. What one package has built in
-// it, the others need not even compare with its source. Empty: each package does.
+// envRun names an environment variable with another value in each `make test`. A program that
+// one package has built under a value is up to date for all others with the same value; if it
+// is empty, each package asks the go command. The go command notes that a test has read the
+// variable, and does not take the test's result from its cache when the value differs.
 const envRun = "PANNIER_TEST_RUN"
 
 // built are the paths that this process has built: all its tests run the same.
@@ -116,6 +119,7 @@ var built sync.Map
 // then not covered.
 func RequireRoot(t testing.TB, notCovered string) {
 	t.Helper()
+	_ = os.Getenv(envRun) // a result as another user is not to be taken from go's test cache
 	if os.Geteuid() != 0 {
 		t.Skipf("needs root (mounts, loop devices); not covered: %s", notCovered)
 	}
