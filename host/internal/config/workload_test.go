@@ -150,13 +150,13 @@ func FuzzWorkload(f *testing.F) {
 			labels = append(labels, p.Label)
 		}
 		checkServices(t, spec, labels)
-		vars := valuesOf(vars.InPrograms(labels))
+		values := valuesOf(vars.InPrograms(labels))
 		texts := spec.GetExec().GetArgs()
 		for _, c := range spec.Sidecars {
 			texts = append(texts, c.Command...)
 		}
 		for _, text := range texts {
-			if _, err := vars.Expand(text, vars); err != nil {
+			if _, err := vars.Expand(text, values); err != nil {
 				t.Fatal(err)
 			}
 		}
