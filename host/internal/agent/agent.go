@@ -343,10 +343,10 @@ func (a *agent) openServer(ctx context.Context) error {
 		Health:     a.health, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
 		Plugins: a.plugins, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads,
 		Services: a.services, Tokens: a.tokens, JWKS: a.jwks(),
-		Events: a.events, Sealer: a.sealer, SecretsKeys: a.secretsKeys(), AuditPath: a.cfg.AuditPath, SocketRoot: a.cfg.ACL.SocketRoot && a.hosts == nil,
+		Events: a.events, Sealer: a.sealer, SecretsKeys: a.keys, AuditPath: a.cfg.AuditPath, SocketRoot: a.cfg.ACL.SocketRoot && a.hosts == nil,
 	}
 	if a.cluster != nil {
-		cfg.Ledger, cfg.Raft, cfg.Releaser, cfg.Collector = a.cluster, a.cluster, a.watcher, a.watcher
+		cfg.Ledger, cfg.Raft, cfg.Watcher = a.cluster, a.cluster, a.watcher
 	}
 	if h := a.hosts; h != nil {
 		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster, a.ledger}, h.discovery, h.port, h.certs
@@ -381,7 +381,7 @@ func (a *agent) followSignals(ctx context.Context) error {
 }
 
 // resolver finds what tokens allow; nil where everybody who may call may do everything.
-func (a *agent) resolver() apiserver.ACL {
+func (a *agent) resolver() *acl.Resolver {
 	switch {
 	case !a.cfg.ACL.Enabled:
 		return nil

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
@@ -47,14 +46,6 @@ func (a *agent) keepKeys(ctx context.Context) error {
 	a.closers.loop(ctx, a.keys.Follow)
 	a.closers.loop(ctx, func(ctx context.Context) { a.cluster.WhileLeader(ctx, a.keys.Lead) })
 	return nil
-}
-
-// secretsKeys are the API's; nil where this agent is no server.
-func (a *agent) secretsKeys() apiserver.SecretsKeys {
-	if a.keys == nil {
-		return nil
-	}
-	return a.keys
 }
 
 // unseal opens a volume's secrets for one call.

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // twice is a leader whose first answer to each call is lost. With here it is the agent itself that
@@ -73,8 +74,8 @@ func TestOneCallDeletesOnce(t *testing.T) {
 func deletesOnce(t *testing.T, here bool) {
 	authority := pkitest.New(t)
 	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
-	must(t, err)
-	t.Cleanup(func() { must(t, port.Close()) })
+	check.NoError(t, err)
+	t.Cleanup(func() { check.NoError(t, port.Close()) })
 	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	lossy := &twice{url: &url.URL{Scheme: "https", Host: port.Addr().String()}, to: transport, here: here, leads: here, seen: map[string]bool{}}
@@ -82,7 +83,7 @@ func deletesOnce(t *testing.T, here bool) {
 	_, err = server.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
 		"fake": {ID: "fake", Type: claim.Monolith, Healthy: true, Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{}},
 	}})
-	must(t, err)
+	check.NoError(t, err)
 	leader := openHost(t, func(c *Config) {
 		c.Port, c.Ledger, c.SocketRoot = port, server, true
 		c.ACL = acl.NewResolver(acl.Here{Ledger: server}, 0, c.Logger)
@@ -91,7 +92,7 @@ func deletesOnce(t *testing.T, here bool) {
 		}
 	})
 	manager, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"}))
-	must(t, err)
+	check.NoError(t, err)
 	asked := leader
 	if !here {
 		asked = openHost(t, func(c *Config) { c.Leader = lossy })
@@ -101,11 +102,11 @@ func deletesOnce(t *testing.T, here bool) {
 	leader.create(t, spec("deregistered"))
 	leader.create(t, spec("deleted"))
 	_, err = leader.client.ACL.PutACLPolicy(leader.ctx, request(&hostv1.PutACLPolicyRequest{Name: "policy", Rules: `node { policy = "read" }`}))
-	must(t, err)
+	check.NoError(t, err)
 	_, err = leader.client.ACL.PutACLRole(leader.ctx, request(&hostv1.PutACLRoleRequest{Name: "role", Policies: []string{"policy"}}))
-	must(t, err)
+	check.NoError(t, err)
 	token, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "token", Roles: []string{"role"}}))
-	must(t, err)
+	check.NoError(t, err)
 	ctx := leader.ctx
 	for _, row := range []struct {
 		what string

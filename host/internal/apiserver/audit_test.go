@@ -10,13 +10,14 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // auditLines reads an audit log.
 func auditLines(t *testing.T, path string) (all []auditEntry, text string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	must(t, err)
+	check.NoError(t, err)
 	for line := range strings.Lines(string(data)) {
 		var e auditEntry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -30,7 +31,7 @@ func auditLines(t *testing.T, path string) (all []auditEntry, text string) {
 // find waits for a line: a call's comes after its answer.
 func find(t *testing.T, path, what string, is func(auditEntry) bool) (found auditEntry) {
 	t.Helper()
-	eventually(t, "the audit log has "+what, func() bool {
+	check.Eventually(t, "the audit log has "+what, func() bool {
 		all, _ := auditLines(t, path)
 		for _, e := range all {
 			if is(e) {
@@ -49,7 +50,7 @@ func TestAudit(t *testing.T) {
 	made := h.create(t, spec("v", inNamespace("shop")))
 	client, token := h.token(t, "ci", `namespace "shop" { policy = "read" }`, nil)
 	_, err := client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "v"}))
-	must(t, err)
+	check.NoError(t, err)
 	_, err = client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
 	wantError(t, err, connect.CodeNotFound)
 	_, err = client.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Namespace: "shop", Id: "v", Secrets: map[string]string{"password": secretValue}}))
@@ -57,10 +58,10 @@ func TestAudit(t *testing.T) {
 	_, err = h.with(t, "hunter2-the-guess").Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
 	wantError(t, err, connect.CodeUnauthenticated)
 	stream, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	for stream.Receive() {
 	}
-	must(t, stream.Err())
+	check.NoError(t, stream.Err())
 
 	e := find(t, path, "root's call", func(e auditEntry) bool { return e.RPC == "VolumeService/CreateVolume" })
 	if !e.Allowed || e.Code != "ok" || e.Subject != "shop/v" || e.Node != "n1" || e.UID == nil || *e.UID != uint32(os.Geteuid()) || e.PID != os.Getpid() || e.Accessor != "" || e.Time.IsZero() {
@@ -100,7 +101,7 @@ func TestAudit(t *testing.T) {
 		t.Error("the audit log has a secret")
 	}
 	info, err := os.Stat(path)
-	if must(t, err); info.Mode().Perm() != 0o600 {
+	if check.NoError(t, err); info.Mode().Perm() != 0o600 {
 		t.Errorf("the audit log has mode %v", info.Mode())
 	}
 }
@@ -108,7 +109,7 @@ func TestAudit(t *testing.T) {
 // However the file goes away, the next line is in a new one, and none is lost.
 func TestAuditIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	must(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an agent before
+	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an agent before
 	h := openHost(t, func(c *Config) { c.AuditPath = path })
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("an audit log that everyone could read: %v, %v", info, err)
@@ -120,11 +121,11 @@ func TestAuditIsRotated(t *testing.T) {
 		find(t, path, "volume "+id, func(e auditEntry) bool { return e.Subject == id })
 	}
 	call("a")
-	must(t, os.Rename(path, path+".1"))
+	check.NoError(t, os.Rename(path, path+".1"))
 	call("b")
-	must(t, os.Remove(path))
+	check.NoError(t, os.Remove(path))
 	call("c")
-	must(t, h.ReopenAudit())
+	check.NoError(t, h.ReopenAudit())
 	call("d")
 	if all, _ := auditLines(t, path+".1"); all[len(all)-1].Subject != "a" || all[0].RPC != "" {
 		t.Errorf("the old file ends with %+v", all[len(all)-1])
@@ -141,7 +142,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.AuditPath = path })
 	failures := func() float64 {
 		all, err := h.cfg.Metrics.Gather()
-		must(t, err)
+		check.NoError(t, err)
 		for _, family := range all {
 			if family.GetName() == "pannier_audit_failures_total" {
 				return family.GetMetric()[0].GetCounter().GetValue()
@@ -152,20 +153,20 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	if n := failures(); n != 0 {
 		t.Fatalf("%v failures", n)
 	}
-	must(t, os.RemoveAll(dir))
-	must(t, os.Symlink("/dev/full", dir)) // a folder that is none
+	check.NoError(t, os.RemoveAll(dir))
+	check.NoError(t, os.Symlink("/dev/full", dir)) // a folder that is none
 	for range 2 {
 		_, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
-		must(t, err)
+		check.NoError(t, err)
 	}
-	eventually(t, "failures are counted", func() bool { return failures() >= 2 })
+	check.Eventually(t, "failures are counted", func() bool { return failures() >= 2 })
 	if n := strings.Count(h.log.String(), "the audit log cannot be written"); n != 1 {
 		t.Errorf("it is told %d times", n)
 	}
-	must(t, os.Remove(dir))
+	check.NoError(t, os.Remove(dir))
 	_, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "after"}))
 	wantError(t, err, connect.CodeNotFound)
-	eventually(t, "it is written again", func() bool {
+	check.Eventually(t, "it is written again", func() bool {
 		data, err := os.ReadFile(path)
 		return err == nil && strings.Contains(string(data), `"after"`)
 	})
@@ -178,7 +179,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 		t.Errorf("an audit log that is a device: %v", err)
 	}
 	link := filepath.Join(t.TempDir(), "link")
-	must(t, os.Symlink(path, link))
+	check.NoError(t, os.Symlink(path, link))
 	if err := newAuditLog(link, h.cfg.Logger).open(); err == nil {
 		t.Error("a link is followed")
 	}

@@ -14,6 +14,12 @@ import (
 // redacted stands for what is never read back.
 const redacted = "[REDACTED]"
 
+// namespaced is a request that names an object in a namespace.
+type namespaced interface {
+	GetNamespace() string
+	GetId() string
+}
+
 // namespaceOr is the namespace that a request means.
 func namespaceOr(namespace string) string {
 	if namespace == "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // reach is where an agent's API is, and what brings requests there.
@@ -49,8 +50,8 @@ func TestDeposedLeader(t *testing.T) {
 	authority := pkitest.New(t)
 	listen := func(name string) (*transport.Port, reach) {
 		port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, name), Logger: hclog.NewNullLogger()})
-		must(t, err)
-		t.Cleanup(func() { must(t, port.Close()) })
+		check.NoError(t, err)
+		t.Cleanup(func() { check.NoError(t, port.Close()) })
 		via := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "asked").Client(pki.Server, name, "h2", "http/1.1"), ForceAttemptHTTP2: true}
 		t.Cleanup(via.CloseIdleConnections)
 		return port, reach{&url.URL{Scheme: "https", Host: port.Addr().String()}, via}
@@ -60,7 +61,7 @@ func TestDeposedLeader(t *testing.T) {
 	_, err := leader.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
 		"fake": {ID: "fake", Type: claim.Monolith, Healthy: true, Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{}},
 	}})
-	must(t, err)
+	check.NoError(t, err)
 
 	newPort, newLeader := listen("new")
 	openHost(t, func(c *Config) { c.Port, c.Ledger = newPort, leader })

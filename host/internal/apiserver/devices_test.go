@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // pseudoDevices are the plugins of a host, and the only one of them: it has one device
@@ -64,7 +65,7 @@ func (pseudoDevices) Stats(ctx context.Context, _ time.Duration, report func([]d
 func (h *host) zero(t *testing.T) *hostv1.Device {
 	t.Helper()
 	resp, err := h.client.Devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	if len(resp.Msg.Groups) == 0 {
 		return nil
 	}
@@ -84,7 +85,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{
 			Spec: &hostv1.WorkloadSpec{Id: id, Devices: []*hostv1.DeviceRequest{{Name: "pseudo", Count: 1}}},
 		}))
-		must(t, err)
+		check.NoError(t, err)
 		defer stream.Close()
 		for stream.Receive() {
 			w = stream.Msg().GetWorkload()
@@ -92,7 +93,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		return w, stream.Err()
 	}
 	w, err := start("w")
-	must(t, err)
+	check.NoError(t, err)
 	if len(w.Devices) != 1 || w.Devices[0].Group != "pannier/pseudo/zero" || w.Devices[0].Id != "zero-0" || w.Devices[0].Plugin != "pseudo" || w.Devices[0].Request != "pseudo" {
 		t.Errorf("it has %v", w.Devices)
 	}
@@ -112,7 +113,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 	if d := h.zero(t); d.Workload != "" {
 		t.Errorf("afterwards it is %v", d)
 	}
-	eventually(t, "the node's record has its devices", func() bool {
+	check.Eventually(t, "the node's record has its devices", func() bool {
 		var n claim.Node
 		err := h.ledger.Read(h.ctx, func(tx *state.ReadTx) (err error) { n, err = tx.Node("n1"); return err })
 		want := []claim.NodeDevices{{
@@ -121,7 +122,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		return err == nil && reflect.DeepEqual(n.Devices, want)
 	})
 	status, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	if g := status.Msg.Devices; len(g) != 1 || len(g[0].Devices) != 2 {
 		t.Errorf("the status has %v", g)
 	}
@@ -129,10 +130,10 @@ func TestWorkloadsGetDevices(t *testing.T) {
 
 func TestStatisticsOfDevices(t *testing.T) {
 	h := openHost(t)
-	eventually(t, "the devices are known", func() bool { return h.zero(t) != nil })
+	check.Eventually(t, "the devices are known", func() bool { return h.zero(t) != nil })
 	read := func(interval int64, n int) error {
 		stream, err := h.client.Devices.DeviceStats(h.ctx, request(&hostv1.DeviceStatsRequest{IntervalMs: interval}))
-		must(t, err)
+		check.NoError(t, err)
 		defer stream.Close()
 		for range n {
 			if !stream.Receive() {
@@ -148,8 +149,8 @@ func TestStatisticsOfDevices(t *testing.T) {
 		}
 		return stream.Err()
 	}
-	must(t, read(0, 1))
-	must(t, read(minStatsInterval, 2))
+	check.NoError(t, read(0, 1))
+	check.NoError(t, read(minStatsInterval, 2))
 	for _, wrong := range []int64{-1, minStatsInterval - 1, maxStatsInterval + 1} {
 		wantError(t, read(wrong, 1), connect.CodeInvalidArgument, "interval_ms")
 	}

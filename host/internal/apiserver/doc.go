@@ -1,8 +1,9 @@
 // Package apiserver serves the host's API (sdk/api): it turns requests into calls
 // of the packages that do the work, and decides who may make them.
 //
-// One file a service; server.go has what is served where, peer.go who may call,
-// errors.go which code an error has, convert*.go how things look outside.
+// One file a service, volumes_*.go the volume service's. server.go has what is served
+// where, caller.go who calls, permissions.go what each call needs, errors.go which code an
+// error has, convert.go how things look outside.
 //
 // What must stay true:
 //

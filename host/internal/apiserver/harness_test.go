@@ -37,6 +37,7 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -283,17 +284,17 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	log := hclog.New(&hclog.LoggerOptions{Output: h.log, Level: hclog.Debug})
 	h.ledger = clustertest.Start(t)
 	sealer, err := secrets.Open(filepath.Join(dir, "key"))
-	must(t, err)
+	check.NoError(t, err)
 	unseal := func(_ context.Context, v claim.Volume) (map[string]string, error) {
 		return sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	}
 	j, err := journal.Open(filepath.Join(dir, "journal"), hclog.NewNullLogger())
-	must(t, err)
-	t.Cleanup(func() { must(t, j.Close()) })
+	check.NoError(t, err)
+	t.Cleanup(func() { check.NoError(t, j.Close()) })
 
 	registry := drivers.New(drivers.Config{DataDir: dir, Logger: log, Storage: h.fake.lease, Events: h.bus})
-	must(t, registry.Open(h.ctx, []drivers.Spec{{ID: "fake", Endpoint: "unix://" + dir + "/fake.sock"}}))
-	t.Cleanup(func() { must(t, registry.Close(true)) })
+	check.NoError(t, registry.Open(h.ctx, []drivers.Spec{{ID: "fake", Endpoint: "unix://" + dir + "/fake.sock"}}))
+	t.Cleanup(func() { check.NoError(t, registry.Close(true)) })
 	calls := drivers.Caller{Drivers: registry, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
 		return fn(ctx, h.fake)
 	}}
@@ -305,8 +306,8 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)
-	must(t, err)
-	t.Cleanup(func() { must(t, manager.Close()) })
+	check.NoError(t, err)
+	t.Cleanup(func() { check.NoError(t, manager.Close()) })
 	t.Cleanup(func() { stopAll(t, manager) })
 	releases := watcher.New(watcher.Config{
 		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed, Events: h.bus, Log: log,
@@ -326,20 +327,20 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
 		Plugins: onePlugin{},
-		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Releaser: releases, Events: h.bus, Sealer: sealer,
+		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Events: h.bus, Sealer: sealer,
 		Services: h.consul, Tokens: h.consul,
-		Raft: h.ledger, Collector: releases,
+		Raft: h.ledger.Node, Watcher: releases,
 	}
 	for _, c := range change {
 		c(&cfg)
 	}
 	h.Server = New(cfg)
-	must(t, h.Open(h.ctx))
-	t.Cleanup(func() { must(t, h.Close()) })
+	check.NoError(t, h.Open(h.ctx))
+	t.Cleanup(func() { check.NoError(t, h.Close()) })
 	h.client, err = api.New("unix://" + cfg.Socket)
-	must(t, err)
+	check.NoError(t, err)
 	t.Cleanup(func() { h.client.Close() })
-	eventually(t, "the driver is healthy, and the ledger knows", func() bool {
+	check.Eventually(t, "the driver is healthy, and the ledger knows", func() bool {
 		d, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
 		return err == nil && d.Msg.Driver.Healthy && d.Msg.Driver.NodesHealthy == 1
 	})
@@ -353,22 +354,6 @@ func stopAll(t *testing.T, m *workload.Manager) {
 	for _, w := range m.List() {
 		if _, err := m.Stop(ctx, w.Spec.WorkloadRef, "the test is over", nil); err != nil {
 			t.Errorf("stop workload %q: %v", w.Spec.ID, err)
-		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
 		}
 	}
 }
@@ -408,7 +393,7 @@ func spec(id string, change ...func(s *hostv1.VolumeSpec)) *hostv1.VolumeSpec {
 func (h *host) create(t *testing.T, s *hostv1.VolumeSpec) *hostv1.Volume {
 	t.Helper()
 	resp, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
-	must(t, err)
+	check.NoError(t, err)
 	return resp.Msg.Volume
 }
 
@@ -416,7 +401,7 @@ func (h *host) create(t *testing.T, s *hostv1.VolumeSpec) *hostv1.Volume {
 func (h *host) start(t *testing.T, id, volume string) (*hostv1.Workload, []*hostv1.Step) {
 	t.Helper()
 	w, steps, err := h.tryStart(id, volume, false)
-	must(t, err)
+	check.NoError(t, err)
 	return w, steps
 }
 
@@ -445,7 +430,7 @@ func (h *host) tryStart(id, volume string, withCaller bool) (w *hostv1.Workload,
 func (h *host) stop(t *testing.T, id string) (w *hostv1.Workload, steps []*hostv1.Step) {
 	t.Helper()
 	stream, err := h.client.Workloads.StopWorkload(h.ctx, request(&hostv1.StopWorkloadRequest{Id: id}))
-	must(t, err)
+	check.NoError(t, err)
 	defer stream.Close()
 	for stream.Receive() {
 		if s := stream.Msg().GetStep(); s != nil {
@@ -455,7 +440,7 @@ func (h *host) stop(t *testing.T, id string) (w *hostv1.Workload, steps []*hostv
 			w = found
 		}
 	}
-	must(t, stream.Err())
+	check.NoError(t, stream.Err())
 	return w, steps
 }
 

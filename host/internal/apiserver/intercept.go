@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
@@ -202,4 +204,28 @@ func shortened(s string) string { return s[:min(len(s), maxObject)] }
 func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, reason any) error {
 	s.log.Error("a call failed by a bug", "procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()))
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("a bug in the agent: %v", reason))
+}
+
+// strictJSON is connect's JSON codec, but for unknown keys: they are an error, as
+// in a specification. A key that is misspelt would be a volume mounted read-write.
+// Programs use protobuf, in which newer clients may say more than we know.
+type strictJSON struct{}
+
+// Name is what content types call it: application/json and application/connect+json.
+func (strictJSON) Name() string { return "json" }
+
+func (strictJSON) Marshal(message any) ([]byte, error) {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("%T is no protobuf message", message)
+	}
+	return protojson.Marshal(m)
+}
+
+func (strictJSON) Unmarshal(data []byte, message any) error {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no protobuf message", message)
+	}
+	return protojson.Unmarshal(data, m)
 }

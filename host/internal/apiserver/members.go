@@ -19,18 +19,6 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// Discovery is this agent's part in the gossip (discovery.Discovery).
-type Discovery interface {
-	Members() []discovery.Member
-	Join(addresses ...string) (int, error)
-	ForceLeave(name string, prune bool) error
-	Leave() error
-	ListKeys() (discovery.Keys, error)
-	InstallKey(key string) (discovery.Keys, error)
-	UseKey(key string) (discovery.Keys, error)
-	RemoveKey(key string) (discovery.Keys, error)
-}
-
 var (
 	// errAlone: the host is none of a cluster.
 	errAlone = errors.New("this host is alone: it has no tls block in its configuration, so it gossips with nobody")

@@ -2,6 +2,8 @@ package apiserver
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -10,24 +12,9 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
-
-// Raft is what operators do with the cluster's servers (cluster.Node).
-type Raft interface {
-	Peers(ctx context.Context) ([]cluster.Peer, error)
-	// TransferLeadership lets a server lead, or with an empty name one that is up to date.
-	TransferLeadership(ctx context.Context, name string) error
-	// RemovePeer takes a server out that is not there (cluster.ErrPeerAlive, ErrNoPeer).
-	RemovePeer(ctx context.Context, name string) error
-	// Leave takes this server out; leave tells the others that it goes.
-	Leave(ctx context.Context, leave func() error) error
-	Save(ctx context.Context, w io.Writer) (cluster.Backup, error)
-	Restore(ctx context.Context, r io.Reader) (cluster.Backup, error)
-	Autopilot() claim.Autopilot
-	// SetAutopilot changes it for good, whoever leads (claim.ErrInvalid).
-	SetAutopilot(ctx context.Context, by claim.AutopilotChange) (claim.Autopilot, error)
-}
 
 // operatorService serves pannier.host.v1.OperatorService.
 type operatorService struct{ *Server }
@@ -127,5 +114,145 @@ func (s operatorService) AutopilotHealth(ctx context.Context, _ *connect.Request
 	}
 	// More than half of the voters have to be there.
 	resp.FailureTolerance = int64(max(well-(voters/2+1), 0))
+	return connect.NewResponse(resp), nil
+}
+
+// snapshotChunk is how much of a snapshot one message has, in bytes.
+const snapshotChunk = 256 << 10
+
+// SaveSnapshot streams the ledger as it is.
+func (s operatorService) SaveSnapshot(ctx context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest], stream *connect.ServerStream[hostv1.SaveSnapshotResponse]) error {
+	info, err := s.cfg.Raft.Save(ctx, chunks(func(chunk []byte) error {
+		return stream.Send(&hostv1.SaveSnapshotResponse{Chunk: chunk})
+	}))
+	if err != nil {
+		return err
+	}
+	return stream.Send(&hostv1.SaveSnapshotResponse{Snapshot: snapshotInfo(info)})
+}
+
+// chunks writes by sending messages of at most snapshotChunk bytes.
+type chunks func(chunk []byte) error
+
+func (send chunks) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		part := p[n:min(n+snapshotChunk, len(p))]
+		if err := send(part); err != nil {
+			return n, err
+		}
+		n += len(part)
+	}
+	return n, nil
+}
+
+// nothingClaimed refuses while claims stand: the snapshot may not know of them, and would let
+// others write to what their workloads have mounted.
+func (s *Server) nothingClaimed(ctx context.Context) error {
+	return s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		claims, err := tx.AllClaims()
+		if err != nil || len(claims) == 0 {
+			return err
+		}
+		c := claims[0]
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%d claims stand, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
+			"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s", len(claims), c.Workload, c.Volume, c.Node, c.Node))
+	})
+}
+
+// RestoreSnapshot puts a snapshot in place of the ledger.
+func (s operatorService) RestoreSnapshot(ctx context.Context, stream *connect.ClientStream[hostv1.RestoreSnapshotRequest]) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+	if err := s.nothingClaimed(ctx); err != nil {
+		return nil, err
+	}
+	s.log.Warn("the ledger is replaced by a snapshot", "by", callerOf(ctx).who())
+	info, err := s.cfg.Raft.Restore(ctx, &received{stream: stream})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.RestoreSnapshotResponse{Snapshot: snapshotInfo(info)}), nil
+}
+
+// received reads the chunks of a stream as they come.
+type received struct {
+	stream *connect.ClientStream[hostv1.RestoreSnapshotRequest]
+	left   []byte
+}
+
+func (r *received) Read(p []byte) (int, error) {
+	for len(r.left) == 0 {
+		if !r.stream.Receive() {
+			if err := r.stream.Err(); err != nil {
+				return 0, err
+			}
+			return 0, io.EOF
+		}
+		r.left = r.stream.Msg().GetChunk()
+	}
+	n := copy(p, r.left)
+	r.left = r.left[n:]
+	return n, nil
+}
+
+func snapshotInfo(b cluster.Backup) *hostv1.SnapshotInfo {
+	return &hostv1.SnapshotInfo{
+		Index: b.Index, Term: b.Term, Size: b.Size, Checksum: b.SHA256, CreatedAt: timestamp(b.CreatedAt), Cluster: b.Cluster, Server: b.Server,
+	}
+}
+
+// secretsService serves pannier.host.v1.SecretsService.
+type secretsService struct{ *Server }
+
+// errNoKeys: only servers have keys.
+var errNoKeys = errors.New("this agent keeps no ledger, and no keys")
+
+// GetSecretsStatus tells which keys there are.
+func (s secretsService) GetSecretsStatus(ctx context.Context, _ *connect.Request[hostv1.GetSecretsStatusRequest]) (*connect.Response[hostv1.GetSecretsStatusResponse], error) {
+	if s.cfg.SecretsKeys == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
+	}
+	status, err := s.cfg.SecretsKeys.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.GetSecretsStatusResponse{Problem: status.Problem}
+	for _, k := range status.Keys {
+		resp.Keys = append(resp.Keys, &hostv1.SecretsKey{
+			Id: k.ID, Active: k.ID == status.Active, AddedAt: timestamp(k.AddedAt), Sealed: int64(k.Sealed), Here: k.Here,
+		})
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// RotateSecretsKey lets a new key seal.
+func (s secretsService) RotateSecretsKey(ctx context.Context, _ *connect.Request[hostv1.RotateSecretsKeyRequest]) (*connect.Response[hostv1.RotateSecretsKeyResponse], error) {
+	if s.cfg.SecretsKeys == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
+	}
+	id, err := s.cfg.SecretsKeys.Rotate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.RotateSecretsKeyResponse{Id: id}), nil
+}
+
+// systemService serves pannier.host.v1.SystemService.
+type systemService struct{ *Server }
+
+// CollectGarbage clears away, now, what nothing needs any more.
+func (s systemService) CollectGarbage(ctx context.Context, req *connect.Request[hostv1.CollectGarbageRequest]) (*connect.Response[hostv1.CollectGarbageResponse], error) {
+	// What is old is decided by who leads.
+	if err := s.cfg.Ledger.ReadLatest(ctx, func(*state.ReadTx) error { return nil }); err != nil {
+		return nil, err
+	}
+	found, err := s.cfg.Watcher.Collect(ctx, req.Msg.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.CollectGarbageResponse{}
+	for _, g := range found {
+		resp.Garbage = append(resp.Garbage, &hostv1.Garbage{
+			Kind: string(g.Kind), Namespace: g.Namespace, Id: g.ID, Reason: g.Reason, Since: timestamp(g.Since),
+		})
+	}
 	return connect.NewResponse(resp), nil
 }

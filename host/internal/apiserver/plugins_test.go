@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -28,10 +29,10 @@ type pluginHost struct {
 func openPluginHost(t *testing.T) *pluginHost {
 	t.Helper()
 	base, err := os.MkdirTemp("", "ps") // short: sockets go below it
-	must(t, err)
+	check.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(base) })
 	p := &pluginHost{t: t, dir: filepath.Join(base, "plugins")}
-	must(t, os.Mkdir(p.dir, 0o755))
+	check.NoError(t, os.Mkdir(p.dir, 0o755))
 	p.install("fixture", "good", "1.0.0")
 	plugins := supervisor.New(supervisor.Config{
 		PluginDir: p.dir, DataDir: filepath.Join(base, "data"), Logger: hclog.NewNullLogger(), StopPlugins: true,
@@ -40,9 +41,9 @@ func openPluginHost(t *testing.T) *pluginHost {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	must(t, plugins.Open(ctx))
-	t.Cleanup(func() { must(t, plugins.Close()) })
-	must(t, plugins.WaitReady(ctx, "fixture"))
+	check.NoError(t, plugins.Open(ctx))
+	t.Cleanup(func() { check.NoError(t, plugins.Close()) })
+	check.NoError(t, plugins.WaitReady(ctx, "fixture"))
 	p.host = openHost(t, func(c *Config) { c.Plugins = plugins })
 	return p
 }
@@ -52,10 +53,10 @@ func openPluginHost(t *testing.T) *pluginHost {
 func (p *pluginHost) install(name, mode, version string) string {
 	p.t.Helper()
 	path := filepath.Join(p.dir, name)
-	data, err := os.ReadFile(testbin.BuildDir(p.t, "../supervisor/testdata/plugin"))
-	must(p.t, err)
-	must(p.t, os.WriteFile(path+".tmp", append(data, "\n#fixture "+mode+" "+version+"\n"...), 0o755))
-	must(p.t, os.Rename(path+".tmp", path))
+	data, err := os.ReadFile(testbin.BuildDir(p.t, "../pluginhost/supervisor/testdata/plugin"))
+	check.NoError(p.t, err)
+	check.NoError(p.t, os.WriteFile(path+".tmp", append(data, "\n#fixture "+mode+" "+version+"\n"...), 0o755))
+	check.NoError(p.t, os.Rename(path+".tmp", path))
 	return path
 }
 
@@ -63,9 +64,9 @@ func (p *pluginHost) install(name, mode, version string) string {
 func (p *pluginHost) await(what string, ok func(*hostv1.Plugin) bool) *hostv1.Plugin {
 	p.t.Helper()
 	var found *hostv1.Plugin
-	eventually(p.t, what, func() bool {
+	check.Eventually(p.t, what, func() bool {
 		list, err := p.client.Plugins.ListPlugins(p.ctx, request(&hostv1.ListPluginsRequest{}))
-		must(p.t, err)
+		check.NoError(p.t, err)
 		n := slices.IndexFunc(list.Msg.Plugins, func(p *hostv1.Plugin) bool { return p.Name == "fixture" })
 		if n < 0 {
 			return false
@@ -99,17 +100,17 @@ func TestPluginsLife(t *testing.T) {
 	}
 
 	back, err := plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
-	must(t, err)
+	check.NoError(t, err)
 	if b := back.Msg.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback || b.Refused[second.Sha256] != "rolled back by an operator" {
 		t.Errorf("rolled back: %v", b)
 	}
 	again, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
-	must(t, err)
+	check.NoError(t, err)
 	if again.Msg.Plugin.Version != "1.1.0" || len(again.Msg.Plugin.Refused) != 0 {
 		t.Errorf("swapped to what was refused: %v", again.Msg)
 	}
 	pinned, err := plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: first.Sha256}))
-	must(t, err)
+	check.NoError(t, err)
 	if pinned.Msg.Plugin.Pinned != first.Sha256 || pinned.Msg.Plugin.Version != "1.0.0" {
 		t.Errorf("pinned: %v", pinned.Msg)
 	}
@@ -120,7 +121,7 @@ func TestPluginsLife(t *testing.T) {
 	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: "../../etc"}))
 	wantError(t, err, connect.CodeInvalidArgument, "sha256")
 	free, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "fixture"}))
-	must(t, err)
+	check.NoError(t, err)
 	if free.Msg.Plugin.Pinned != "" || free.Msg.Plugin.Version != "1.1.0" {
 		t.Errorf("unpinned: %v", free.Msg)
 	}
@@ -162,7 +163,7 @@ func TestSwapThatFails(t *testing.T) {
 func TestVerifyPlugin(t *testing.T) {
 	p := openPluginHost(t)
 	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
-	must(t, os.Mkdir(filepath.Join(filepath.Dir(p.dir), "new"), 0o755))
+	check.NoError(t, os.Mkdir(filepath.Join(filepath.Dir(p.dir), "new"), 0o755))
 	verify := func(path string) (*hostv1.VerifyPluginResponse, error) {
 		resp, err := p.client.Plugins.VerifyPlugin(p.ctx, request(&hostv1.VerifyPluginRequest{Path: path}))
 		if err != nil {
@@ -171,12 +172,12 @@ func TestVerifyPlugin(t *testing.T) {
 		return resp.Msg, nil
 	}
 	v, err := verify(p.install("../new/fixture_v3.0.0", "good", "3.0.0"))
-	must(t, err)
+	check.NoError(t, err)
 	if v.Name != "fixture" || !v.Known || v.Kind != "storage.v1" || v.Version != "3.0.0" || len(v.Sha256) != 64 || !v.Healthy {
 		t.Errorf("verified %v", v)
 	}
 	v, err = verify(p.install("../new/other", "unwell", "3.0.0"))
-	must(t, err)
+	check.NoError(t, err)
 	if v.Known || v.Healthy || v.Message != "no driver answers" {
 		t.Errorf("verified one that is unwell: %v", v)
 	}
@@ -214,18 +215,18 @@ func (p *pluginHost) lines(t *testing.T, req *hostv1.PluginLogRequest) (all []st
 func TestPluginLog(t *testing.T) {
 	p := openPluginHost(t)
 	path, err := p.cfg.Plugins.Log("fixture")
-	must(t, err)
+	check.NoError(t, err)
 	appendTo := func(text string) {
 		t.Helper()
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-		must(t, err)
+		check.NoError(t, err)
 		_, err = f.WriteString(text)
-		must(t, errors.Join(err, f.Close()))
+		check.NoError(t, errors.Join(err, f.Close()))
 	}
 	long := strings.Repeat("x", maxLogLine)
 	appendTo("one\n\ntwo \xff\n" + long + "yz\nlast")
 	all, err := p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: 4})
-	must(t, err)
+	check.NoError(t, err)
 	if want := []string{"", "two \uFFFD", long, "yz", "last"}; !slices.Equal(all, want) {
 		t.Errorf("the log's end is %.60q", all)
 	}
@@ -236,7 +237,7 @@ func TestPluginLog(t *testing.T) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
 	stream, err := p.client.Plugins.PluginLog(ctx, request(&hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true}))
-	must(t, err)
+	check.NoError(t, err)
 	defer stream.Close()
 	next := func(want string) {
 		t.Helper()
@@ -247,11 +248,11 @@ func TestPluginLog(t *testing.T) {
 	appendTo(" and more\nthen\n")
 	next("last and more")
 	next("then")
-	must(t, os.Truncate(path, 0))
+	check.NoError(t, os.Truncate(path, 0))
 	appendTo("afresh\n")
 	next("afresh")
 	began := time.Now()
-	must(t, p.Close())
+	check.NoError(t, p.Close())
 	if took := time.Since(began); took > closeGrace {
 		t.Errorf("closed after %s", took)
 	}
@@ -264,9 +265,9 @@ func TestPluginLog(t *testing.T) {
 func TestLastLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	for _, text := range []string{"", "\n", "a", "a\n", "a\nb", "a\nb\n", "a\n\nb\n", strings.Repeat("line\n", 30_000), strings.Repeat("x", maxLogLine-1) + "\nb\n"} {
-		must(t, os.WriteFile(path, []byte(text), 0o600))
+		check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		f, err := os.Open(path)
-		must(t, err)
+		check.NoError(t, err)
 		t.Cleanup(func() { f.Close() })
 		lines := strings.SplitAfter(text, "\n")
 		if lines[len(lines)-1] == "" {

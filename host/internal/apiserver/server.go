@@ -10,14 +10,29 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pannier/pannier/cluster"
+	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/system/events"
-	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // Config is what a Server works with.
@@ -50,13 +65,14 @@ type Config struct {
 
 	Plugins     Plugins
 	Ledger      Ledger
-	Controllers Controllers
-	Drivers     Drivers
-	Devices     Devices
+	Controllers *controllers.Controllers
+	Drivers     *drivers.Registry
+	Devices     *devices.Registry
 	Workloads   Workloads
-	Releaser    Releaser
-	Services    Services
-	Tokens      Tokens
+	// Watcher releases claims and collects garbage; nil: this agent is no server.
+	Watcher  *watcher.Watcher
+	Services Services
+	Tokens   Tokens
 	// JWKS is the JSON Web Key Set (RFC 7517) that checks the JWTs with which workloads'
 	// services log in to Consul; nil where no Consul has an auth method.
 	JWKS   func(ctx context.Context) ([]byte, error)
@@ -64,7 +80,7 @@ type Config struct {
 	// Sealer seals volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
 	// SecretsKeys are the keys that it seals with; nil: this agent is no server.
-	SecretsKeys SecretsKeys
+	SecretsKeys *rotation.Keeper
 
 	// Leader answers for the ledger where this agent does not lead; nil: it is alone.
 	Leader Leader
@@ -72,19 +88,17 @@ type Config struct {
 	Nodes Nodes
 	// Raft, Discovery and Heartbeats are nil where there is none: on a node that is no server,
 	// and on a host that is alone.
-	Raft       Raft
+	Raft       *cluster.Node
 	Discovery  Discovery
 	Heartbeats Heartbeats
-	// Collector clears away what nothing needs any more.
-	Collector Collector
 
 	// Port takes calls over TLS beside the socket; nil: there is none.
-	Port Port
+	Port *transport.Port
 	// Certs make HTTPAddress HTTPS, which serves the API too; nil: plain HTTP, without the API.
-	Certs Certs
+	Certs *pki.Certs
 	// ACL says what a token's secret allows (acl.Resolver); nil: ACLs are off, and whoever
 	// may call may do everything.
-	ACL ACL
+	ACL *acl.Resolver
 	// SocketRoot lets root, and the agent's own user, do everything over the socket
 	// without a token.
 	SocketRoot bool
@@ -205,72 +219,6 @@ func (s *Server) Open(ctx context.Context) (err error) {
 // HTTPAddress is where health, metrics and public keys are served; empty: nowhere on TCP.
 func (s *Server) HTTPAddress() string { return s.httpAddress }
 
-func (s *Server) httpServer(h http.Handler) *http.Server {
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true) // gRPC
-	return &http.Server{
-		Handler: h, Protocols: protocols,
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-		BaseContext: func(net.Listener) context.Context { return s.running },
-		ErrorLog:    s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
-	}
-}
-
-func (s *Server) serve(server *http.Server, l net.Listener) {
-	s.serving.Go(func() {
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			s.log.Error("the API is not served any more", "address", l.Addr(), "error", err)
-		}
-	})
-}
-
-// apiHandler is what the unix socket serves.
-func (s *Server) apiHandler() http.Handler {
-	mux := http.NewServeMux()
-	options := connect.WithHandlerOptions(
-		connect.WithInterceptors(interceptor{s}),
-		connect.WithCodec(strictJSON{}),
-		connect.WithReadMaxBytes(maxRequest),
-		connect.WithCompressMinBytes(compressMin),
-		connect.WithRecover(s.recovered),
-	)
-	mux.Handle(hostv1connect.NewVolumeServiceHandler(volumeService{s}, options))
-	mux.Handle(hostv1connect.NewWorkloadServiceHandler(workloadService{s}, options))
-	mux.Handle(hostv1connect.NewDriverServiceHandler(driverService{s}, options))
-	mux.Handle(hostv1connect.NewDeviceServiceHandler(deviceService{s}, options))
-	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
-	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
-	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
-	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options))
-	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
-	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options))
-	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
-	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
-	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
-	s.handlePublic(mux)
-	return s.forward(mux)
-}
-
-// publicHandler is what anybody may read.
-func (s *Server) publicHandler() http.Handler {
-	mux := http.NewServeMux()
-	s.handlePublic(mux)
-	return mux
-}
-
-// overTLS tells handlers who is at the other end of a connection, where a certificate
-// was shown.
-func (s *Server) overTLS(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := context.WithValue(r.Context(), peerKey{}, unknownPeer(errNoCertificate))
-		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad one did not get here
-			ctx = transport.WithPeer(ctx, cert)
-		}
-		next.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
-
 // Close ends the server: no new calls, streams end at once, calls under way have
 // a moment to end and are then cancelled. It is bounded and may be called again.
 func (s *Server) Close() error {
@@ -298,4 +246,96 @@ func (s *Server) Close() error {
 		s.closeErr = errors.Join(errs...)
 	})
 	return s.closeErr
+}
+
+// Ledger is the cluster's replicated state (cluster.Node).
+type Ledger interface {
+	// Ready is closed when it can be read.
+	Ready() <-chan struct{}
+	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	// ReadLatest, ReadChanged and ReadHere say how true what is read is, and wait for changes.
+	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	ReadChanged(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
+	ReadHere(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
+	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
+	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
+	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error)
+	DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error)
+	// DeleteDownNode leaves a node alone that has come back since it was read.
+	DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error)
+	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
+	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
+	Stats() cluster.Stats
+
+	BootstrapACL(ctx context.Context, t ledger.Token, reset uint64) (ledger.Token, error)
+	PutACLPolicies(ctx context.Context, policies ...ledger.Policy) ([]ledger.Policy, error)
+	DeleteACLPolicies(ctx context.Context, names ...string) ([]string, error)
+	PutACLRoles(ctx context.Context, roles ...ledger.Role) ([]ledger.Role, error)
+	DeleteACLRoles(ctx context.Context, names ...string) ([]string, error)
+	PutACLTokens(ctx context.Context, tokens ...ledger.Token) ([]ledger.Token, error)
+	DeleteACLTokens(ctx context.Context, accessors ...string) ([]ledger.Token, error)
+}
+
+// Nodes ask other nodes about what they have mounted, while this one leads (peer.Nodes).
+type Nodes interface {
+	// ExpandVolume grows what is mounted of a volume on a node. It may be repeated.
+	ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error)
+	VolumeStats(ctx context.Context, node string, v claim.Volume) (storage.Stats, error)
+}
+
+// Plugins are the plugin processes of this host (supervisor.Supervisor).
+type Plugins interface {
+	Status() []supervisor.Status
+	Swap(ctx context.Context, name string) (supervisor.Status, error)
+	Rollback(ctx context.Context, name string) (supervisor.Status, error)
+	Pin(ctx context.Context, name, sha string) (supervisor.Status, error)
+	Unpin(ctx context.Context, name string) (supervisor.Status, error)
+	// Verify tries a file beside everything.
+	Verify(ctx context.Context, path string) (supervisor.Verified, error)
+	// Log is the path of the file that a plugin's processes print to.
+	Log(name string) (string, error)
+}
+
+// Workloads are those of this node (workload.Manager).
+type Workloads interface {
+	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
+	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload, error)
+	Running(ref claim.WorkloadRef, pid int) error
+	Get(ref claim.WorkloadRef) (workload.Workload, error)
+	List() []workload.Workload
+	Placements(ref claim.VolumeRef) []workload.Placement
+}
+
+// Services keep the services of this node's workloads in Consul (services.Registrar).
+type Services interface {
+	// Problems say for each of the agent's consul blocks what keeps them from being in
+	// sync there; empty: nothing does.
+	Problems() map[string]string
+}
+
+// Tokens are the Consul tokens of the cluster's services (tokens.Authority).
+type Tokens interface {
+	// List reads those of a namespace and of a workload; empty: of all.
+	List(ctx context.Context, namespace, workload string) ([]tokens.Listed, error)
+	// Sweep revokes those whose workload is gone; a dry run only tells which.
+	Sweep(ctx context.Context, dryRun bool) (tokens.Report, error)
+}
+
+// Discovery is this agent's part in the gossip (discovery.Discovery).
+type Discovery interface {
+	Members() []discovery.Member
+	Join(addresses ...string) (int, error)
+	ForceLeave(name string, prune bool) error
+	Leave() error
+	ListKeys() (discovery.Keys, error)
+	InstallKey(key string) (discovery.Keys, error)
+	UseKey(key string) (discovery.Keys, error)
+	RemoveKey(key string) (discovery.Keys, error)
+}
+
+// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats).
+type Heartbeats interface {
+	// Known is when the node's last heartbeat was answered, and until when its claims are left
+	// alone unless it is heard from again; each zero where it is not known.
+	Known(node string) (lastHeard, keepsTo time.Time)
 }

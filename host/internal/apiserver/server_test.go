@@ -27,6 +27,7 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // The test program is also the caller that a test runs as another user.
@@ -127,16 +128,16 @@ func TestCurl(t *testing.T) {
 func TestUnhealthy(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Health = func() []string { return []string{"no storage plugin", "no leader"} } })
 	resp, err := http.Get("http://" + h.HTTPAddress() + "/v1/health")
-	must(t, err)
+	check.NoError(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	must(t, err)
+	check.NoError(t, err)
 	if resp.StatusCode != http.StatusServiceUnavailable || strings.TrimSpace(string(body)) != `{"status":"unavailable","reasons":["no storage plugin","no leader"]}` {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	http.DefaultClient.CloseIdleConnections()
 	s, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
-	if must(t, err); s.Msg.Ready || s.Msg.Message != "no storage plugin; no leader" {
+	if check.NoError(t, err); s.Msg.Ready || s.Msg.Message != "no storage plugin; no leader" {
 		t.Errorf("%v", s.Msg)
 	}
 }
@@ -145,10 +146,10 @@ func TestUnhealthy(t *testing.T) {
 func TestGRPC(t *testing.T) {
 	h := openHost(t)
 	conn, err := grpc.NewClient("unix://"+h.cfg.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	check.NoError(t, err)
 	defer conn.Close()
 	var got hostv1.GetDriverResponse
-	must(t, conn.Invoke(h.ctx, hostv1connect.DriverServiceGetDriverProcedure, &hostv1.GetDriverRequest{Id: "fake"}, &got))
+	check.NoError(t, conn.Invoke(h.ctx, hostv1connect.DriverServiceGetDriverProcedure, &hostv1.GetDriverRequest{Id: "fake"}, &got))
 	if got.Driver.GetProvider() != "fake.example.com" {
 		t.Errorf("%v", &got)
 	}
@@ -162,18 +163,18 @@ func TestGRPC(t *testing.T) {
 // away is let through, so that the peer's credentials decide.
 func callAs(t *testing.T, h *host, uid uint32, groups ...uint32) (ok bool, output string) {
 	t.Helper()
-	must(t, os.Chmod(h.cfg.Socket, 0o666))
+	check.NoError(t, os.Chmod(h.cfg.Socket, 0o666))
 	for dir := filepath.Dir(h.cfg.Socket); strings.HasPrefix(dir, os.TempDir()) && dir != os.TempDir(); dir = filepath.Dir(dir) {
-		must(t, os.Chmod(dir, 0o755))
+		check.NoError(t, os.Chmod(dir, 0o755))
 	}
 	// The test program lies where only root can read it.
 	exe, err := os.Executable()
-	must(t, err)
+	check.NoError(t, err)
 	program, err := os.ReadFile(exe)
-	must(t, err)
+	check.NoError(t, err)
 	copied := filepath.Join(filepath.Dir(h.cfg.Socket), "child")
 	if _, err := os.Stat(copied); err != nil {
-		must(t, os.WriteFile(copied, program, 0o755))
+		check.NoError(t, os.WriteFile(copied, program, 0o755))
 	}
 	cmd := exec.Command(copied)
 	cmd.Env = []string{"PANNIER_TEST_CALL=" + h.cfg.Socket, "PATH=" + os.Getenv("PATH")}
@@ -200,7 +201,7 @@ func TestWhoMayCall(t *testing.T) {
 	const group, gid = "daemon", 1
 	shared := openHost(t, func(c *Config) { c.Group = group })
 	info, err := os.Stat(shared.cfg.Socket)
-	if must(t, err); info.Sys().(*syscall.Stat_t).Gid != gid {
+	if check.NoError(t, err); info.Sys().(*syscall.Stat_t).Gid != gid {
 		t.Errorf("the socket is of group %d", info.Sys().(*syscall.Stat_t).Gid)
 	}
 	if ok, out := callAs(t, shared, nobody, 7, gid); !ok {
@@ -232,7 +233,7 @@ func TestWhoMayCall(t *testing.T) {
 func TestSocket(t *testing.T) {
 	h := openHost(t)
 	info, err := os.Stat(h.cfg.Socket)
-	if must(t, err); info.Mode().Perm() != 0o660 {
+	if check.NoError(t, err); info.Mode().Perm() != 0o660 {
 		t.Errorf("the socket has mode %v", info.Mode())
 	}
 	if info, err := os.Stat(filepath.Dir(h.cfg.Socket)); err != nil || info.Mode().Perm() != 0o755 {
@@ -251,14 +252,14 @@ func TestSocket(t *testing.T) {
 	// One that was killed leaves its socket, on which nobody listens.
 	dead := filepath.Join(t.TempDir(), "dead.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
-	must(t, err)
+	check.NoError(t, err)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	again, err := listenUnix(h.ctx, dead, -1)
-	must(t, err)
+	check.NoError(t, err)
 	again.Close()
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, []byte("precious"), 0o600))
+	check.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
 	if _, err := listenUnix(h.ctx, file, -1); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file in the socket's place: %v", err)
 	}
@@ -273,7 +274,7 @@ func TestOpenFails(t *testing.T) {
 	if err := s.Open(h.ctx); err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("it opened at another's address: %v", err)
 	}
-	must(t, s.Close())
+	check.NoError(t, s.Close())
 	if _, err := os.Stat(cfg.Socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left behind: %v", err)
 	}
@@ -292,9 +293,9 @@ func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
 		_, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "hangs"}))
 		answered <- err
 	}()
-	eventually(t, "the call is at the driver", func() bool { return strings.Contains(h.log.String(), "CreateSnapshot") })
+	check.Eventually(t, "the call is at the driver", func() bool { return strings.Contains(h.log.String(), "CreateSnapshot") })
 	began := time.Now()
-	must(t, h.Close())
+	check.NoError(t, h.Close())
 	if took := time.Since(began); took < closeGrace {
 		t.Errorf("closed after %s", took)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func token(namespace, workload, service string, at int64) claim.Token {
@@ -36,7 +37,7 @@ func TestListTokens(t *testing.T) {
 	}
 	list := func(namespace, workload string) (ids []string, all []*hostv1.Token) {
 		resp, err := h.client.Tokens.ListTokens(h.ctx, request(&hostv1.ListTokensRequest{Namespace: namespace, Workload: workload}))
-		must(t, err)
+		check.NoError(t, err)
 		for _, s := range resp.Msg.Tokens {
 			ids = append(ids, s.Id)
 		}
@@ -78,7 +79,7 @@ func TestSweepTokens(t *testing.T) {
 		Problems: []error{errors.New("no list of east")},
 	}
 	resp, err := h.client.Tokens.SweepTokens(h.ctx, request(&hostv1.SweepTokensRequest{DryRun: true}))
-	must(t, err)
+	check.NoError(t, err)
 	got := resp.Msg
 	if len(got.Tokens) != 2 || !got.Tokens[0].Revoked || got.Tokens[0].Reason != "it has ended" || got.Tokens[0].Error != "" || !got.Tokens[0].Token.Orphan {
 		t.Errorf("swept %v", got.Tokens)
@@ -110,10 +111,10 @@ func TestPublicKeys(t *testing.T) {
 	none := openHost(t)
 	get := func(h *host) (code int, kind, body string) {
 		resp, err := http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json")
-		must(t, err)
+		check.NoError(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
-		must(t, err)
+		check.NoError(t, err)
 		return resp.StatusCode, resp.Header.Get("Content-Type"), string(text)
 	}
 	defer http.DefaultClient.CloseIdleConnections()

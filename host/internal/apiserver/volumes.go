@@ -18,7 +18,7 @@ import (
 )
 
 // volumeService serves pannier.host.v1.VolumeService: here what reads, in
-// define.go and change.go what changes, in snapshots.go snapshots.
+// volumes_*.go the rest.
 type volumeService struct{ *Server }
 
 // statsTimeout bounds the question for a volume's usage: it is left out where the
@@ -115,6 +115,22 @@ func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, cla
 	return v, claims, err
 }
 
+// lockVolume locks the volume that a request names against other changes, and reads it.
+func (s *Server) lockVolume(ctx context.Context, req namespaced) (v claim.Volume, claims []claim.Claim, unlock func(), err error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
+	if err != nil {
+		return v, nil, nil, err
+	}
+	if unlock, err = s.cfg.Controllers.Exclusive(ctx, ref); err != nil {
+		return v, nil, nil, err
+	}
+	if v, claims, err = s.readVolume(ctx, ref); err != nil {
+		unlock()
+		return v, nil, nil, err
+	}
+	return v, claims, unlock, nil
+}
+
 // findVolume is readVolume for a volume that may not be there.
 func (s *Server) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, found bool, err error) {
 	v, _, err = s.readVolume(ctx, ref)
@@ -133,7 +149,7 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
 		CreateIndex: v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),
 	}
-	attempt, _ := s.cfg.Releaser.Attempt(v.VolumeRef)
+	attempt, _ := s.cfg.Watcher.Attempt(v.VolumeRef)
 	for n, c := range claims {
 		if !c.State.Releasing() {
 			continue

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestAVolumesLife(t *testing.T) {
@@ -33,7 +34,7 @@ func TestAVolumesLife(t *testing.T) {
 
 	w, _ := h.start(t, "db", "mysql")
 	got, err := volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
-	must(t, err)
+	check.NoError(t, err)
 	v := got.Msg.Volume
 	if len(v.Claims) != 1 || v.Claims[0].Workload != "db" || v.Claims[0].Node != "n1" || v.Claims[0].State != "taken" || v.Claims[0].Index == 0 || v.AccessMode != "single-node-writer" {
 		t.Errorf("claimed: %v", v)
@@ -47,7 +48,7 @@ func TestAVolumesLife(t *testing.T) {
 	}
 
 	grown, err := volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
-	must(t, err)
+	check.NoError(t, err)
 	if grown.Msg.Volume.Capacity != 2<<20 || grown.Msg.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 || h.fake.expanded[0].VolumePath != w.Mounts[0].HostPath {
 		t.Errorf("grown %v, mounts %v", grown.Msg.Volume, h.fake.expanded)
 	}
@@ -68,7 +69,7 @@ func TestAVolumesLife(t *testing.T) {
 	wantError(t, err, connect.CodeFailedPrecondition, "a snapshot needs it", `delete volume "mysql"`, `driver "fake"`)
 	h.fake.setFailure("delete", nil)
 	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql", Secrets: map[string]string{"password": "new"}}))
-	must(t, err)
+	check.NoError(t, err)
 	if len(h.fake.volumes) != 0 || h.fake.secrets["password"] != "new" {
 		t.Errorf("deleted: %v, with %v", h.fake.volumes, h.fake.secrets)
 	}
@@ -149,12 +150,12 @@ func TestRegister(t *testing.T) {
 	existing := func(s *hostv1.VolumeSpec) { s.ExternalId = "vol-7" }
 	h.fake.warnings = []string{"the driver did not confirm"}
 	resp, err := register(spec("old", existing))
-	must(t, err)
+	check.NoError(t, err)
 	if resp.Warnings[0] != h.fake.warnings[0] || resp.Volume.Spec.ExternalId != "vol-7" || h.fake.secrets["password"] != secretValue {
 		t.Errorf("registered %v, asked with %v", resp, h.fake.secrets)
 	}
 	resp, err = register(spec("old", existing, func(s *hostv1.VolumeSpec) { s.Name = "renamed"; s.Secrets = nil }))
-	if must(t, err); resp.Volume.Spec.Name != "renamed" || len(resp.Volume.Spec.Secrets) != 0 {
+	if check.NoError(t, err); resp.Volume.Spec.Name != "renamed" || len(resp.Volume.Spec.Secrets) != 0 {
 		t.Errorf("updated: %v", resp.Volume)
 	}
 	h.fake.setFailure("validate", driverSays(codes.NotFound, "no such volume"))
@@ -165,7 +166,7 @@ func TestRegister(t *testing.T) {
 	// A created volume keeps what the driver said of it.
 	made := h.create(t, spec("mysql"))
 	resp, err = register(spec("mysql", func(s *hostv1.VolumeSpec) { s.ExternalId, s.Name = made.Spec.ExternalId, "n" }))
-	if must(t, err); resp.Volume.Capacity != made.Capacity {
+	if check.NoError(t, err); resp.Volume.Capacity != made.Capacity {
 		t.Errorf("its capacity is %d now", resp.Volume.Capacity)
 	}
 	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "gone"}))
@@ -232,7 +233,7 @@ func TestExpandRefuses(t *testing.T) {
 	}
 	h.fake.setFailure("expand node", nil)
 	again, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
-	if must(t, err); again.Msg.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
+	if check.NoError(t, err); again.Msg.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
 		t.Errorf("grown to %d", again.Msg.Volume.Capacity)
 	}
 }
@@ -250,11 +251,11 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 		t.Errorf("shown as %v", w.Spec)
 	}
 	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
-	must(t, err)
+	check.NoError(t, err)
 	list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	workloads, err := h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	for _, m := range []proto.Message{made, w, got.Msg, list.Msg, workloads.Msg} {
 		if text := protojson.Format(m); strings.Contains(text, "hunter2") {
 			t.Errorf("a secret is in %s", text)
@@ -281,7 +282,7 @@ func TestLists(t *testing.T) {
 	h.start(t, "db", "a")
 	ids := func(req *hostv1.ListVolumesRequest) (out string) {
 		resp, err := h.client.Volumes.ListVolumes(h.ctx, request(req))
-		must(t, err)
+		check.NoError(t, err)
 		for _, v := range resp.Msg.Volumes {
 			out += v.Spec.Id
 		}
@@ -298,24 +299,24 @@ func TestLists(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "namespace")
 
 	external, err := h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"}))
-	if must(t, err); len(external.Msg.Volumes) != 3 || external.Msg.NextToken != "next of p1" || !external.Msg.Volumes[0].Abnormal {
+	if check.NoError(t, err); len(external.Msg.Volumes) != 3 || external.Msg.NextToken != "next of p1" || !external.Msg.Volumes[0].Abnormal {
 		t.Errorf("external: %v", external.Msg)
 	}
 	_, err = h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PerPage: -1}))
 	wantError(t, err, connect.CodeInvalidArgument, "per_page")
 
 	taken, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{Namespace: "prod", VolumeId: "c"}))
-	if must(t, err); taken.Msg.Snapshot.Volume != "prod/c" || !taken.Msg.Snapshot.Ready || taken.Msg.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
+	if check.NoError(t, err); taken.Msg.Snapshot.Volume != "prod/c" || !taken.Msg.Snapshot.Ready || taken.Msg.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
 		t.Errorf("snapshot %v", taken.Msg)
 	}
 	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
-	if must(t, err); snapshots.Msg.Snapshots[0].Volume != "prod/c" || snapshots.Msg.NextToken != "more" {
+	if check.NoError(t, err); snapshots.Msg.Snapshots[0].Volume != "prod/c" || snapshots.Msg.NextToken != "more" {
 		t.Errorf("snapshots %v", snapshots.Msg)
 	}
 	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake"}))
 	wantError(t, err, connect.CodeInvalidArgument, "snapshot_id")
 	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: taken.Msg.Snapshot.SnapshotId}))
-	if must(t, err); len(h.fake.snapshots) != 0 {
+	if check.NoError(t, err); len(h.fake.snapshots) != 0 {
 		t.Error("the snapshot is still there")
 	}
 }
@@ -330,14 +331,14 @@ func TestDetachAndForcedDeregistration(t *testing.T) {
 	_, err = h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql"}))
 	wantError(t, err, connect.CodeInvalidArgument, "node")
 	done, err := h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql", Node: "n1"}))
-	must(t, err)
+	check.NoError(t, err)
 	if c := done.Msg.Claims; len(c) != 1 || !c[0].Released || c[0].Claim.Workload != "db" || c[0].Message == "" {
 		t.Errorf("detached %v", c)
 	}
 
 	h.start(t, "db2", "mysql")
 	left, err := h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql", Force: true}))
-	if must(t, err); len(left.Msg.LeftBehind) != 1 || left.Msg.LeftBehind[0].Workload != "db2" {
+	if check.NoError(t, err); len(left.Msg.LeftBehind) != 1 || left.Msg.LeftBehind[0].Workload != "db2" {
 		t.Errorf("left behind: %v", left.Msg)
 	}
 	_, err = h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql"}))

@@ -1,15 +1,20 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // workloadService serves pannier.host.v1.WorkloadService.
@@ -125,11 +130,177 @@ func (s workloadService) ListWorkloads(_ context.Context, req *connect.Request[h
 }
 
 // workloadRef is the workload that a request names.
-func workloadRef(req interface {
-	GetNamespace() string
-	GetId() string
-},
-) (claim.WorkloadRef, error) {
+func workloadRef(req namespaced) (claim.WorkloadRef, error) {
 	ref := claim.WorkloadRef{Namespace: namespaceOr(req.GetNamespace()), ID: req.GetId()}
 	return ref, ref.Validate()
+}
+
+// workloadSpec takes in a workload's spec, which workload.Spec checks itself. Empty
+// lists and maps are nil, as in one that comes back from the journal: the two are
+// compared.
+func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
+	out := workload.Spec{
+		WorkloadRef: claim.WorkloadRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
+		User:        spec.GetUser(), Canary: spec.GetCanary(),
+	}
+	for _, v := range spec.GetVolumes() {
+		out.Volumes = append(out.Volumes, workload.VolumeRequest{
+			Name: v.GetName(), Source: v.GetSource(), ReadOnly: v.GetReadOnly(),
+			AccessMode: claim.AccessMode(v.GetAccessMode()), AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
+			MountOptions: mountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
+		})
+	}
+	if e := spec.GetExec(); e != nil {
+		out.Exec = &workload.Exec{Command: e.GetCommand(), Args: notEmpty(e.GetArgs()), User: e.GetUser()}
+		if len(e.GetEnv()) > 0 {
+			out.Exec.Env = maps.Clone(e.GetEnv())
+		}
+	}
+	for _, m := range spec.GetServices() {
+		svc, err := service.FromProto(m)
+		if err != nil {
+			return out, invalid(fmt.Sprintf("workload %q", out.WorkloadRef), fmt.Sprintf("service %q", m.GetName()), err.Error())
+		}
+		out.Services = append(out.Services, svc)
+	}
+	for _, p := range spec.GetPorts() {
+		out.Ports = append(out.Ports, workload.Port{Label: p.GetLabel(), Static: int(p.GetStatic())})
+	}
+	for _, c := range spec.GetSidecars() {
+		out.Sidecars = append(out.Sidecars, workload.Sidecar{
+			Service: c.GetService(), Command: notEmpty(c.GetCommand()), Env: maps.Clone(c.GetEnv()), User: c.GetUser(),
+		})
+	}
+	for _, d := range spec.GetDevices() {
+		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
+	}
+	var err error
+	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
+		return out, err
+	}
+	out.Replaces, err = awaited(out.WorkloadRef, "replaces", spec.GetReplaces())
+	return out, err
+}
+
+// awaited are workloads that another one names, in its own namespace where they name none.
+func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.WorkloadRef, err error) {
+	for _, name := range names {
+		ref := claim.WorkloadRef{Namespace: by.Namespace, ID: name}
+		if namespace, id, qualified := strings.Cut(name, "/"); qualified {
+			ref = claim.WorkloadRef{Namespace: namespace, ID: id}
+		}
+		if err := ref.Validate(); err != nil {
+			return nil, invalid(fmt.Sprintf("workload %q", by), field, fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+// shownAwaited names workloads as seen from a namespace.
+func shownAwaited(namespace string, refs []claim.WorkloadRef) (names []string) {
+	for _, ref := range refs {
+		if ref.Namespace == namespace {
+			names = append(names, ref.ID)
+		} else {
+			names = append(names, ref.Namespace+"/"+ref.ID)
+		}
+	}
+	return names
+}
+
+func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
+	out := &hostv1.WorkloadSpec{
+		Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary,
+		After: shownAwaited(spec.Namespace, spec.After), Replaces: shownAwaited(spec.Namespace, spec.Replaces),
+	}
+	for _, v := range spec.Volumes {
+		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
+			Name: v.Name, Source: v.Source, ReadOnly: v.ReadOnly, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
+			MountOptions: shownMountOptions(v.MountOptions), Destination: v.Destination,
+		})
+	}
+	if e := spec.Exec; e != nil {
+		out.Exec = &hostv1.Exec{Command: e.Command, Args: notEmpty(e.Args), Env: maps.Clone(e.Env), User: e.User}
+	}
+	for _, svc := range spec.Services {
+		m, err := svc.ToProto()
+		if err != nil {
+			return nil, fmt.Errorf("show workload %q: service %q: %w", spec.WorkloadRef, svc.Name, err)
+		}
+		out.Services = append(out.Services, m)
+	}
+	for _, p := range spec.Ports {
+		out.Ports = append(out.Ports, &hostv1.Port{Label: p.Label, Static: int32(p.Static)})
+	}
+	for _, c := range spec.Sidecars {
+		out.Sidecars = append(out.Sidecars, &hostv1.Sidecar{
+			Service: c.Service, Command: notEmpty(c.Command), Env: maps.Clone(c.Env), User: c.User,
+		})
+	}
+	for _, d := range spec.Devices {
+		out.Devices = append(out.Devices, &hostv1.DeviceRequest{Name: d.Name, Count: int32(d.Count)})
+	}
+	return out, nil
+}
+
+// shownWorkload is a workload with what its release waits for, where it does.
+func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
+	spec, err := shownWorkloadSpec(w.Spec)
+	if err != nil {
+		return nil, err
+	}
+	out := &hostv1.Workload{
+		Spec: spec, Node: s.cfg.Name, State: string(w.State), Message: w.Message,
+		StartedAt: timestamp(w.StartedAt), EndedAt: timestamp(w.EndedAt), OwnerPid: int64(w.OwnerPID), Pid: int64(w.PID),
+		VolumesDir: s.cfg.VolumesDir, SecretsDir: w.SecretsDir,
+		WaitsFor: shownAwaited(w.Spec.Namespace, w.WaitsFor), WaitsSince: timestamp(w.WaitsSince),
+	}
+	if w.Waiting != "" && !w.State.Ended() {
+		out.Message = w.Waiting
+	}
+	for _, m := range w.Mounts {
+		out.Mounts = append(out.Mounts, &hostv1.Mount{
+			Volume: m.Volume.ID, Request: m.Request, HostPath: m.HostPath, Destination: m.Destination,
+			ReadOnly: m.ReadOnly, Block: m.Block, Propagation: "rprivate",
+		})
+	}
+	for _, step := range w.Steps {
+		out.Steps = append(out.Steps, shownStep(step))
+	}
+	for _, svc := range w.Services {
+		out.Services = append(out.Services, s.shownService(svc))
+	}
+	for label, number := range w.Ports {
+		if out.Ports == nil {
+			out.Ports = map[string]int32{}
+		}
+		out.Ports[label] = int32(number)
+	}
+	for _, d := range w.Devices {
+		out.Devices = append(out.Devices, &hostv1.GivenDevice{Request: d.Request, Plugin: d.Plugin, Group: d.Group, Id: d.ID})
+	}
+	if len(w.Devices) > 0 {
+		out.Reservation = shownReservation(w.Reservation)
+	}
+	return out, nil
+}
+
+// shownService is how a service stands: what is wrong with it alone counts for more
+// than what is wrong with all of its Consul's.
+func (s *Server) shownService(svc workload.ServiceStatus) *hostv1.ServiceStatus {
+	return &hostv1.ServiceStatus{
+		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),
+		TokenAccessor: svc.Accessor, TokenExpiresAt: timestamp(svc.ExpiresAt),
+		TokenFile: svc.TokenFile, BootstrapFile: svc.BootstrapFile,
+		AdminPort: int32(svc.AdminPort), ReadyPort: int32(svc.ReadyPort),
+		Message: cmp.Or(svc.Message, s.cfg.Services.Problems()[svc.Consul]),
+	}
+}
+
+func shownStep(step workload.Step) *hostv1.Step {
+	return &hostv1.Step{
+		Name: step.Name, Volume: step.Volume, Service: step.Service, State: string(step.State), Undo: step.Undo,
+		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(step.Took), Error: step.Error, Note: step.Note, Attempt: int32(step.Attempt),
+	}
 }

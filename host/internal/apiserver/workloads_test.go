@@ -2,19 +2,26 @@ package apiserver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // brokenLedger fails the next registration as one that may have been taken.
@@ -77,7 +84,7 @@ func TestWorkloadStreams(t *testing.T) {
 	h.fake.setFailure("publish", nil)
 
 	got, err := h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "db"}))
-	if must(t, err); got.Msg.Workload.State != "running" || got.Msg.Workload.Spec.Volumes[0].Source != "mysql" {
+	if check.NoError(t, err); got.Msg.Workload.State != "running" || got.Msg.Workload.Spec.Volumes[0].Source != "mysql" {
 		t.Errorf("got %v", got.Msg)
 	}
 	ended, undone := h.stop(t, "db")
@@ -93,11 +100,11 @@ func TestWorkloadStreams(t *testing.T) {
 		t.Error("no step of the stop was told")
 	}
 	list, err := h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{Namespace: "default"}))
-	if must(t, err); len(list.Msg.Workloads) == 0 {
+	if check.NoError(t, err); len(list.Msg.Workloads) == 0 {
 		t.Error("nothing is listed")
 	}
 	list, err = h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{Namespace: "prod"}))
-	if must(t, err); len(list.Msg.Workloads) != 0 {
+	if check.NoError(t, err); len(list.Msg.Workloads) != 0 {
 		t.Errorf("listed %v", list.Msg)
 	}
 	_, err = h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "nobody"}))
@@ -109,7 +116,7 @@ func TestReleaseWithCallerTakesThePeersPID(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("mysql"))
 	w, _, err := h.tryStart("db", "mysql", true)
-	if must(t, err); w.OwnerPid != int64(os.Getpid()) {
+	if check.NoError(t, err); w.OwnerPid != int64(os.Getpid()) {
 		t.Errorf("it belongs to %d, this is %d", w.OwnerPid, os.Getpid())
 	}
 	_, err = h.client.Workloads.RunningWorkload(h.ctx, request(&hostv1.RunningWorkloadRequest{Id: "db", Pid: -1}))
@@ -126,16 +133,16 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
 	stream, err := h.client.Workloads.StopWorkload(ctx, request(&hostv1.StopWorkloadRequest{Id: "db"}))
-	must(t, err)
+	check.NoError(t, err)
 	for stream.Receive() {
 		if s := stream.Msg().GetStep(); s.GetState() == "waiting" && strings.Contains(s.GetError(), "the driver is away") {
 			cancel()
 		}
 	}
 	stream.Close()
-	eventually(t, "it says what it waits for", func() bool {
+	check.Eventually(t, "it says what it waits for", func() bool {
 		got, err := h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "db"}))
-		must(t, err)
+		check.NoError(t, err)
 		w := got.Msg.Workload
 		if w.State != "stopping" {
 			t.Fatalf("while it waits: %v", w)
@@ -152,7 +159,7 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 	h := openHost(t)
 	socket := "unix:///nowhere/at-all.sock"
 	added, err := h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: socket, HealthTimeoutMs: 60000}))
-	if must(t, err); added.Msg.Driver.Source != "registered" || !added.Msg.Driver.Healthy || added.Msg.Driver.Type != "monolith" {
+	if check.NoError(t, err); added.Msg.Driver.Source != "registered" || !added.Msg.Driver.Healthy || added.Msg.Driver.Type != "monolith" {
 		t.Errorf("registered %v", added.Msg)
 	}
 	_, err = h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "tcp://x"}))
@@ -163,7 +170,7 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 	wantError(t, err, connect.CodeFailedPrecondition, "csi_driver")
 
 	list, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
-	if must(t, err); len(list.Msg.Drivers) != 2 || list.Msg.Drivers[0].Id != "extra" {
+	if check.NoError(t, err); len(list.Msg.Drivers) != 2 || list.Msg.Drivers[0].Id != "extra" {
 		t.Fatalf("drivers %v", list.Msg)
 	}
 	d := list.Msg.Drivers[1]
@@ -175,17 +182,17 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 	_, err = h.client.Drivers.DeregisterDriver(h.ctx, request(&hostv1.DeregisterDriverRequest{Id: "fake"}))
 	wantError(t, err, connect.CodeFailedPrecondition, "csi_driver")
 	_, err = h.client.Drivers.DeregisterDriver(h.ctx, request(&hostv1.DeregisterDriverRequest{Id: "extra"}))
-	must(t, err)
+	check.NoError(t, err)
 	_, err = h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "never"}))
 	wantError(t, err, connect.CodeNotFound, "never")
 
 	plugins, err := h.client.Plugins.ListPlugins(h.ctx, request(&hostv1.ListPluginsRequest{}))
-	if must(t, err); plugins.Msg.Plugins[0].State != "running" || plugins.Msg.Plugins[0].Pid != 7 {
+	if check.NoError(t, err); plugins.Msg.Plugins[0].State != "running" || plugins.Msg.Plugins[0].Pid != 7 {
 		t.Errorf("plugins %v", plugins.Msg)
 	}
 	h.create(t, spec("mysql"))
 	now, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	if s := now.Msg; s.Name != "n1" || !s.Leader || !s.Ready || s.Volumes != 1 || s.Claims != 0 || s.RaftIndex == 0 || s.Pid != int64(os.Getpid()) ||
 		s.HttpAddress != h.HTTPAddress() || s.Leftovers[0] != "/left" || len(s.Plugins) != 1 || s.Workloads["running"] != 0 {
 		t.Errorf("status %v", s)
@@ -197,17 +204,17 @@ func TestEvents(t *testing.T) {
 	_, err := receive(h, &hostv1.EventsRequest{Recent: 1001})
 	wantError(t, err, connect.CodeInvalidArgument, "recent")
 	all, err := receive(h, &hostv1.EventsRequest{Recent: 1000})
-	if must(t, err); len(all) == 0 {
+	if check.NoError(t, err); len(all) == 0 {
 		t.Fatal("no event of the driver's start")
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
 	stream, err := h.client.Agent.Events(ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
-	must(t, err)
+	check.NoError(t, err)
 	if !stream.Receive() || stream.Msg().Event.Seq < all[len(all)-1].Seq {
 		t.Fatal(stream.Msg(), stream.Err())
 	}
 	_, err = h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "unix:///nowhere/e.sock"}))
-	must(t, err)
+	check.NoError(t, err)
 	for last := stream.Msg().Event.Seq; ; last++ {
 		if !stream.Receive() || stream.Msg().Event.Seq != last+1 || stream.Msg().Event.Time == nil {
 			t.Fatalf("followed %v, %v after event %d", stream.Msg(), stream.Err(), last)
@@ -221,19 +228,19 @@ func TestEvents(t *testing.T) {
 
 	// A follower does not keep the server from closing, and learns why it ended.
 	stream, err = h.client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
-	must(t, err)
+	check.NoError(t, err)
 	if !stream.Receive() {
 		t.Fatal(stream.Err())
 	}
 	began := time.Now()
-	must(t, h.Close())
+	check.NoError(t, h.Close())
 	if took := time.Since(began); took > closeGrace {
 		t.Errorf("closed after %s", took)
 	}
 	for stream.Receive() {
 	}
 	wantError(t, stream.Err(), connect.CodeUnavailable, "stopping")
-	must(t, h.Close())
+	check.NoError(t, h.Close())
 	if _, err := os.Stat(h.cfg.Socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left behind: %v", err)
 	}
@@ -249,4 +256,118 @@ func receive(h *host, req *hostv1.EventsRequest) (all []*hostv1.Event, err error
 		all = append(all, stream.Msg().Event)
 	}
 	return all, stream.Err()
+}
+
+// meshed is a specification with all that a service may bring with it.
+func meshed(t *testing.T) *hostv1.WorkloadSpec {
+	t.Helper()
+	config, err := structpb.NewStruct(map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102", "n": 3.5, "list": []any{"a", true}})
+	check.NoError(t, err)
+	return &hostv1.WorkloadSpec{
+		Namespace: "prod", Id: "web", User: "www-data", Canary: true,
+		Exec: &hostv1.Exec{Command: "/bin/web", Args: []string{"-v"}, Env: map[string]string{"A": "b"}, User: "nobody"},
+		Services: []*servicev1.Service{{
+			Name: "web", Port: "http", Tags: []string{"a"}, CanaryTags: []string{"c"}, Meta: map[string]string{"k": "v"}, EnableTagOverride: true,
+			Checks: []*servicev1.Check{{Type: "http", Path: "/", Interval: "10s", Header: map[string]*servicev1.HeaderValues{"Accept": {Values: []string{"x"}}}}},
+			Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{Proxy: &servicev1.Proxy{
+				Upstreams: []*servicev1.Upstream{{DestinationName: "db", LocalBindPort: 5432}}, Config: config,
+			}}},
+		}, {Name: "plain"}},
+		Ports:    []*hostv1.Port{{Label: "http"}, {Label: "admin", Static: 8080}},
+		Sidecars: []*hostv1.Sidecar{{Service: "web", Command: []string{"envoy", "-c", "${bootstrap}"}, Env: map[string]string{"X": "y"}, User: "envoy"}},
+		Devices:  []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
+		After:    []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"},
+	}
+}
+
+// What is asked for is what is shown, and what comes back from a record.
+func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
+	asked := meshed(t)
+	spec, err := workloadSpec(asked)
+	check.NoError(t, err)
+	shown, err := shownWorkloadSpec(spec)
+	check.NoError(t, err)
+	if !proto.Equal(asked, shown) {
+		t.Errorf("asked\n%v\nshown\n%v", asked, shown)
+	}
+	raw, err := json.Marshal(spec)
+	check.NoError(t, err)
+	var back workload.Spec
+	check.NoError(t, json.Unmarshal(raw, &back))
+	if !reflect.DeepEqual(spec, back) {
+		t.Errorf("asked\n%+v\nfrom the record\n%+v", spec, back)
+	}
+	// A field that is added to the specification must be carried over.
+	full := reflect.ValueOf(spec)
+	for n := range full.NumField() {
+		if name := full.Type().Field(n).Name; full.Field(n).IsZero() && name != "Volumes" {
+			t.Errorf("Spec.%s is not carried over", name)
+		}
+	}
+	asked.Services[0].Connect.SidecarService.Proxy.Config.Fields["n"] = &structpb.Value{}
+	if _, err := workloadSpec(asked); connect.CodeOf(withCode(t.Context(), err)) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), `service "web"`) {
+		t.Errorf("a value that is none: %v", err)
+	}
+}
+
+func TestShownServices(t *testing.T) {
+	consul := &consulFake{problems: map[string]string{"default": "it is away", "east": ""}}
+	s := New(Config{Name: "n1", Services: consul})
+	w := workload.Workload{
+		Spec: workload.Spec{WorkloadRef: claim.WorkloadRef{Namespace: "default", ID: "web"}}, State: workload.Running,
+		SecretsDir: "/s/default/web", Ports: map[string]int{"http": 20000},
+		Services: []workload.ServiceStatus{
+			{
+				Name: "web", ID: "web-id", ProxyID: "web-id-sidecar-proxy", Consul: "default", Port: 20000, Accessor: "acc", ExpiresAt: time.Unix(5, 0),
+				TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1, ReadyPort: 2, Message: "its own",
+			},
+			{Name: "plain", ID: "plain-id", Consul: "default"},
+			{Name: "far", ID: "far-id", Consul: "east"},
+		},
+		Steps: []workload.Step{{Name: "register", Service: "web", State: workload.StepDone}},
+	}
+	got, err := s.shownWorkload(w)
+	check.NoError(t, err)
+	want := &hostv1.ServiceStatus{
+		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc", TokenExpiresAt: timestamp(time.Unix(5, 0)),
+		TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1, ReadyPort: 2, Message: "its own",
+	}
+	if len(got.Services) != 3 || !proto.Equal(got.Services[0], want) {
+		t.Fatalf("shown %v", got.Services)
+	}
+	if got.Services[1].Message != "it is away" || got.Services[2].Message != "" || got.Services[1].TokenExpiresAt != nil {
+		t.Errorf("shown %v", got.Services[1:])
+	}
+	if got.SecretsDir != "/s/default/web" || got.Ports["http"] != 20000 || got.Steps[0].Service != "web" {
+		t.Errorf("shown %v", got)
+	}
+}
+
+// The specification's services reach the workloads, and what is wrong with them is
+// the caller's to correct.
+func TestStartWithServices(t *testing.T) {
+	var asked []workload.Spec
+	h := openHost(t, func(c *Config) { c.Workloads = startOnly{c.Workloads, &asked} })
+	stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{Spec: meshed(t)}))
+	check.NoError(t, err)
+	defer stream.Close()
+	var w *hostv1.Workload
+	for stream.Receive() {
+		w = stream.Msg().GetWorkload()
+	}
+	check.NoError(t, stream.Err())
+	if !proto.Equal(w.GetSpec(), meshed(t)) || len(asked) != 1 || asked[0].Services[0].Connect.SidecarService.Proxy.Config["n"] != 3.5 {
+		t.Errorf("asked for %+v, shown %v", asked, w)
+	}
+}
+
+// startOnly answers a start at once.
+type startOnly struct {
+	Workloads
+	asked *[]workload.Spec
+}
+
+func (s startOnly) Start(_ context.Context, spec workload.Spec, _ workload.Options) (workload.Workload, error) {
+	*s.asked = append(*s.asked, spec)
+	return workload.Workload{Spec: spec, State: workload.Running}, nil
 }

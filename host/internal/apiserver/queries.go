@@ -3,8 +3,12 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -61,3 +65,38 @@ func waitOf(how *hostv1.ReadOptions) (time.Duration, error) {
 // allClaims are topics of which one changes with any claim: it is taken when its workload
 // starts, and is on its way out from when that ends.
 var allClaims = []state.Topic{state.TopicWorkloads, state.TopicReleasing}
+
+// watched are the topics of Watch by their names.
+var watched = map[string][]state.Topic{
+	"volumes":   {state.TopicVolumes},
+	"claims":    allClaims,
+	"nodes":     {state.TopicNodes},
+	"workloads": {state.TopicWorkloads},
+	"drivers":   {state.TopicDrivers},
+}
+
+// Watch tells at once, and whenever something of the topics may have changed. Changes that
+// come while one is told are told as one.
+func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.WatchRequest], stream *connect.ServerStream[hostv1.WatchResponse]) error {
+	var topics []state.Topic
+	for _, name := range req.Msg.GetTopics() {
+		if watched[name] == nil {
+			return invalid("watch", "topics", fmt.Sprintf("has %q, which is none of %s", shortened(name), strings.Join(slices.Sorted(maps.Keys(watched)), ", ")))
+		}
+		topics = append(topics, watched[name]...)
+	}
+	if len(topics) == 0 {
+		return invalid("watch", "topics", "are missing: some of "+strings.Join(slices.Sorted(maps.Keys(watched)), ", "))
+	}
+	for told := uint64(0); ; {
+		// Which entries there are is all that is read.
+		index, err := s.cfg.Ledger.ReadChanged(ctx, cluster.Blocking{MinIndex: told, Wait: maxWait}, topics, func(*state.ReadTx) error { return nil })
+		if err == nil && (told == 0 || index > told) {
+			told = max(index, 1)
+			err = stream.Send(&hostv1.WatchResponse{Index: index})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -7,11 +7,50 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
+
+func TestGarbageIsTold(t *testing.T) {
+	h := openHost(t)
+	resp, err := h.client.System.CollectGarbage(h.ctx, request(&hostv1.CollectGarbageRequest{DryRun: true}))
+	check.NoError(t, err)
+	if len(resp.Msg.GetGarbage()) != 0 {
+		t.Errorf("garbage %v", resp.Msg)
+	}
+}
+
+func TestRaftOfOne(t *testing.T) {
+	h := openHost(t)
+	peers, err := h.client.Operator.ListPeers(h.ctx, request(&hostv1.ListPeersRequest{}))
+	check.NoError(t, err)
+	if p := peers.Msg.GetPeers(); len(p) != 1 || !p[0].GetLeader() || !p[0].GetVoter() {
+		t.Errorf("peers %v", p)
+	}
+	_, err = h.client.Operator.RemovePeer(h.ctx, request(&hostv1.RemovePeerRequest{Name: "nobody"}))
+	wantError(t, err, connect.CodeNotFound, "nobody")
+	_, err = h.client.Operator.RemovePeer(h.ctx, request(&hostv1.RemovePeerRequest{Name: peers.Msg.GetPeers()[0].GetName()}))
+	wantError(t, err, connect.CodeFailedPrecondition, "alive")
+	health, err := h.client.Operator.AutopilotHealth(h.ctx, request(&hostv1.AutopilotHealthRequest{}))
+	check.NoError(t, err)
+	if !health.Msg.GetHealthy() || health.Msg.GetFailureTolerance() != 0 {
+		t.Errorf("health %v", health.Msg)
+	}
+	quorum := uint32(5)
+	_, err = h.client.Operator.SetAutopilot(h.ctx, request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{MinQuorum: &quorum}}))
+	check.NoError(t, err)
+	got, err := h.client.Operator.GetAutopilot(h.ctx, request(&hostv1.GetAutopilotRequest{}))
+	check.NoError(t, err)
+	if a := got.Msg.GetAutopilot(); a.GetMinQuorum() != 5 || !a.GetCleanupDeadServers() || a.GetLastContactThreshold().AsDuration() <= 0 {
+		t.Errorf("autopilot %v", a)
+	}
+	_, err = h.client.Operator.SetAutopilot(h.ctx, request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{LastContactThreshold: durationpb.New(-1)}}))
+	wantError(t, err, connect.CodeInvalidArgument, "last_contact_threshold")
+}
 
 // restore sends a snapshot in small parts.
 func (h *host) restore(data []byte) (*hostv1.RestoreSnapshotResponse, error) {
@@ -36,7 +75,7 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("kept"))
 	stream, err := h.client.Operator.SaveSnapshot(h.ctx, request(&hostv1.SaveSnapshotRequest{}))
-	must(t, err)
+	check.NoError(t, err)
 	var saved bytes.Buffer
 	var info *hostv1.SnapshotInfo
 	for stream.Receive() {
@@ -46,10 +85,10 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 		saved.Write(stream.Msg().GetChunk())
 		info = stream.Msg().GetSnapshot()
 	}
-	must(t, stream.Err())
-	must(t, stream.Close())
+	check.NoError(t, stream.Err())
+	check.NoError(t, stream.Close())
 	b, err := cluster.Inspect(bytes.NewReader(saved.Bytes()))
-	must(t, err)
+	check.NoError(t, err)
 	if info.GetIndex() != b.Index || info.GetChecksum() != b.SHA256 || info.GetCreatedAt() == nil {
 		t.Errorf("told %v, it is %+v", info, b)
 	}
@@ -70,18 +109,18 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 		Volume: claim.VolumeRef{Namespace: "default", ID: "lost"}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 	}})
 
-	must(t, err)
+	check.NoError(t, err)
 	_, err = h.restore(saved.Bytes())
 	wantError(t, err, connect.CodeFailedPrecondition, `"db"`, `"lost"`, `"n2"`, "pannier node drain")
 	_, err = h.ledger.DeregisterVolume(h.ctx, claim.VolumeRef{Namespace: "default", ID: "lost"}, true)
-	must(t, err)
+	check.NoError(t, err)
 	back, err := h.restore(saved.Bytes())
-	must(t, err)
+	check.NoError(t, err)
 	if back.GetSnapshot().GetChecksum() != b.SHA256 {
 		t.Errorf("restored %v", back)
 	}
 	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "kept"}))
-	must(t, err)
+	check.NoError(t, err)
 	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "lost"}))
 	wantError(t, err, connect.CodeNotFound, "lost")
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // procedures are all calls of the API, as the protobuf files have them.
@@ -157,7 +158,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	mux.Handle(v1.NewACLServiceHandler(v1.UnimplementedACLServiceHandler{}, options))
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
-	must(t, err)
+	check.NoError(t, err)
 	server := s.httpServer(mux)
 	server.ConnContext = connContext
 	done := make(chan struct{})
@@ -170,7 +171,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 		<-done
 	})
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	check.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -197,11 +198,11 @@ func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protor
 		name(req.Mutable(f).Message())
 	}
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, procedure)
-	must(t, err)
+	check.NoError(t, err)
 	if err := stream.SendMsg(req); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	must(t, stream.CloseSend())
+	check.NoError(t, stream.CloseSend())
 	return stream.RecvMsg(dynamicpb.NewMessage(method.Output()))
 }
 
@@ -327,11 +328,11 @@ func TestNeedsOfRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := acl.Parse(c.rules)
-			must(t, err)
+			check.NoError(t, err)
 			who := &caller{Identity: acl.Identity{Accessor: "a", Name: "n", Policies: []string{"mine"}, Rules: acl.Merge(p)}}
 			err = needOf(c.procedure).check(who, c.msg)
 			if c.lacks == "" {
-				must(t, err)
+				check.NoError(t, err)
 				return
 			}
 			wantError(t, err, connect.CodePermissionDenied, c.lacks, "is missing: ")

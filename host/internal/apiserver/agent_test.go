@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // A stop that closes the server is answered first.
@@ -20,9 +21,9 @@ func TestStopIsAnswered(t *testing.T) {
 		}
 	})
 	resp, err := h.client.Agent.Stop(h.ctx, request(&hostv1.StopRequest{Plugins: true}))
-	must(t, err)
+	check.NoError(t, err)
 	if m := resp.Msg; m.Pid != int64(os.Getpid()) || !m.PluginsStop || m.WorkloadsStop || m.Workloads != 0 || !<-asked {
 		t.Errorf("stopped: %v", m)
 	}
-	must(t, <-closed)
+	check.NoError(t, <-closed)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // nodesFake are other nodes, with what they were asked to grow.
@@ -50,15 +51,15 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 		Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 	}})
 
-	must(t, err)
+	check.NoError(t, err)
 
 	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
-	must(t, err)
+	check.NoError(t, err)
 	if u := got.Msg.Usage; u.GetBytesUsed() != 7 || u.GetBytesTotal() != 100 {
 		t.Errorf("usage on n2: %v", u)
 	}
 	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
-	must(t, err)
+	check.NoError(t, err)
 	if want := fmt.Sprint("n2 mysql ", 2<<20); len(others.grown) != 1 || others.grown[0] != want {
 		t.Errorf("asked for %q, want %q", others.grown, want)
 	}
@@ -73,9 +74,9 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 	// A node that has let go of it is not asked.
 	others.set(nil)
 	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"}, To: claim.NodeDetached})
-	must(t, err)
+	check.NoError(t, err)
 	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 4 << 20}))
-	must(t, err)
+	check.NoError(t, err)
 	if len(others.grown) > 0 {
 		t.Errorf("asked for %q after the release", others.grown)
 	}

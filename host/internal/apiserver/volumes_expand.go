@@ -5,67 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
-	"github.com/pannier/pannier/host/internal/system/failpoint"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
-
-// DeregisterVolume forgets a volume and leaves it at its driver.
-func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	result, err := s.cfg.Ledger.DeregisterVolume(ctx, ref, req.Msg.GetForce())
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}), nil
-}
-
-// DeleteVolume deletes the volume at its driver, then forgets it. One that was
-// cut off in between can be repeated: the driver then has nothing left to do.
-func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	v, claims, err := s.readVolume(ctx, ref)
-	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
-		// The same call may have deleted it, and lost its answer: then it is answered as then.
-		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
-		return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), err
-	}
-	if err != nil {
-		return nil, err
-	}
-	if len(claims) > 0 {
-		return nil, inUse(v, claims, "cannot be deleted while claims stand")
-	}
-	if err := s.cfg.Controllers.Delete(ctx, v, req.Msg.GetSecrets()); err != nil {
-		return nil, err
-	}
-	failpoint.Here("volume", "deleted")
-	if _, err := s.cfg.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
-		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish", v.VolumeRef, v.PluginID, err)
-	}
-	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
-}
 
 // ExpandVolume grows a volume at its driver, then wherever it is mounted. One that was
 // cut off can be repeated with the same size.
@@ -162,7 +108,7 @@ func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[ho
 	if err := claim.CheckID(req.Msg.GetNode()); err != nil {
 		return nil, invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
 	}
-	done, err := s.cfg.Releaser.Detach(ctx, ref, req.Msg.GetNode(), req.Msg.GetForce(), callerOf(ctx).who())
+	done, err := s.cfg.Watcher.Detach(ctx, ref, req.Msg.GetNode(), req.Msg.GetForce(), callerOf(ctx).who())
 	if err != nil {
 		return nil, err
 	}
@@ -171,30 +117,4 @@ func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[ho
 		resp.Claims = append(resp.Claims, &hostv1.DetachedClaim{Claim: shownClaim(d.Claim), Released: d.Released, Message: d.Message})
 	}
 	return connect.NewResponse(resp), nil
-}
-
-// lockVolume reads the volume that a request names, for a change that no other
-// comes in between.
-func (s *Server) lockVolume(ctx context.Context, req interface {
-	GetNamespace() string
-	GetId() string
-},
-) (v claim.Volume, claims []claim.Claim, unlock func(), err error) {
-	ref, err := volumeRef(req.GetNamespace(), req.GetId())
-	if err != nil {
-		return v, nil, nil, err
-	}
-	if unlock, err = s.cfg.Controllers.Exclusive(ctx, ref); err != nil {
-		return v, nil, nil, err
-	}
-	if v, claims, err = s.readVolume(ctx, ref); err != nil {
-		unlock()
-		return v, nil, nil, err
-	}
-	return v, claims, unlock, nil
-}
-
-// inUse is a refusal that names the holders.
-func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
-	return &claim.Refusal{Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims, At: time.Now()}
 }

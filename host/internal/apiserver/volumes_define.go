@@ -280,3 +280,60 @@ func sameSet(a, b []claim.Capability) bool {
 func sameTopologies(a, b []claim.Topology) bool {
 	return slices.EqualFunc(a, b, func(a, b claim.Topology) bool { return maps.Equal(a.Segments, b.Segments) })
 }
+
+// DeregisterVolume forgets a volume and leaves it at its driver.
+func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	result, err := s.cfg.Ledger.DeregisterVolume(ctx, ref, req.Msg.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}), nil
+}
+
+// DeleteVolume deletes the volume at its driver, then forgets it. One that was
+// cut off in between can be repeated: the driver then has nothing left to do.
+func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
+	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	v, claims, err := s.readVolume(ctx, ref)
+	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
+		// The same call may have deleted it, and lost its answer: then it is answered as then.
+		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
+		return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(claims) > 0 {
+		return nil, inUse(v, claims, "cannot be deleted while claims stand")
+	}
+	if err := s.cfg.Controllers.Delete(ctx, v, req.Msg.GetSecrets()); err != nil {
+		return nil, err
+	}
+	failpoint.Here("volume", "deleted")
+	if _, err := s.cfg.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
+		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish", v.VolumeRef, v.PluginID, err)
+	}
+	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
+}
+
+// inUse is a refusal that names the holders.
+func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
+	return &claim.Refusal{Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims, At: time.Now()}
+}

@@ -18,13 +18,6 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats).
-type Heartbeats interface {
-	// Known is when the node's last heartbeat was answered, and until when its claims are left
-	// alone unless it is heard from again; each zero where it is not known.
-	Known(node string) (lastHeard, keepsTo time.Time)
-}
-
 // heard is Known, where there are heartbeats.
 func (s *Server) heard(node string) (at, keepsTo time.Time) {
 	if s.cfg.Heartbeats == nil {

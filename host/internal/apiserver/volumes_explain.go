@@ -45,7 +45,7 @@ func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[h
 		return nil, err
 	}
 	resp := &hostv1.ExplainVolumeResponse{Volume: s.shownVolume(volume, claimsOf(claims))}
-	attempt, _ := s.cfg.Releaser.Attempt(ref)
+	attempt, _ := s.cfg.Watcher.Attempt(ref)
 	for _, h := range claims {
 		h.attempt = attempt
 		shown := &hostv1.ExplainedClaim{Claim: shownClaim(h.claim), NodeStatus: "unknown", Since: timestamp(h.claim.ModifiedAt)}

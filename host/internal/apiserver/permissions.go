@@ -1,15 +1,22 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/secrets"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // needs is what each call of the API needs, all of it, where ACLs are on. filter.go has
@@ -110,16 +117,16 @@ var needs = map[string]need{
 
 // need is what one call needs.
 type need struct {
-	checks []check
+	permissions []permission
 	// changes: it changes something, and is logged.
 	changes bool
 }
 
-// check refuses a caller who may not make a call with this request.
-type check func(c *caller, msg any) error
+// permission refuses a caller who may not make a call with this request.
+type permission func(c *caller, msg any) error
 
-func query(checks ...check) need  { return need{checks: checks} }
-func change(checks ...check) need { return need{checks: checks, changes: true} }
+func query(all ...permission) need { return need{permissions: all} }
+func change(all ...permission) need { return need{permissions: all, changes: true} }
 
 // needOf is what a call needs, known or not.
 func needOf(procedure string) need {
@@ -130,7 +137,7 @@ func needOf(procedure string) need {
 }
 
 func (n need) check(c *caller, msg any) error {
-	for _, one := range n.checks {
+	for _, one := range n.permissions {
 		if err := one(c, msg); err != nil {
 			return err
 		}
@@ -139,13 +146,13 @@ func (n need) check(c *caller, msg any) error {
 }
 
 // in needs a capability in the namespace of the object.
-func in(capability acl.Capability) check {
+func in(capability acl.Capability) permission {
 	return func(c *caller, msg any) error { return c.mayIn(namespaceOf(msg), capability) }
 }
 
 // within needs a capability in the namespace that a list is of, or in some namespace where
 // it is of all.
-func within(capability acl.Capability) check {
+func within(capability acl.Capability) permission {
 	return func(c *caller, msg any) error {
 		m, _ := msg.(interface{ GetNamespace() string })
 		if namespace := allOr(m.GetNamespace()); namespace != "" {
@@ -159,12 +166,12 @@ func within(capability acl.Capability) check {
 }
 
 // to needs a level of what has no namespace.
-func to(area acl.Area, level acl.Level) check {
+func to(area acl.Area, level acl.Level) permission {
 	return func(c *caller, _ any) error { return c.may(area, level) }
 }
 
 // forced needs more of a request that lets go of what may still be in use.
-func forced(more check) check {
+func forced(more permission) permission {
 	return func(c *caller, msg any) error {
 		if m, ok := msg.(interface{ GetForce() bool }); ok && m.GetForce() {
 			return more(c, msg)
@@ -174,7 +181,7 @@ func forced(more check) check {
 }
 
 // mounting needs more of a workload with volumes.
-func mounting(more check) check {
+func mounting(more permission) permission {
 	return func(c *caller, msg any) error {
 		if m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec }); ok && len(m.GetSpec().GetVolumes()) > 0 {
 			return more(c, msg)
@@ -289,4 +296,73 @@ func (c *caller) lacks(what string) error {
 		whose = "the call was made without a token: give one by -token-file or PANNIER_TOKEN"
 	}
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is missing: %s", what, whose))
+}
+
+// mayUse refuses a definition whose data another namespace has: a volume, a clone's source or
+// a snapshot is named by the driver's own id, which knows no namespaces. The caller
+// needs of that namespace what it would need by the volume's name there.
+func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
+	c := callerOf(ctx)
+	if c.IsManagement() {
+		return nil
+	}
+	needs := map[string]acl.Capability{}
+	if v.CloneID != "" {
+		needs[v.CloneID] = acl.CSIReadVolume
+	}
+	if v.SnapshotID != "" {
+		source, err := s.snapshotSource(ctx, v)
+		if err != nil {
+			return err
+		}
+		// Where the driver does not tell, whoever may read all that it has may go on.
+		if source == "" {
+			return c.may(acl.Plugin, acl.Read)
+		}
+		needs[source] = acl.CSIReadVolume
+	}
+	if v.ExternalID != "" {
+		needs[v.ExternalID] = acl.CSIWriteVolume
+	}
+	if len(needs) == 0 {
+		return nil
+	}
+	return s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		registered, _, err := tx.Volumes(state.VolumeQuery{Driver: v.PluginID})
+		if err != nil {
+			return err
+		}
+		for _, other := range registered {
+			if capability, used := needs[other.ExternalID]; used && other.Namespace != v.Namespace {
+				if err := c.mayIn(other.Namespace, capability); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// snapshotSource is the external id of the volume that a snapshot is of; empty: the driver
+// does not tell.
+func (s *Server) snapshotSource(ctx context.Context, v claim.Volume) (string, error) {
+	open, err := s.cfg.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+	if err != nil {
+		return "", err
+	}
+	list, err := s.cfg.Controllers.ListSnapshots(ctx, v.PluginID, storage.ListSnapshotsRequest{
+		Page: storage.Page{Max: 1}, SnapshotID: v.SnapshotID, Secrets: open,
+	})
+	if status.Code(err) == codes.Unimplemented {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look whose snapshot %q is: %w", v.SnapshotID, err)
+	}
+	for _, snapshot := range list.Snapshots {
+		if snapshot.ID == v.SnapshotID {
+			return snapshot.VolumeExternalID, nil
+		}
+	}
+	return "", nil
 }

@@ -1,0 +1,193 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+)
+
+// listenUnix makes the API's socket, for its owner and one group (-1: the
+// owner's). The socket of an agent that was killed is replaced.
+func listenUnix(ctx context.Context, path string, group int) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the socket's directory: %w", err)
+	}
+	if err := clearSocket(ctx, path); err != nil {
+		return nil, err
+	}
+	var listen net.ListenConfig
+	l, err := listen.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on the API's socket: %w", err)
+	}
+	// Until both are done the umask decides who can connect; who may call is
+	// checked on each call.
+	if err = os.Chown(path, -1, group); err == nil {
+		err = os.Chmod(path, 0o660)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("set who may use the API's socket: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// clearSocket removes a socket on which nobody listens.
+func clearSocket(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at the API's socket: %w", err)
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is there and is not a socket: remove it, or set another socket in the agent's configuration", path)
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err == nil {
+		_ = conn.Close()
+		return fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this one's configuration", path)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("look who answers on the API's socket: %w", err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("remove the socket of an agent that has ended: %w", err)
+	}
+	return nil
+}
+
+// handlePublic adds what anybody may read.
+func (s *Server) handlePublic(mux *http.ServeMux) {
+	mux.HandleFunc("GET /v1/health", s.health)
+	mux.Handle("GET /v1/metrics", promhttp.HandlerFor(s.cfg.Metrics, promhttp.HandlerOpts{
+		ErrorLog: metricsLog{s}, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4,
+	}))
+	mux.HandleFunc("GET /.well-known/jwks.json", s.jwks)
+}
+
+// health answers 200 while the agent is ready, else 503 with the reasons.
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	answer := struct {
+		Status  string   `json:"status"` // ok or unavailable
+		Reasons []string `json:"reasons,omitempty"`
+	}{Status: "ok", Reasons: s.cfg.Health()}
+	code := http.StatusOK
+	if len(answer.Reasons) > 0 {
+		answer.Status, code = "unavailable", http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(answer) // the caller is gone: nobody is left to tell
+}
+
+// jwksTimeout bounds reading the ledger for the key set.
+const jwksTimeout = 10 * time.Second
+
+// jwks answers with the public keys that check what the cluster signs. Those who check
+// may keep them for a while: the key does not change.
+func (s *Server) jwks(w http.ResponseWriter, r *http.Request) {
+	if s.cfg.JWKS == nil {
+		http.Error(w, "nothing is signed: no consul block of the agent's configuration has an auth_method", http.StatusNotFound)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), jwksTimeout)
+	defer cancel()
+	keys, err := s.cfg.JWKS(ctx)
+	if err != nil {
+		s.log.Warn("the public keys could not be read", "error", err)
+		http.Error(w, "the keys cannot be read now: see the agent's log", http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "public, max-age=300")
+	_, _ = w.Write(keys) // the caller is gone: nobody is left to tell
+}
+
+// metricsLog takes promhttp's errors.
+type metricsLog struct{ *Server }
+
+func (l metricsLog) Println(v ...any) { l.log.Warn("the metrics are not complete", "error", v) }
+
+func (s *Server) httpServer(h http.Handler) *http.Server {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true) // gRPC
+	return &http.Server{
+		Handler: h, Protocols: protocols,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		BaseContext: func(net.Listener) context.Context { return s.running },
+		ErrorLog:    s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+	}
+}
+
+func (s *Server) serve(server *http.Server, l net.Listener) {
+	s.serving.Go(func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("the API is not served any more", "address", l.Addr(), "error", err)
+		}
+	})
+}
+
+// apiHandler is what the unix socket serves.
+func (s *Server) apiHandler() http.Handler {
+	mux := http.NewServeMux()
+	options := connect.WithHandlerOptions(
+		connect.WithInterceptors(interceptor{s}),
+		connect.WithCodec(strictJSON{}),
+		connect.WithReadMaxBytes(maxRequest),
+		connect.WithCompressMinBytes(compressMin),
+		connect.WithRecover(s.recovered),
+	)
+	mux.Handle(hostv1connect.NewVolumeServiceHandler(volumeService{s}, options))
+	mux.Handle(hostv1connect.NewWorkloadServiceHandler(workloadService{s}, options))
+	mux.Handle(hostv1connect.NewDriverServiceHandler(driverService{s}, options))
+	mux.Handle(hostv1connect.NewDeviceServiceHandler(deviceService{s}, options))
+	mux.Handle(hostv1connect.NewPluginServiceHandler(pluginService{s}, options))
+	mux.Handle(hostv1connect.NewTokenServiceHandler(tokenService{s}, options))
+	mux.Handle(hostv1connect.NewAgentServiceHandler(agentService{s}, options))
+	mux.Handle(hostv1connect.NewACLServiceHandler(aclService{s}, options))
+	mux.Handle(hostv1connect.NewNodeServiceHandler(nodeService{s}, options))
+	mux.Handle(hostv1connect.NewMemberServiceHandler(memberService{s}, options))
+	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
+	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
+	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
+	s.handlePublic(mux)
+	return s.forward(mux)
+}
+
+// publicHandler is what anybody may read.
+func (s *Server) publicHandler() http.Handler {
+	mux := http.NewServeMux()
+	s.handlePublic(mux)
+	return mux
+}
+
+// overTLS tells handlers who is at the other end of a connection, where a certificate
+// was shown.
+func (s *Server) overTLS(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := context.WithValue(r.Context(), peerKey{}, unknownPeer(errNoCertificate))
+		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad one did not get here
+			ctx = transport.WithPeer(ctx, cert)
+		}
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}

@@ -1,0 +1,150 @@
+package apiserver
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// putNode tells the ledger of a node that is not the host's own.
+func (h *host) putNode(t *testing.T, name string) {
+	t.Helper()
+	_, err := h.ledger.PutNode(h.ctx, claim.Node{Name: name, BootID: "1", Attributes: map[string]string{"k": "v"}})
+	check.NoError(t, err)
+}
+
+func TestNodes(t *testing.T) {
+	h := openHost(t)
+	h.putNode(t, "n2")
+	list, err := h.client.Nodes.ListNodes(h.ctx, request(&hostv1.ListNodesRequest{}))
+	check.NoError(t, err)
+	if n := list.Msg.GetNodes(); len(n) != 2 || n[0].GetName() != "n1" || n[0].GetStatus() != "ready" || !n[0].GetEligible() || len(n[0].GetDrivers()) != 1 ||
+		n[1].GetAttributes()["k"] != "v" || n[1].GetDrain() != nil || list.Msg.GetMeta().GetIndex() == 0 {
+		t.Errorf("nodes %v", list.Msg)
+	}
+	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2"}))
+	check.NoError(t, err)
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
+	if !errors.Is(err, claim.ErrIneligible) {
+		t.Errorf("a workload starts on a node that takes none: %v", err)
+	}
+	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true}))
+	check.NoError(t, err)
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
+	check.NoError(t, err)
+
+	// A drain that is asked for twice is the one that was begun.
+	for range 2 {
+		drain, err := h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2", Enable: true}))
+		check.NoError(t, err)
+		if d := drain.Msg.GetNode().GetDrain(); d.GetStartedAt() == nil || d.GetBy() == "" || d.GetDoneAt() != nil {
+			t.Errorf("drain %v", d)
+		}
+	}
+	got, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	check.NoError(t, err)
+	if w := got.Msg.GetWorkloads(); len(w) != 1 || w[0].GetId() != "w" || w[0].GetStatus() != "running" || got.Msg.GetNode().GetDrain() == nil {
+		t.Errorf("node %v", got.Msg)
+	}
+	end, err := h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2"}))
+	check.NoError(t, err)
+	if end.Msg.GetNode().GetDrain() != nil {
+		t.Errorf("it is still drained: %v", end.Msg)
+	}
+
+	purge := func(name string, force bool) (*hostv1.PurgeNodeResponse, error) {
+		resp, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: name, Force: force}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	_, err = purge("n1", true)
+	wantError(t, err, connect.CodeFailedPrecondition, `"n1"`, "is up")
+	_, err = purge("nobody", false)
+	wantError(t, err, connect.CodeNotFound, `"nobody"`)
+	_, err = purge("n2", false)
+	wantError(t, err, connect.CodeFailedPrecondition, "pannier node purge -force n2")
+	gone, err := purge("n2", true)
+	check.NoError(t, err)
+	if len(gone.GetEnded()) != 1 || gone.GetEnded()[0] != "default/w" {
+		t.Errorf("purged %v", gone)
+	}
+	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	wantError(t, err, connect.CodeNotFound, `"n2"`)
+	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "a/b"}))
+	wantError(t, err, connect.CodeInvalidArgument, "name")
+}
+
+// TestANodeThatComesBackIsNotPurged: while the purge waits for a claim's release the node puts its record.
+func TestANodeThatComesBackIsNotPurged(t *testing.T) {
+	h := openHost(t)
+	h.putNode(t, "n2")
+	volume := claim.VolumeRef{Namespace: "default", ID: "v"}
+	_, err := h.ledger.RegisterVolume(h.ctx, claim.Volume{
+		VolumeRef: volume, Name: "v", PluginID: "d", ExternalID: "x",
+		Capabilities: []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
+	})
+	check.NoError(t, err)
+	w := claim.WorkloadRef{Namespace: "default", ID: "w"}
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: w, Node: "n2"}, []claim.Claim{{Volume: volume, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}})
+	check.NoError(t, err)
+	purged := make(chan error, 1)
+	go func() {
+		_, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n2", Force: true}))
+		purged <- err
+	}()
+	for down := false; !down; {
+		changed := h.ledger.Watch(h.ctx, state.TopicNode("n2"))
+		check.NoError(t, h.ledger.Read(h.ctx, func(tx *state.ReadTx) error {
+			n, err := tx.Node("n2")
+			down = n.Status == claim.NodeDown
+			return err
+		}))
+		if !down {
+			<-changed
+		}
+	}
+	h.putNode(t, "n2")
+	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volume, Workload: w, To: claim.Freed})
+	check.NoError(t, err)
+	wantError(t, <-purged, connect.CodeFailedPrecondition, `"n2"`, "come back")
+	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	check.NoError(t, err)
+}
+
+// heartbeats are what a leader has heard: of n2, just now.
+type heartbeats struct{}
+
+func (heartbeats) Known(node string) (lastHeard, keepsTo time.Time) {
+	if node == "n2" {
+		lastHeard, keepsTo = time.Now(), time.Now().Add(time.Minute)
+	}
+	return lastHeard, keepsTo
+}
+
+func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
+	h := openHost(t, func(c *Config) { c.Heartbeats = heartbeats{} })
+	for _, name := range []string{"n2", "n3"} {
+		h.putNode(t, name)
+		_, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: name, Force: true}))
+		wantError(t, err, connect.CodeFailedPrecondition, "heard from", "pannier node drain")
+	}
+	_, err := h.ledger.SetNodeStatus(h.ctx, "n3", claim.NodeDisconnected, "")
+	check.NoError(t, err)
+	_, err = h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n3", Force: true}))
+	check.NoError(t, err)
+	got, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	check.NoError(t, err)
+	if got.Msg.GetNode().GetLastHeard() == nil || got.Msg.GetNode().GetLetGoAt() == nil {
+		t.Errorf("node %v", got.Msg)
+	}
+}

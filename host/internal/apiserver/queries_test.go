@@ -1,0 +1,91 @@
+package apiserver
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+func TestQueriesWaitForAChange(t *testing.T) {
+	h := openHost(t)
+	h.putNode(t, "n2")
+	get := func(read *hostv1.ReadOptions) (*hostv1.GetNodeResponse, error) {
+		resp, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2", Read: read}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	now, err := get(nil)
+	check.NoError(t, err)
+	changed := make(chan *hostv1.GetNodeResponse, 1)
+	go func() {
+		resp, err := get(&hostv1.ReadOptions{Index: now.GetMeta().GetIndex()})
+		if err != nil {
+			t.Error(err)
+		}
+		changed <- resp
+	}()
+	h.putNode(t, "n3")
+	select {
+	case resp := <-changed:
+		t.Errorf("answered without a change: %v", resp)
+	case <-time.After(30 * time.Millisecond):
+	}
+	_, err = h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2", Enable: true}))
+	check.NoError(t, err)
+	if resp := <-changed; resp.GetNode().GetDrain() == nil || resp.GetMeta().GetIndex() <= now.GetMeta().GetIndex() {
+		t.Errorf("got %v", resp)
+	}
+	stale, err := get(&hostv1.ReadOptions{Stale: true, Index: 1 << 50, Wait: durationpb.New(time.Millisecond)})
+	check.NoError(t, err)
+	if !stale.GetMeta().GetKnownLeader() || stale.GetMeta().GetAge().AsDuration() != 0 {
+		t.Errorf("the leader says of its own ledger %v", stale.GetMeta())
+	}
+	for _, wait := range []time.Duration{-time.Second, time.Hour} {
+		_, err = get(&hostv1.ReadOptions{Index: 1, Wait: durationpb.New(wait)})
+		wantError(t, err, connect.CodeInvalidArgument, "read.wait")
+	}
+	volumes, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	check.NoError(t, err)
+	tokens, err := h.client.Tokens.ListTokens(h.ctx, request(&hostv1.ListTokensRequest{}))
+	check.NoError(t, err)
+	if volumes.Msg.GetMeta().GetIndex() == 0 || tokens.Msg.GetMeta().GetIndex() == 0 {
+		t.Errorf("answers without an index: %v, %v", volumes.Msg, tokens.Msg)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	h := openHost(t)
+	for _, topics := range [][]string{nil, {"volumes", "weather"}} {
+		stream, err := h.client.System.Watch(h.ctx, request(&hostv1.WatchRequest{Topics: topics}))
+		check.NoError(t, err)
+		stream.Receive()
+		wantError(t, stream.Err(), connect.CodeInvalidArgument, "topics", "volumes")
+		check.NoError(t, stream.Close())
+	}
+	ctx, cancel := context.WithCancel(h.ctx)
+	defer cancel()
+	stream, err := h.client.System.Watch(ctx, request(&hostv1.WatchRequest{Topics: []string{"nodes"}}))
+	check.NoError(t, err)
+	last := uint64(0)
+	for _, name := range []string{"", "n2", "n3"} {
+		if name != "" {
+			h.putNode(t, name)
+		}
+		if !stream.Receive() {
+			t.Fatal(stream.Err())
+		}
+		if index := stream.Msg().GetIndex(); index <= last {
+			t.Errorf("index %d after %d", index, last)
+		} else {
+			last = index
+		}
+	}
+}

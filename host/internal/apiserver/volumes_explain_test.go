@@ -1,0 +1,80 @@
+package apiserver
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+func TestExplainEachClaim(t *testing.T) {
+	ready := &claim.Node{Name: "n2"}
+	gone := &claim.Node{Name: "n2", Status: claim.NodeDisconnected}
+	for name, test := range map[string]struct {
+		held
+		waits, next, command, lastError string
+	}{
+		"in use":            {held: held{claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Running}, next: "uses it until it is stopped"},
+		"workload ended":    {held: held{claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Ended}, waits: "has ended", next: "collection", command: "pannier system gc"},
+		"workload unknown":  {held: held{claim: claim.Claim{State: claim.Taken}, node: ready}, waits: "does not know its workload", command: "pannier system gc"},
+		"node unknown":      {held: held{claim: claim.Claim{State: claim.Unpublishing}, workload: claim.Ended}, waits: "does not know", command: "pannier volume detach -namespace prod -force v n2"},
+		"node away":         {held: held{claim: claim.Claim{State: claim.Taken}, node: gone, workload: claim.Running}, waits: "not heard from", next: "stopped by its own clock", command: "-force v n2"},
+		"node away, for so": {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: gone, letGo: time.Unix(1e9, 0)}, next: "let go of at 2001-09-09 01:46:40 UTC"},
+		"node down":         {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: &claim.Node{Status: claim.NodeDown}}, waits: "to let go of", next: "in a moment"},
+		"unmounting":        {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: ready}, waits: `node "n2" to unmount it`, next: "goes on trying"},
+		"unmounting fails":  {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: ready, attempt: watcher.Attempt{Error: "busy"}}, lastError: "busy", command: "pannier volume detach -namespace prod v n2"},
+		"the node says why": {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: ready, waiting: "its process runs"}, lastError: "its process runs"},
+		"controller":        {held: held{claim: claim.Claim{State: claim.NodeDetached}, node: gone}, waits: `driver "d"`, next: "goes on trying"},
+		"controller fails":  {held: held{claim: claim.Claim{State: claim.NodeDetached}, attempt: watcher.Attempt{Error: "no answer", Tries: 3}}, lastError: "no answer", command: "pannier driver status d"},
+		"to be freed":       {held: held{claim: claim.Claim{State: claim.ControllerDetached}}, waits: "the ledger", next: "freed in a moment"},
+	} {
+		h := test.held
+		h.driver, h.claim.Node = "d", "n2"
+		h.claim.Volume = claim.VolumeRef{Namespace: "prod", ID: "v"}
+		got := &hostv1.ExplainedClaim{}
+		h.explain(got)
+		if !strings.Contains(got.GetWaitsFor(), test.waits) || !strings.Contains(got.GetNext(), test.next) || !strings.Contains(got.GetCommand(), test.command) || got.GetLastError() != test.lastError ||
+			got.GetNext() == "" || got.GetTries() != int32(test.attempt.Tries) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestExplainVolume(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("v"))
+	explain := func() *hostv1.ExplainVolumeResponse {
+		t.Helper()
+		resp, err := h.client.Volumes.ExplainVolume(h.ctx, request(&hostv1.ExplainVolumeRequest{Id: "v"}))
+		check.NoError(t, err)
+		return resp.Msg
+	}
+	if got := explain(); got.GetSummary() != "nobody holds it" || len(got.GetClaims()) != 0 {
+		t.Errorf("got %v", got)
+	}
+	h.start(t, "w", "v")
+	if got := explain(); got.GetSummary() != "in use by 1 as single-node-writer" || got.GetClaims()[0].GetNodeStatus() != "ready" || got.GetClaims()[0].GetWaitsFor() != "" {
+		t.Errorf("got %v", got)
+	}
+	h.fake.setFailure("unpublish", errors.New("the mount is busy"))
+	stream, err := h.client.Workloads.StopWorkload(h.ctx, request(&hostv1.StopWorkloadRequest{Id: "w"}))
+	check.NoError(t, err)
+	defer stream.Close()
+	check.Eventually(t, "it says why the volume is not released", func() bool {
+		got := explain()
+		return len(got.GetClaims()) == 1 && strings.Contains(got.GetClaims()[0].GetLastError(), "the mount is busy") &&
+			strings.HasPrefix(got.GetClaims()[0].GetCommand(), "pannier volume detach v n1")
+	})
+	h.fake.setFailure("unpublish", nil)
+	check.Eventually(t, "the volume is free", func() bool { return len(explain().GetClaims()) == 0 })
+	_, err = h.client.Volumes.ExplainVolume(h.ctx, request(&hostv1.ExplainVolumeRequest{Id: "nothing"}))
+	wantError(t, err, connect.CodeNotFound, "nothing")
+}
