@@ -15,7 +15,7 @@ import (
 // filter takes out of an answer what its caller may not see; false: the whole of it. An
 // answer is made for its caller only, so it may be changed.
 //
-// What a call is refused by is in needs.go: here is what is of other objects than
+// What a call is refused by is in permissions.go: here is what is of other objects than
 // the one that the request names.
 func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bool, error) {
 	if c.IsManagement() {

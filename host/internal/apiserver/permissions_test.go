@@ -52,12 +52,12 @@ func TestEveryCallHasItsNeed(t *testing.T) {
 	all := procedures()
 	for procedure := range all {
 		if _, known := needs[procedure]; !known {
-			t.Errorf("%s has no entry in needs.go", procedure)
+			t.Errorf("%s has no entry in permissions.go", procedure)
 		}
 	}
 	for procedure := range needs {
 		if all[procedure] == nil {
-			t.Errorf("%s has an entry in needs.go, and there is no such call", procedure)
+			t.Errorf("%s has an entry in permissions.go, and there is no such call", procedure)
 		}
 	}
 	if n := needOf("/pannier.host.v1.NewService/New"); !n.changes || n.check(&caller{}, nil) == nil {
