@@ -1,5 +1,5 @@
 // Command csi-local is a CSI driver that keeps volumes as files on the disk of
-// the host it runs on. docs/csi-local.md describes it.
+// the host it runs on. docs/drivers.md describes it.
 package main
 
 import (

@@ -23,7 +23,7 @@ var answers = []codes.Code{
 	codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss, codes.Unauthenticated, 99,
 }
 
-// passes says that a call is made again at once after a code (docs/csi-bridge.md).
+// passes says that a call is made again at once after a code (docs/drivers.md).
 func passes(code codes.Code) bool {
 	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}, code)
 }

@@ -1,3 +1,4 @@
-// Package security tests with real agents, in networks of their own, what becomes of secrets
-// at rest, and of those who have a certificate, a network or a socket, and no right.
+// Package security tests, with real agents in networks of their own, how secrets are kept at
+// rest, and that callers with a certificate, a network or a socket but without the right are
+// refused.
 package security
