@@ -1,5 +1,5 @@
-// Package atomicfile writes small files so that neither a crash of the host nor the
-// loss of power leaves half of one. It imports the standard library only.
+// Package atomicfile writes small files so that neither a crash nor the loss of power leaves half of one. It imports
+// the standard library only.
 package atomicfile
 
 import (
@@ -26,8 +26,7 @@ func WriteFile(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// SyncDir makes what was made, renamed and removed in a directory outlive the loss
-// of power.
+// SyncDir makes what was created, renamed and removed in a directory survive a loss of power.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
