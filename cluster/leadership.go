@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // leadership is what this node knows of its own: whether it leads now, and
@@ -12,22 +14,21 @@ type leadership struct {
 	mu      sync.Mutex
 	ctx     context.Context // of the present leadership; nil: this node does not lead
 	cancel  context.CancelFunc
-	term    uint64        // in which this node leads
-	changed chan struct{} // closed by the next change
+	term    uint64 // in which this node leads
+	changed notify.Broadcast
 
 	ready     chan struct{} // closed when the ledger has caught up
 	readyOnce sync.Once
 }
 
 func (l *leadership) init() {
-	l.changed = make(chan struct{})
 	l.ready = make(chan struct{})
 }
 
 func (l *leadership) get() (ctx context.Context, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.ctx, l.changed
+	return l.ctx, l.changed.Wait()
 }
 
 // since is the term in which this node leads; 0: it does not.
@@ -58,8 +59,7 @@ func (l *leadership) set(term uint64) {
 		l.cancel()
 		l.ctx, l.cancel = nil, nil
 	}
-	close(l.changed)
-	l.changed = make(chan struct{})
+	l.changed.Notify()
 }
 
 // followLeadership turns raft's news into leadership. A new leader's ledger may lack

@@ -14,6 +14,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/memberlist"
 	"github.com/hashicorp/serf/serf"
+
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // Config is what an agent needs to be found and to find others.
@@ -67,7 +69,7 @@ type Discovery struct {
 
 	mu      sync.Mutex
 	self    Self
-	changed chan struct{}   // closed by the next change
+	changed notify.Broadcast
 	odd     map[string]bool // members that were complained about
 	told    map[string]bool // where others have said that this agent is, lately
 
@@ -93,7 +95,7 @@ func Open(cfg Config) (*Discovery, error) {
 		return nil, fmt.Errorf("open serf: %w", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	d := &Discovery{log: log, self: cfg.Self, changed: make(chan struct{}), odd: map[string]bool{}, told: map[string]bool{}, stop: stop}
+	d := &Discovery{log: log, self: cfg.Self, odd: map[string]bool{}, told: map[string]bool{}, stop: stop}
 	conf.Merge = merge{cfg.Self, d.heardOf}
 	// Serf waits for who takes its events, also while it opens.
 	d.running.Go(func() { d.follow(ctx, events) })
@@ -183,10 +185,7 @@ func (d *Discovery) follow(ctx context.Context, events <-chan serf.Event) {
 			return
 		case e := <-events:
 			if _, ok := e.(serf.MemberEvent); ok {
-				d.mu.Lock()
-				close(d.changed)
-				d.changed = make(chan struct{})
-				d.mu.Unlock()
+				d.changed.Notify()
 			}
 		}
 	}
@@ -195,9 +194,7 @@ func (d *Discovery) follow(ctx context.Context, events <-chan serf.Event) {
 // Changed gives a channel that is closed by the next change of a member. Get the channel,
 // then read, then wait for it: so no change is missed.
 func (d *Discovery) Changed() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.changed
+	return d.changed.Wait()
 }
 
 // Members are all agents that gossip knows, this one included, by name; those that
@@ -325,10 +322,7 @@ func (d *Discovery) Close() error {
 			d.closeErr = fmt.Errorf("close serf: %w", err)
 		}
 		d.running.Wait()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		close(d.changed)
-		d.changed = make(chan struct{})
+		d.changed.Notify()
 	})
 	return d.closeErr
 }

@@ -58,7 +58,7 @@ func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Re
 	for {
 		r.mu.Lock()
 		given, err := r.pick(holder, want)
-		waitsFor, changed := r.waitsFor(), r.changed
+		waitsFor, changed := r.waitsFor(), r.changed.Wait()
 		r.mu.Unlock()
 		if err == nil || len(waitsFor) == 0 {
 			return given, err
@@ -117,7 +117,7 @@ func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given
 		r.holders[g.Ref] = holder
 	}
 	if len(given) > 0 {
-		r.tell()
+		r.changed.Notify()
 	}
 	return given, nil
 }
@@ -174,7 +174,7 @@ func (r *Registry) Hold(holder claim.WorkloadRef, given []Given) {
 	for _, g := range given {
 		r.holders[g.Ref] = holder
 	}
-	r.tell()
+	r.changed.Notify()
 }
 
 // Free takes all devices of a workload back. One that has none is fine.
@@ -186,5 +186,5 @@ func (r *Registry) Free(holder claim.WorkloadRef) {
 			delete(r.holders, ref)
 		}
 	}
-	r.tell()
+	r.changed.Notify()
 }

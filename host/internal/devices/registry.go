@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/device"
 )
 
@@ -40,7 +41,7 @@ type Registry struct {
 	listed  bool             // the plugins' names are known
 	pending []string         // plugins that may turn out to have devices
 	holders map[Ref]claim.WorkloadRef
-	changed chan struct{} // closed and replaced on each change
+	changed notify.Broadcast
 }
 
 // told is what one plugin says.
@@ -64,7 +65,7 @@ var defaultTiming = timing{stand: 30 * time.Second, retryMin: 50 * time.Millisec
 func New(plugins Plugins, bus *events.Bus, log hclog.Logger) *Registry {
 	return &Registry{
 		plugins: plugins, events: bus, log: log, timing: defaultTiming,
-		told: map[string]*told{}, holders: map[Ref]claim.WorkloadRef{}, changed: make(chan struct{}),
+		told: map[string]*told{}, holders: map[Ref]claim.WorkloadRef{},
 	}
 }
 
@@ -127,15 +128,7 @@ func (r *Registry) groups() (out []Group) {
 
 // Changed is closed when anything that List tells next changes.
 func (r *Registry) Changed() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.changed
-}
-
-// tell wakes those who wait for a change. mu is held.
-func (r *Registry) tell() {
-	close(r.changed)
-	r.changed = make(chan struct{})
+	return r.changed.Wait()
 }
 
 // change changes what is known and tells of the devices whose health is then another.
@@ -145,7 +138,7 @@ func (r *Registry) change(do func()) {
 	before := r.byRef()
 	do()
 	now := r.byRef()
-	r.tell()
+	r.changed.Notify()
 	for _, ref := range slices.SortedFunc(maps.Keys(now), compareRefs) {
 		was, known := before[ref]
 		is := now[ref]

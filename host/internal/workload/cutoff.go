@@ -140,7 +140,7 @@ func (i *instance) using() bool {
 func (i *instance) awaitUnused(ctx context.Context) error {
 	for {
 		i.mu.Lock()
-		using, changed, waiting := i.using(), i.changed, i.rec.Waiting
+		using, changed, waiting := i.using(), i.changed.Wait(), i.rec.Waiting
 		stopping := i.rec.State != Starting && i.rec.State != Running
 		i.mu.Unlock()
 		if stopping && !using {

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/device"
 )
 
@@ -29,7 +30,7 @@ type instance struct {
 	failure error  // why the start failed
 	steps   []Step // the latest state of each step, in the order of their begin
 	seq     uint64
-	changed chan struct{} // closed and replaced on each change
+	changed notify.Broadcast
 	owner   *process.Process
 	process *process.Process
 	pin     *os.File // keeps the process's mount namespace from being another's
@@ -72,7 +73,7 @@ func newInstance(rec record) *instance {
 	i := &instance{
 		ref: rec.Spec.WorkloadRef, rec: rec,
 		revision: revision{wake: make(chan struct{}, 1)},
-		changed:  make(chan struct{}), stop: make(chan struct{}), hurry: make(chan struct{}, 1), over: make(chan struct{}),
+		stop:     make(chan struct{}), hurry: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	i.cutOff, i.cut = context.WithCancel(context.Background())
 	for _, v := range rec.Volumes {
@@ -148,7 +149,7 @@ func (i *instance) update(j *journal.Journal, change func(rec *record)) error {
 	defer i.mu.Unlock()
 	was := i.rec.State
 	change(&i.rec)
-	i.tell()
+	i.changed.Notify()
 	if j == nil {
 		return nil
 	}
@@ -157,12 +158,6 @@ func (i *instance) update(j *journal.Journal, change func(rec *record)) error {
 		i.rec.State = was // nobody is told that it runs before the journal knows
 	}
 	return err
-}
-
-// tell wakes those who wait for a change. i.mu is held.
-func (i *instance) tell() {
-	close(i.changed)
-	i.changed = make(chan struct{})
 }
 
 // write puts the record into the journal. i.mu is held.
@@ -209,7 +204,7 @@ func (i *instance) beginStep(name string, of subject, undo bool) (end func(state
 		change(&i.steps[n])
 		i.seq++
 		i.steps[n].seq = i.seq
-		i.tell()
+		i.changed.Notify()
 	}
 	set(func(s *Step) {
 		s.State, s.StartedAt, s.Took = StepRunning, at, 0
@@ -247,7 +242,7 @@ func (i *instance) since(seq uint64) (steps []Step, last uint64, state State, wa
 		}
 	}
 	slices.SortFunc(steps, func(a, b Step) int { return int(a.seq) - int(b.seq) })
-	return steps, i.seq, i.seen(), i.rec.Waiting != "", i.changed
+	return steps, i.seq, i.seen(), i.rec.Waiting != "", i.changed.Wait()
 }
 
 // Workload is a workload as the API shows it: a copy.

@@ -52,7 +52,7 @@ func (r *run) again(ctx context.Context, what string, ref *process.Ref) (*proces
 func (r *run) awaitEnd(ctx context.Context) error {
 	for {
 		r.instance.mu.Lock()
-		owner, own, changed := r.owner, r.process, r.changed
+		owner, own, changed := r.owner, r.process, r.changed.Wait()
 		r.instance.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -110,7 +110,7 @@ func (i *instance) ran(j *journal.Journal, p *process.Process) (err error) {
 	}
 	failpoint.Here("process", "noted")
 	i.process, i.pin, noted = p, pin, true
-	i.tell()
+	i.changed.Notify()
 	return nil
 }
 

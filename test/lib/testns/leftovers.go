@@ -1,19 +1,19 @@
 package testns
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // patience bounds the wait for the end of a process that was killed.
@@ -95,18 +95,12 @@ func endLeftovers() error {
 	}
 }
 
-// children are this process's. The fourth word of a process's stat is its parent, and
-// the second a name in parentheses that may hold anything (proc(5)).
+// children are this process's.
 func children() (pids []int) {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		stat, _ := os.ReadFile(path) // it may have ended
-		words := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(words) < 2 || string(words[1]) != strconv.Itoa(os.Getpid()) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
-			pids = append(pids, pid)
+	all, _ := procfs.Processes()
+	for _, p := range all {
+		if p.Parent == os.Getpid() {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids

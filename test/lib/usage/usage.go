@@ -3,28 +3,25 @@
 package usage
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"regexp"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
-)
 
-// tick is the unit of proc_pid_stat(5) on Linux, whatever the kernel's own is.
-const tick = 10 * time.Millisecond
+	"github.com/pannier/pannier/internal/procfs"
+)
 
 // CPU is the time that processes have had of the CPU so far.
 func CPU(t testing.TB, pids ...int) (used time.Duration) {
 	t.Helper()
 	for _, pid := range pids {
-		_, its, err := stat(pid)
+		p, err := procfs.ReadStat(procfs.Dir(pid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		used += its
+		used += p.CPU
 	}
 	return used
 }
@@ -33,39 +30,16 @@ func CPU(t testing.TB, pids ...int) (used time.Duration) {
 // that has ended does not count any more.
 func CPUHere(t testing.TB) (used time.Duration) {
 	t.Helper()
-	entries, err := os.ReadDir("/proc")
+	all, err := procfs.Processes()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue // no process
-		}
-		parent, its, err := stat(pid)
-		if err == nil && (pid == os.Getpid() || parent == os.Getpid()) { // or it has ended
-			used += its
+	for _, p := range all {
+		if p.PID == os.Getpid() || p.Parent == os.Getpid() {
+			used += p.CPU
 		}
 	}
 	return used
-}
-
-// stat reads a process's parent, and the time that it has had of the CPU, from
-// "pid (name) state ppid ...": the name may have anything in it.
-func stat(pid int) (parent int, used time.Duration, err error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	text := string(raw)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	parent, err = strconv.Atoi(fields[1])
-	for _, field := range fields[11:13] { // utime and stime
-		ticks, bad := strconv.ParseInt(field, 10, 64)
-		err = errors.Join(err, bad)
-		used += time.Duration(ticks) * tick
-	}
-	return parent, used, err
 }
 
 // Memory is one of a process's numbers, in MiB (proc_pid_status(5)).

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -361,8 +362,8 @@ func TestLookupUser(t *testing.T) {
 }
 
 func running(pid int) bool {
-	r, ok := relativeOf(pid)
-	return ok && !r.ended
+	s, err := procfs.ReadStat(procfs.Dir(pid))
+	return err == nil && !s.Ended()
 }
 
 func await(t *testing.T, what string, ok func() bool) {

@@ -1,16 +1,16 @@
 package launch
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // EndLeftovers ends what the program started and left running, so that nothing
@@ -23,7 +23,7 @@ func EndLeftovers(ctx context.Context, grace time.Duration, spared ...int) (told
 		return end(ctx, grace, everyone)
 	}
 	return end(ctx, grace, func() ([]int, bool, error) {
-		return those(func(r relative) bool { return !slices.Contains(spared, r.session) })
+		return those(func(r procfs.Stat) bool { return !slices.Contains(spared, r.Session) })
 	})
 }
 
@@ -31,7 +31,7 @@ func EndLeftovers(ctx context.Context, grace time.Duration, spared ...int) (told
 // nothing is, or says what is still there when ctx is done.
 func endSession(ctx context.Context, leader int) error {
 	_, err := end(ctx, 0, func() ([]int, bool, error) {
-		pids, left, err := those(func(r relative) bool { return r.session == leader })
+		pids, left, err := those(func(r procfs.Stat) bool { return r.Session == leader })
 		if err == nil && left && ctx.Err() != nil {
 			err = fmt.Errorf("kill processes %v, which may hang in the kernel: %w", pids, context.Cause(ctx))
 		}
@@ -85,8 +85,8 @@ func everyone() (pids []int, left bool, err error) {
 		case pid == 0:
 			all, err := descendants(os.Getpid())
 			for _, r := range all {
-				if !r.ended {
-					pids = append(pids, r.pid)
+				if !r.Ended() {
+					pids = append(pids, r.PID)
 				}
 			}
 			return pids, true, err
@@ -96,7 +96,7 @@ func everyone() (pids []int, left bool, err error) {
 
 // those finds some of them. One that is born while it looks may be missed, so it
 // believes that there is none when it has seen none twice.
-func those(which func(relative) bool) (pids []int, left bool, err error) {
+func those(which func(procfs.Stat) bool) (pids []int, left bool, err error) {
 	for range 2 {
 		all, err := descendants(os.Getpid())
 		if err != nil {
@@ -105,10 +105,10 @@ func those(which func(relative) bool) (pids []int, left bool, err error) {
 		for _, r := range all {
 			switch {
 			case !which(r):
-			case !r.ended:
-				pids = append(pids, r.pid)
-			case r.parent == os.Getpid():
-				_, _ = unix.Wait4(r.pid, nil, unix.WNOHANG, nil) // An orphan: nobody else waits for it.
+			case !r.Ended():
+				pids = append(pids, r.PID)
+			case r.Parent == os.Getpid():
+				_, _ = unix.Wait4(r.PID, nil, unix.WNOHANG, nil) // An orphan: nobody else waits for it.
 			}
 		}
 		if len(pids) > 0 {
@@ -118,53 +118,20 @@ func those(which func(relative) bool) (pids []int, left bool, err error) {
 	return nil, false, nil
 }
 
-// relative is a process below this one.
-type relative struct {
-	pid, parent, session int
-	// ended says that only its exit code is left of it.
-	ended bool
-}
-
 // descendants are the processes below one.
-func descendants(root int) ([]relative, error) {
-	entries, err := os.ReadDir("/proc")
+func descendants(root int) ([]procfs.Stat, error) {
+	processes, err := procfs.Processes()
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, err
 	}
-	children := map[int][]relative{}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		if r, ok := relativeOf(pid); ok {
-			children[r.parent] = append(children[r.parent], r)
-		}
+	children := map[int][]procfs.Stat{}
+	for _, p := range processes {
+		children[p.Parent] = append(children[p.Parent], p)
 	}
-	var all []relative
+	var all []procfs.Stat
 	for queue := children[root]; len(queue) > 0; queue = queue[1:] {
 		all = append(all, queue[0])
-		queue = append(queue, children[queue[0].pid]...)
+		queue = append(queue, children[queue[0].PID]...)
 	}
 	return all, nil
-}
-
-// relativeOf reads a process's stat line, whose second field is a name in parentheses
-// that may hold anything (proc(5)).
-func relativeOf(pid int) (r relative, ok bool) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return r, false
-	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 4 {
-		return r, false
-	}
-	r = relative{pid: pid, ended: string(fields[0]) == "Z"}
-	r.parent, err = strconv.Atoi(string(fields[1]))
-	if err != nil {
-		return r, false
-	}
-	r.session, err = strconv.Atoi(string(fields[3]))
-	return r, err == nil
 }

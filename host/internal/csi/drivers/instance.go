@@ -140,7 +140,7 @@ func (i *instance) update(change func(d *Driver)) (before, after Driver) {
 		d.ChangedAt = time.Now()
 	}
 	if !d.equal(before) {
-		i.r.changedLocked()
+		i.r.changed.Notify()
 	}
 	return before, *d
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -49,7 +50,7 @@ type Registry struct {
 
 	mu        sync.Mutex
 	instances map[string]*instance
-	changed   chan struct{}
+	changed   notify.Broadcast
 	closed    bool
 }
 
@@ -87,7 +88,6 @@ func New(cfg Config) *Registry {
 		cfg: cfg, timing: defaultTiming,
 		changes:   make(chan struct{}, 1),
 		instances: map[string]*instance{},
-		changed:   make(chan struct{}),
 	}
 }
 
@@ -197,9 +197,7 @@ func (r *Registry) List() []Driver {
 // Changed is closed by the next change of any driver. To miss none: take the
 // channel, read what is of interest, then wait.
 func (r *Registry) Changed() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.changed
+	return r.changed.Wait()
 }
 
 // Close ends all that the registry does, and the drivers' processes too where
@@ -214,7 +212,7 @@ func (r *Registry) Close(stop bool) error {
 	err = r.stopAll(stop)
 	r.mu.Lock()
 	r.closed = true
-	r.changedLocked()
+	r.changed.Notify()
 	r.mu.Unlock()
 	r.running.Wait()
 	return err
@@ -253,7 +251,7 @@ func (r *Registry) lock(ctx context.Context) (release func(), err error) {
 func (r *Registry) add(i *instance) {
 	r.mu.Lock()
 	r.instances[i.spec.ID] = i
-	r.changedLocked()
+	r.changed.Notify()
 	r.mu.Unlock()
 	i.start()
 }
@@ -263,10 +261,5 @@ func (r *Registry) remove(i *instance) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.instances, i.spec.ID)
-	r.changedLocked()
-}
-
-func (r *Registry) changedLocked() {
-	close(r.changed)
-	r.changed = make(chan struct{})
+	r.changed.Notify()
 }

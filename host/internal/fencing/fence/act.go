@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Bounds of one round.
@@ -118,7 +119,7 @@ func (a *actor) kill(sc *scene, h holder) {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("kill process %d (%s), %s: %v", k.PID, k.Command, k.Why, err))
 		return
 	}
-	if sc.processes[h.pid].state == 'D' {
+	if sc.processes[h.pid].State == 'D' {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) waits in the kernel and ends when that lets it: %s", k.PID, k.Command, k.Why))
 	}
 	a.report.killed(k)
@@ -133,7 +134,7 @@ func kill(h holder) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if st, err := readStat(fmt.Sprintf("/proc/%d", h.pid)); err != nil || st.start != h.start {
+	if st, err := procfs.ReadStat(procfs.Dir(h.pid)); err != nil || st.StartTime != h.start {
 		return nil // it has ended
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -277,7 +278,7 @@ func (a *actor) locked(sc *scene) (found []holder) {
 		}
 		for pid, ns := range sc.namespaces {
 			if ns == r.tree.namespace && pid != 1 {
-				found = append(found, holder{pid: pid, start: sc.processes[pid].start, guard: guard.Path, why: "it is in a mount namespace that shows the volume at " + r.path})
+				found = append(found, holder{pid: pid, start: sc.processes[pid].StartTime, guard: guard.Path, why: "it is in a mount namespace that shows the volume at " + r.path})
 			}
 		}
 	}

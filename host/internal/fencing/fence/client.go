@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/internal/notify"
 )
 
 var (
@@ -57,7 +58,7 @@ type Client struct {
 	told      uint64 // that the fence has confirmed
 	err       error  // why it has not, lately
 	confirmed State
-	progress  chan struct{} // closed and replaced when told or err changes
+	progress  notify.Broadcast // told or err
 
 	kick chan struct{} // has something in it after a change
 	conn *connection   // keep's own, as proc is
@@ -81,7 +82,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		}
 		cfg.Command = []string{exe, "fence", "-dir", cfg.Dir}
 	}
-	c := &Client{cfg: cfg, progress: make(chan struct{}), kick: make(chan struct{}, 1)}
+	c := &Client{cfg: cfg, kick: make(chan struct{}, 1)}
 	a, err := c.reach(ctx, request{})
 	if err != nil {
 		c.hangUp()
@@ -140,8 +141,9 @@ func (c *Client) Update(ctx context.Context, change func(Change)) error {
 	default:
 	}
 	for {
+		progress := c.progress.Wait()
 		c.mu.Lock()
-		told, err, progress := c.told, c.err, c.progress
+		told, err := c.told, c.err
 		c.mu.Unlock()
 		if told >= mine {
 			return err
@@ -217,8 +219,7 @@ func (c *Client) note(told uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.told, c.err = told, err
-	close(c.progress)
-	c.progress = make(chan struct{})
+	c.progress.Notify()
 }
 
 // reach asks the fence, which it finds or starts first. One that does not answer, or

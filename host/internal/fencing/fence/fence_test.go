@@ -1,12 +1,10 @@
 package fence
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -15,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 var redis = claim.WorkloadRef{Namespace: "default", ID: "redis"}
@@ -98,7 +97,7 @@ func TestACopyIsTakenAwayInItsNamespace(t *testing.T) {
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
 	copied := start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", "echo ready; exec sleep 1000"))
 	has := func() bool {
-		table, err := readTable(strconv.Itoa(copied.Process.Pid))
+		table, err := readTable(procfs.Dir(copied.Process.Pid))
 		must(t, err)
 		for _, m := range table {
 			if m.Mountpoint == v.target || m.Mountpoint == v.staging {
@@ -153,9 +152,9 @@ func TestNamedProcessesAreKilled(t *testing.T) {
 
 func startTime(t *testing.T, c *child) uint64 {
 	t.Helper()
-	st, err := readStat(fmt.Sprintf("/proc/%d", c.Process.Pid))
+	st, err := procfs.ReadStat(procfs.Dir(c.Process.Pid))
 	must(t, err)
-	return st.start
+	return st.StartTime
 }
 
 // The fence does nothing while its deadline is put off, or where it has none.

@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // harden keeps a busy machine from keeping the fence waiting: its memory stays in RAM, it
@@ -39,7 +41,7 @@ func realTime(tid int) error {
 }
 
 func eachThread(do func(tid int) error) error {
-	tids, err := numbers("/proc/self/task")
+	tids, err := procfs.Numbers("/proc/self/task")
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // holder is a process that has something open of what is mounted at a guarded path.
@@ -34,8 +36,8 @@ type search struct {
 // may have files and folders that the others do not (clone(2), CLONE_FILES and CLONE_FS).
 func (s *search) holders(sc *scene, named []Process, deep bool) (found []holder) {
 	for _, p := range named {
-		if st, ok := sc.processes[p.PID]; ok && st.start == p.StartTime {
-			found = append(found, holder{pid: p.PID, start: st.start, named: p, why: "it is the workload's process"})
+		if st, ok := sc.processes[p.PID]; ok && st.StartTime == p.StartTime {
+			found = append(found, holder{pid: p.PID, start: st.StartTime, named: p, why: "it is the workload's process"})
 		}
 	}
 	if len(sc.ids) == 0 {
@@ -107,15 +109,15 @@ func (s *search) bounded(pid int, look func() (holder, bool)) (holder, bool) {
 
 // holds looks at one process.
 func (sc *scene) holds(pid int, deep bool) (holder, bool) {
-	dir := "/proc/" + strconv.Itoa(pid)
+	dir := procfs.Dir(pid)
 	st := sc.processes[pid]
 	looks := []string{dir}
-	if deep || st.ended() {
+	if deep || st.Ended() {
 		looks = append(looks, liveThreads(dir)...)
 	}
 	for _, at := range looks {
 		if guard, why := sc.open(at, sc.namespaces[pid]); guard != "" {
-			return holder{pid: pid, start: st.start, guard: guard, why: why}, true
+			return holder{pid: pid, start: st.StartTime, guard: guard, why: why}, true
 		}
 	}
 	return holder{}, false
@@ -130,7 +132,7 @@ func (sc *scene) open(dir string, namespace uint64) (guard, why string) {
 			}
 		}
 	}
-	fds, _ := numbers(dir + "/fd")
+	fds, _ := procfs.Numbers(dir + "/fd")
 	for _, fd := range fds {
 		name := strconv.Itoa(fd)
 		text, err := os.Readlink(dir + "/fd/" + name)

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // scene is what is mounted where at one moment, as far as it is guarded. Nearly all of it
@@ -20,7 +21,7 @@ type scene struct {
 	own       uint64           // the fence's mount namespace
 	places    []place          // what is mounted in it at guarded paths and below, in the order of mounting
 	copies    map[replica]Mount
-	processes map[int]stat // all that live
+	processes map[int]procfs.Stat // all that live
 
 	namespaces map[int]uint64             // by process
 	trees      map[tree][]*mountinfo.Info // what is mounted in other namespaces
@@ -70,13 +71,13 @@ func look(s State, before map[replica]Mount) (*scene, error) {
 		sc.mounts[m.Path] = m
 	}
 	var err error
-	if sc.own, err = mountNamespace("self"); err != nil {
+	if sc.own, err = procfs.MountNamespace(procfs.Root + "/self"); err != nil {
 		return nil, err
 	}
 	if sc.processes, err = processes(); err != nil {
 		return nil, err
 	}
-	table, err := readTable("self")
+	table, err := readTable(procfs.Root + "/self")
 	if err != nil {
 		return nil, err
 	}
@@ -123,9 +124,9 @@ func (sc *scene) guardOf(path string) (Mount, bool) {
 // readTrees reads, once for each tree, what processes of other namespaces see.
 func (sc *scene) readTrees() {
 	for pid := range sc.processes {
-		name := strconv.Itoa(pid)
-		ns, err := mountNamespace(name)
-		root, rootErr := os.Readlink("/proc/" + name + "/root")
+		dir := procfs.Dir(pid)
+		ns, err := procfs.MountNamespace(dir)
+		root, rootErr := os.Readlink(dir + "/root")
 		if err != nil || rootErr != nil {
 			continue // it has ended
 		}
@@ -134,7 +135,7 @@ func (sc *scene) readTrees() {
 		if ns == sc.own || sc.trees[t] != nil {
 			continue
 		}
-		if table, err := readTable(name); err == nil {
+		if table, err := readTable(dir); err == nil {
 			sc.trees[t], sc.members[t] = table, pid
 		}
 	}
@@ -191,24 +192,15 @@ func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-func readTable(process string) ([]*mountinfo.Info, error) {
-	f, err := os.Open("/proc/" + process + "/mountinfo")
+func readTable(dir string) ([]*mountinfo.Info, error) {
+	f, err := os.Open(dir + "/mountinfo")
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	table, err := mountinfo.GetMountsFromReader(bufio.NewReaderSize(f, 1<<16), nil)
 	if err != nil {
-		return nil, fmt.Errorf("read the mounts of process %s: %w", process, err)
+		return nil, fmt.Errorf("read %s/mountinfo: %w", dir, err)
 	}
 	return table, nil
-}
-
-// mountNamespace is the number of a process's mount namespace (namespaces(7)).
-func mountNamespace(process string) (uint64, error) {
-	link, err := os.Readlink("/proc/" + process + "/ns/mnt")
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "mnt:["), "]"), 10, 64)
 }

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // unmounts are those under way: the kernel may take as long as a disk does.
@@ -42,7 +43,7 @@ func (u *unmounts) begin(key string, call func() error) *unmount {
 
 // unmountIn unmounts what the process sees at path, in its mount namespace.
 func unmountIn(pid int, path string, flags int) error {
-	name := "/proc/" + strconv.Itoa(pid)
+	name := procfs.Dir(pid)
 	namespace, err := unix.Open(name+"/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -13,6 +13,8 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // instance runs one plugin: it has one goroutine, which alone starts and watches
@@ -37,8 +39,8 @@ type instance struct {
 
 	mu      sync.Mutex
 	status  Status
-	changed chan struct{} // closed and replaced when status or current changes
-	gone    []*generation // that have drained and are still in the record
+	gone    []*generation    // that have drained and are still in the record
+	changed notify.Broadcast // status or current
 }
 
 func newInstance(s *Supervisor, name string, spec Plugin) *instance {
@@ -48,8 +50,7 @@ func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 		logPath: filepath.Join(s.dir, "logs", name+".log"),
 		sums:    map[string]hashed{},
 		orders:  make(chan order), looks: make(chan struct{}, 1),
-		status:  Status{Name: name, State: Starting},
-		changed: make(chan struct{}),
+		status: Status{Name: name, State: Starting},
 	}
 }
 
@@ -397,10 +398,9 @@ func errorText(err error) string {
 func (i *instance) set(what EventType, message string, change func(*Status)) {
 	i.mu.Lock()
 	change(&i.status)
-	close(i.changed)
-	i.changed = make(chan struct{})
 	i.mu.Unlock()
-	i.sup.wake()
+	i.changed.Notify()
+	i.sup.changed.Notify()
 	if what == "" {
 		return
 	}
@@ -444,9 +444,7 @@ func (i *instance) snapshot() Status {
 // acquire waits for a generation and takes a lease on it.
 func (i *instance) acquire(ctx context.Context) (*generation, func(), error) {
 	for {
-		i.mu.Lock()
-		changed := i.changed
-		i.mu.Unlock()
+		changed := i.changed.Wait()
 		// A process that just died is still current for a moment.
 		if gen := i.current.Load(); gen != nil && !gen.ended() {
 			if release, ok := gen.acquire(); ok {

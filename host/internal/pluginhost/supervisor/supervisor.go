@@ -19,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -54,8 +55,7 @@ type Supervisor struct {
 	closing chan struct{}
 	close   sync.Once
 
-	mu      sync.Mutex
-	changed chan struct{} // closed and replaced when the status of any plugin changes
+	changed notify.Broadcast // the status of any plugin
 }
 
 // New makes a supervisor. It does nothing before Open.
@@ -64,7 +64,7 @@ func New(cfg Config) *Supervisor {
 	return &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
-		closing: make(chan struct{}), drop: make(chan struct{}), changed: make(chan struct{}),
+		closing: make(chan struct{}), drop: make(chan struct{}),
 	}
 }
 
@@ -392,9 +392,7 @@ func (s *Supervisor) names() []string {
 // Await waits until the status of the plugins is as done wants it.
 func (s *Supervisor) Await(ctx context.Context, done func([]Status) bool) error {
 	for {
-		s.mu.Lock()
-		changed := s.changed
-		s.mu.Unlock()
+		changed := s.changed.Wait()
 		if done(s.Status()) {
 			return nil
 		}
@@ -406,14 +404,6 @@ func (s *Supervisor) Await(ctx context.Context, done func([]Status) bool) error 
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// wake lets Await look again.
-func (s *Supervisor) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 // Status of all plugins, by name.

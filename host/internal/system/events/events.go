@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // The topics: what kind of thing an event's subject is.
@@ -44,9 +46,9 @@ type Event struct {
 // and owns no goroutine, so it needs no closing.
 type Bus struct {
 	mu    sync.Mutex
-	ring  []Event       // event seq is at ring[seq%len(ring)]
-	last  uint64        // seq of the newest event, 0 before the first
-	added chan struct{} // closed and replaced by each Publish
+	ring  []Event // event seq is at ring[seq%len(ring)]
+	last  uint64  // seq of the newest event, 0 before the first
+	added notify.Broadcast
 }
 
 // New makes a Bus that keeps the most recent size events (DefaultSize where
@@ -55,7 +57,7 @@ func New(size int) *Bus {
 	if size <= 0 {
 		size = DefaultSize
 	}
-	return &Bus{ring: make([]Event, size), added: make(chan struct{})}
+	return &Bus{ring: make([]Event, size)}
 }
 
 // Publish appends e and wakes the subscribers. It never blocks on them. The
@@ -70,8 +72,7 @@ func (b *Bus) Publish(e Event) {
 	b.last++
 	e.Seq = b.last
 	b.ring[b.last%uint64(len(b.ring))] = e
-	close(b.added)
-	b.added = make(chan struct{})
+	b.added.Notify()
 }
 
 // Recent returns the n most recent events, oldest first: fewer where the Bus
@@ -121,7 +122,7 @@ func (b *Bus) at(seq uint64) (e Event, added <-chan struct{}, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if seq > b.last {
-		return Event{}, b.added, false
+		return Event{}, b.added.Wait(), false
 	}
 	if oldest := b.startLocked(len(b.ring)); seq < oldest {
 		return lagged(seq, oldest), nil, true

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 const loop = "while :; do sleep 0.05; done"
@@ -23,11 +25,11 @@ func TestNoNewPrivs(t *testing.T) {
 			spec := shell(t, loop)
 			spec.NoNewPrivs, spec.DieWithHost = true, dieWithHost
 			p := mustStart(t, spec)
-			if got := statusOf(t, procPath(p.PID(), "status"), "NoNewPrivs"); got != "1" {
+			if got := statusOf(t, procfs.Dir(p.PID())+"/status", "NoNewPrivs"); got != "1" {
 				t.Errorf("its NoNewPrivs is %s", got)
 			}
 			free := mustStart(t, shell(t, loop))
-			if got := statusOf(t, procPath(free.PID(), "status"), "NoNewPrivs"); got != "0" {
+			if got := statusOf(t, procfs.Dir(free.PID())+"/status", "NoNewPrivs"); got != "0" {
 				t.Errorf("that of a process that did not ask for it is %s", got)
 			}
 			for _, p := range []*Process{p, free} {
@@ -68,9 +70,9 @@ func TestNoInheritedDescriptors(t *testing.T) {
 	}()
 	waitFor(t, "nothing but standard input, output and error", func() bool { // and its libraries while it starts
 		got = ""
-		open, err := os.ReadDir(procPath(p.PID(), "fd"))
+		open, err := os.ReadDir(procfs.Dir(p.PID()) + "/fd")
 		for _, f := range open {
-			target, _ := os.Readlink(procPath(p.PID(), "fd/"+f.Name()))
+			target, _ := os.Readlink(procfs.Dir(p.PID()) + "/fd/" + f.Name())
 			got += f.Name() + " " + target + "\n"
 		}
 		return err == nil && got == want
@@ -106,7 +108,7 @@ func TestLimitOfOpenFiles(t *testing.T) {
 	spec.Limits = Limits{OpenFiles: 99}
 	p := mustStart(t, spec)
 	defer p.Stop(within(t, 5*time.Second))
-	data, err := os.ReadFile(procPath(p.PID(), "limits"))
+	data, err := os.ReadFile(procfs.Dir(p.PID()) + "/limits")
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(data)), " "), "Max open files 99 99") {
 		t.Errorf("%v\n%s", err, data)
 	}
@@ -117,7 +119,7 @@ func TestFirstToGoWithoutMemory(t *testing.T) {
 	spec.Limits = Limits{Memory: 1 << 30}
 	p := mustStart(t, spec)
 	defer p.Stop(within(t, 5*time.Second))
-	data, err := os.ReadFile(procPath(p.PID(), "oom_score_adj"))
+	data, err := os.ReadFile(procfs.Dir(p.PID()) + "/oom_score_adj")
 	if err != nil || strings.TrimSpace(string(data)) != oomScore {
 		t.Errorf("%v: %s", err, data)
 	}

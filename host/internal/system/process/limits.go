@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Limits bound what a process may use. 0: no limit. Memory and Processes are for the
@@ -30,7 +32,7 @@ const oomScore = "500"
 func (l Limits) apply(pid int) error {
 	if l.Memory > 0 {
 		// A kernel that does not let us only ends another one first.
-		_ = os.WriteFile(procPath(pid, "oom_score_adj"), []byte(oomScore), 0)
+		_ = os.WriteFile(procfs.Dir(pid)+"/oom_score_adj", []byte(oomScore), 0)
 	}
 	if l.OpenFiles <= 0 {
 		return nil

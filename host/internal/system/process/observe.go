@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // BootID names this boot of the machine (random(4), /proc/sys/kernel/random/boot_id).
@@ -40,29 +39,12 @@ func (p *Process) Signal(sig unix.Signal) error {
 	return nil
 }
 
-// MountNamespace is the inode of the mount namespace that a process is in
-// (namespaces(7)).
-func MountNamespace(pid int) (uint64, error) {
-	link, err := os.Readlink(procPath(pid, "ns/mnt"))
-	if err != nil {
-		return 0, fmt.Errorf("read the mount namespace of process %d: %w", pid, err)
-	}
-	inode, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "mnt:["), "]"), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("read the mount namespace of process %d: %w", pid, err)
-	}
-	return inode, nil
-}
-
 // InMountNamespace lists the living processes in a mount namespace.
 func InMountNamespace(inode uint64) []int {
 	var pids []int
-	for _, s := range allProcesses() {
-		if s.dead() {
-			continue
-		}
-		if ns, err := MountNamespace(s.pid); err == nil && ns == inode {
-			pids = append(pids, s.pid)
+	for _, s := range living() {
+		if ns, err := procfs.MountNamespace(procfs.Dir(s.PID)); err == nil && ns == inode {
+			pids = append(pids, s.PID)
 		}
 	}
 	return pids

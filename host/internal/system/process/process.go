@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // ErrGone says that the process of a Ref does not run any more, or never did.
@@ -247,16 +249,16 @@ func (p *Process) watch(ref Ref, pid int) error {
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
 	// Read after the descriptor is open: from here on they are the same process,
 	// or this one has another start time.
-	st, err := readStat(pid)
+	st, err := procfs.ReadStat(procfs.Dir(pid))
 	if err != nil {
 		_ = pidfd.Close()
 		return fmt.Errorf("read the start time of process %d: %w", pid, err)
 	}
-	if ref.StartTime != 0 && ref.StartTime != st.start {
+	if ref.StartTime != 0 && ref.StartTime != st.StartTime {
 		_ = pidfd.Close()
 		return fmt.Errorf("%w: process %d is another one now", ErrGone, pid)
 	}
-	ref.PID, ref.StartTime = pid, st.start
+	ref.PID, ref.StartTime = pid, st.StartTime
 	p.ref, p.pidfd = ref, pidfd
 	p.ended.Go(p.wait)
 	return nil
@@ -305,8 +307,8 @@ func Find(ctx context.Context, ref Ref) (*Process, error) {
 		}
 		ref.PID = pid
 	}
-	st, err := readStat(ref.PID)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) || err == nil && st.dead() {
+	st, err := procfs.ReadStat(procfs.Dir(ref.PID))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) || err == nil && st.Ended() {
 		return nil, fmt.Errorf("%w: there is no process %d", ErrGone, ref.PID)
 	}
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // envHost makes the test binary a host: it starts a process and is killed in the
@@ -97,8 +99,8 @@ func waitDone(t *testing.T, p *Process) {
 }
 
 func alive(pid int) bool {
-	s, err := readStat(pid)
-	return err == nil && !s.dead()
+	s, err := procfs.ReadStat(procfs.Dir(pid))
+	return err == nil && !s.Ended()
 }
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -266,18 +268,5 @@ func TestUser(t *testing.T) {
 	data, _ := os.ReadFile(spec.LogPath)
 	if !strings.HasPrefix(string(data), "65534\n") {
 		t.Errorf("ran as %s", data)
-	}
-}
-
-func TestParseStat(t *testing.T) {
-	line := "7 (a ) b (c) S 1 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 2"
-	got, err := parseStat(7, []byte(line))
-	if want := (stat{pid: 7, state: 'S', group: 5, start: 987654, cpu: 260 * time.Millisecond, threads: 1}); err != nil || got != want {
-		t.Errorf("got %+v, %v; want %+v", got, err, want)
-	}
-	for _, bad := range []string{"", "7 (a", "7 (a) S 1 2", "7 (a) S 1 x 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1"} {
-		if _, err := parseStat(7, []byte(bad)); err == nil {
-			t.Errorf("%q was read", bad)
-		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // afterKill bounds the wait for what was killed to be gone. Only a process that
@@ -47,11 +49,11 @@ func (p *Process) isReleased() bool {
 }
 
 func stopGroup(ctx context.Context, ref Ref) error {
-	g := &group{ref: ref, known: map[int]stat{}}
+	g := &group{ref: ref, known: map[int]procfs.Stat{}}
 	asked := map[int]bool{}
-	gone := g.wait(ctx, func(m stat) {
-		if !asked[m.pid] { // once each, also what is forked meanwhile
-			asked[m.pid] = true
+	gone := g.wait(ctx, func(m procfs.Stat) {
+		if !asked[m.PID] { // once each, also what is forked meanwhile
+			asked[m.PID] = true
 			signal(m, unix.SIGTERM)
 		}
 	})
@@ -62,7 +64,7 @@ func stopGroup(ctx context.Context, ref Ref) error {
 	killCgroups(ref)
 	killCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterKill)
 	defer cancel()
-	if g.wait(killCtx, func(m stat) { signal(m, unix.SIGKILL) }) {
+	if g.wait(killCtx, func(m procfs.Stat) { signal(m, unix.SIGKILL) }) {
 		removeCgroups(ref)
 		return nil
 	}
@@ -76,11 +78,11 @@ func stopGroup(ctx context.Context, ref Ref) error {
 // a member that was seen once is waited for until it has ended.
 type group struct {
 	ref   Ref
-	known map[int]stat
+	known map[int]procfs.Stat
 }
 
 // wait calls each for every member, again and again until none is left.
-func (g *group) wait(ctx context.Context, each func(stat)) bool {
+func (g *group) wait(ctx context.Context, each func(procfs.Stat)) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		g.look()
 		if len(g.known) == 0 {
@@ -100,13 +102,13 @@ func (g *group) wait(ctx context.Context, each func(stat)) bool {
 // look drops the members that have ended and adds those that are new.
 func (g *group) look() {
 	for pid, m := range g.known {
-		now, err := readStat(pid)
-		if err != nil || now.dead() || now.start != m.start {
+		now, err := procfs.ReadStat(procfs.Dir(pid))
+		if err != nil || now.Ended() || now.StartTime != m.StartTime {
 			delete(g.known, pid)
 		}
 	}
 	for _, m := range members(g.ref) {
-		g.known[m.pid] = m
+		g.known[m.PID] = m
 	}
 }
 
@@ -114,13 +116,13 @@ func (g *group) look() {
 // leader lives, those that carry its token wherever they are, and those in its
 // control groups. Once the leader is gone the number of its group may be another's,
 // so then only the others count.
-func members(ref Ref) []stat {
+func members(ref Ref) []procfs.Stat {
 	inside := inCgroups(ref)
-	leader, err := readStat(ref.PID)
-	leads := ref.PID != 0 && err == nil && leader.start == ref.StartTime
-	var found []stat
-	for _, s := range allProcesses() {
-		if leads && (s.group == ref.PID || s.pid == ref.PID) || slices.Contains(inside, s.pid) || ref.Token != "" && hasToken(s.pid, ref.Token) {
+	leader, err := procfs.ReadStat(procfs.Dir(ref.PID))
+	leads := ref.PID != 0 && err == nil && leader.StartTime == ref.StartTime
+	var found []procfs.Stat
+	for _, s := range living() {
+		if leads && (s.Group == ref.PID || s.PID == ref.PID) || slices.Contains(inside, s.PID) || ref.Token != "" && hasToken(s.PID, ref.Token) {
 			found = append(found, s)
 		}
 	}
@@ -129,13 +131,13 @@ func members(ref Ref) []stat {
 
 // signal sends sig to the very process that s was read of. That it ended in the
 // meantime is no error: whoever signals looks again.
-func signal(s stat, sig unix.Signal) {
-	fd, err := unix.PidfdOpen(s.pid, 0)
+func signal(s procfs.Stat, sig unix.Signal) {
+	fd, err := unix.PidfdOpen(s.PID, 0)
 	if err != nil {
 		return
 	}
 	defer unix.Close(fd)
-	if now, err := readStat(s.pid); err == nil && now.start == s.start {
+	if now, err := procfs.ReadStat(procfs.Dir(s.PID)); err == nil && now.StartTime == s.StartTime {
 		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
 	}
 }

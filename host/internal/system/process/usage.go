@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Usage is what a process and its descendants use at one moment.
@@ -26,9 +28,9 @@ type Usage struct {
 func (p *Process) Usage() Usage {
 	var u Usage
 	for _, s := range p.family() {
-		u.Memory += written(s.pid)
-		u.CPU += s.cpu
-		u.Processes += s.threads
+		u.Memory += written(s.PID)
+		u.CPU += s.CPU + s.ChildCPU
+		u.Processes += s.Threads
 	}
 	u.Refused = refusedForks(p.ref)
 	return u
@@ -36,22 +38,22 @@ func (p *Process) Usage() Usage {
 
 // family is what members finds, but for descendants that left both the group and the
 // control groups: to find them takes a look at every process's environment.
-func (p *Process) family() []stat {
-	var found []stat
+func (p *Process) family() []procfs.Stat {
+	var found []procfs.Stat
 	inside := inCgroups(p.ref)
 	for _, pid := range inside {
-		if s, err := readStat(pid); err == nil && !s.dead() {
+		if s, err := procfs.ReadStat(procfs.Dir(pid)); err == nil && !s.Ended() {
 			found = append(found, s)
 		}
 	}
 	if len(inside) > 0 {
 		return found
 	}
-	if leader, err := readStat(p.PID()); err != nil || leader.start != p.ref.StartTime {
+	if leader, err := procfs.ReadStat(procfs.Dir(p.PID())); err != nil || leader.StartTime != p.ref.StartTime {
 		return nil
 	}
-	for _, s := range allProcesses() {
-		if s.group == p.PID() || s.pid == p.PID() {
+	for _, s := range living() {
+		if s.Group == p.PID() || s.PID == p.PID() {
 			found = append(found, s)
 		}
 	}
@@ -60,7 +62,7 @@ func (p *Process) family() []stat {
 
 // written is the memory in bytes that is not a file's (proc(5), /proc/PID/status).
 func written(pid int) int64 {
-	data, err := os.ReadFile(procPath(pid, "status"))
+	data, err := os.ReadFile(procfs.Dir(pid) + "/status")
 	if err != nil {
 		return 0
 	}
