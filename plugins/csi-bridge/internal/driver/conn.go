@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/stats"
+
+	"github.com/pannier/pannier/internal/kmutex"
 )
 
 // maxMessage bounds an answer and a request, in bytes. gRPC's default of 4 MiB
@@ -37,7 +39,7 @@ type Conn struct {
 	log        hclog.Logger
 	timing     Timing
 	cc         *grpc.ClientConn
-	locks      keyLock
+	locks      kmutex.Locks[string]
 	lastDial   atomic.Pointer[error] // of the last dial that failed
 	epoch      atomic.Uint64         // grows with each connection made or lost
 	controller cache[*Controller]

@@ -32,9 +32,9 @@ type Op struct {
 func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context) (T, error)) (T, error) {
 	var none T
 	if op.Key != "" {
-		unlock, err := c.locks.lock(ctx, op.Key)
+		unlock, err := c.locks.Lock(ctx, op.Key)
 		if err != nil {
-			return none, op.errorf(status.FromContextError(err).Code(),
+			return none, op.errorf(status.FromContextError(ctx.Err()).Code(),
 				"gave up while another call on it was in flight; the driver was not asked")
 		}
 		defer unlock()

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -66,33 +65,5 @@ func TestNoCallOutsideDo(t *testing.T) {
 	defer release()
 	if _, err := c.Identity.Probe(t.Context(), &csi.ProbeRequest{}); status.Code(err) != codes.Internal {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestKeyLock(t *testing.T) {
-	var l keyLock
-	unlock, err := l.lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	unlockB, err := l.lock(t.Context(), "b") // another key is free
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.lock(ctx, "a"); !errors.Is(err, context.Canceled) {
-		t.Errorf("a held lock with a cancelled context: %v", err)
-	}
-	got := make(chan func())
-	go func() {
-		unlock, _ := l.lock(context.Background(), "a")
-		got <- unlock
-	}()
-	unlock()
-	(<-got)()
-	unlockB()
-	if len(l.held) != 0 {
-		t.Errorf("%d keys are remembered", len(l.held))
 	}
 }
