@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // plugin is a storage plugin in memory that remembers what it was asked.
@@ -293,14 +293,7 @@ func TestAttachAndDetachDoNotOverlap(t *testing.T) {
 			t.Error(called, err)
 		}
 	})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if c.attachments.Users(attachment{vol.VolumeRef, "n1"}) == 2 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the detach does not wait")
-		}
-	}
+	check.Eventually(t, "the detach waits", func() bool { return c.attachments.Users(attachment{vol.VolumeRef, "n1"}) == 2 })
 	if called, err := c.Detach(t.Context(), vol, "n2", "driver-n2", never); !called || err != nil {
 		t.Error(called, err)
 	}

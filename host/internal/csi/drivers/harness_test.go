@@ -30,6 +30,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // The test program is also the driver that the registry runs, and a host that a
@@ -99,9 +100,7 @@ func (d *csiDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.
 // serve runs a driver in the test's own process, as one that someone else runs.
 func serve(t *testing.T, socket string, d *csiDriver) (stop func()) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -22,10 +23,10 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 	cmd := exec.Command("unshare", args...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	must(t, err)
+	check.NoError(t, err)
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() { _, _ = in.Close(), cmd.Wait() })
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the script in the namespace: %q, %v", line, err)
@@ -37,7 +38,7 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 func held(t *testing.T, l Layout, path, destination string, pid int) []Holder {
 	t.Helper()
 	found, err := l.Holders(path, destination)
-	must(t, err)
+	check.NoError(t, err)
 	return slices.DeleteFunc(found, func(h Holder) bool { return h.PID != pid })
 }
 
@@ -59,7 +60,7 @@ func TestHoldersOfAMount(t *testing.T) {
 			l, dir := newLayout(t), resolved(t, t.TempDir())
 			path := target(t, l)
 			mount(t, "volume", path, "tmpfs", 0)
-			must(t, os.Mkdir(filepath.Join(path, "part"), 0o700))
+			check.NoError(t, os.Mkdir(filepath.Join(path, "part"), 0o700))
 			pid := inNamespace(t, "private", c.script, path, dir)
 			got := held(t, l, path, "", pid)
 			if c.at == "" {
@@ -91,14 +92,14 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 		t.Run(script, func(t *testing.T) {
 			l, dir := newLayout(t), resolved(t, t.TempDir())
 			mount(t, "host", l.Dir, "tmpfs", 0)
-			must(t, unix.Mount("", l.Dir, "", unix.MS_SHARED, ""))
+			check.NoError(t, unix.Mount("", l.Dir, "", unix.MS_SHARED, ""))
 			path := target(t, l)
 			mount(t, "volume", path, "tmpfs", 0)
 			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, l.Dir, dir)
 			if got := held(t, l, path, "", pid); len(got) != want {
 				t.Errorf("it is held by %v", got)
 			}
-			must(t, unix.Unmount(path, 0))
+			check.NoError(t, unix.Unmount(path, 0))
 			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh", strconv.Itoa(pid)).Output()
 			if (err == nil) != (want > 0) {
 				t.Errorf("after the unmount the namespace has %s of it, so it was foretold wrong", left)
@@ -115,8 +116,8 @@ func TestHoldersOfADevice(t *testing.T) {
 	}
 	l, dir := newLayout(t), resolved(t, t.TempDir())
 	path := l.Target("d", redis, data, rw, "r")
-	must(t, l.Make(filepath.Dir(path)))
-	must(t, os.WriteFile(path, nil, 0o600))
+	check.NoError(t, l.Make(filepath.Dir(path)))
+	check.NoError(t, os.WriteFile(path, nil, 0o600))
 	mount(t, device, path, "", unix.MS_BIND)
 	pid := inNamespace(t, "private", "mount -t tmpfs root $1; mknod $1/disk b 7 0; mknod $1/other b 7 1; ln -s disk $1/link", dir)
 	for name, want := range map[string]int{"disk": 1, "link": 1, "other": 0, "none": 0} {

@@ -13,28 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func resolved(t *testing.T, path string) string {
 	t.Helper()
 	p, err := filepath.EvalSymlinks(path)
-	must(t, err)
+	check.NoError(t, err)
 	return p
 }
 
 func symlink(t *testing.T, to, path string) {
 	t.Helper()
-	must(t, os.Symlink(to, path))
+	check.NoError(t, os.Symlink(to, path))
 }
 
 // mount mounts, and takes away what is left at the end of the test.
@@ -55,7 +49,7 @@ func newLayout(t *testing.T) Layout {
 func target(t *testing.T, l Layout) string {
 	t.Helper()
 	path := l.Target("d", redis, data, rw, "r")
-	must(t, l.Make(path))
+	check.NoError(t, l.Make(path))
 	return path
 }
 
@@ -68,38 +62,38 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 	}
 	mount(t, "first", path, "tmpfs", 0)
 	first, err := At(path)
-	must(t, err)
+	check.NoError(t, err)
 	if first == nil || first.Path != path || first.Source != "first" || first.FSType != "tmpfs" || first.Root != "/" || first.ReadOnly {
 		t.Fatalf("got %+v", first)
 	}
 
 	bound := l.Target("d", redis, data, rw, "bound")
-	must(t, l.Make(bound))
+	check.NoError(t, l.Make(bound))
 	mount(t, path, bound, "", unix.MS_BIND)
 	b, err := At(bound)
-	must(t, err)
+	check.NoError(t, err)
 	if !b.Same(*first) {
 		t.Errorf("a bind mount of it is not the same: %+v, %+v", b, first)
 	}
-	must(t, unix.Mount("", bound, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	check.NoError(t, unix.Mount("", bound, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	if b, err = At(bound); err != nil || !b.ReadOnly || b.Same(*first) || !strings.Contains(b.String(), "read-only") {
 		t.Errorf("a read-only bind mount is %+v, %v", b, err)
 	}
 
 	mount(t, "second", path, "tmpfs", unix.MS_RDONLY)
 	second, err := At(path)
-	must(t, err)
+	check.NoError(t, err)
 	if second.Source != "second" || !second.ReadOnly || second.Same(*first) {
 		t.Errorf("the mount on top is %+v", second)
 	}
 	// The mount would allow writing, the file system below it does not.
-	must(t, unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
+	check.NoError(t, unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
 	if second, err = At(path); err != nil || !second.ReadOnly {
 		t.Errorf("a read-only file system is %+v, %v", second, err)
 	}
 
 	below, err := Below(l.Dir)
-	must(t, err)
+	check.NoError(t, err)
 	var sources []string
 	for _, m := range below {
 		sources = append(sources, m.Source)
@@ -115,7 +109,7 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 func TestAtReadsOddNames(t *testing.T) {
 	testbin.RequireRoot(t, "mount points with spaces in their names")
 	path := filepath.Join(resolved(t, t.TempDir()), "a b\\040\tc")
-	must(t, os.Mkdir(path, 0o700))
+	check.NoError(t, os.Mkdir(path, 0o700))
 	mount(t, "odd", path, "tmpfs", 0)
 	if m, err := At(path); err != nil || m == nil || m.Source != "odd" {
 		t.Errorf("got %v, %v", m, err)
@@ -126,8 +120,8 @@ func TestBlockDeviceOnAFile(t *testing.T) {
 	testbin.RequireRoot(t, "block devices")
 	l := newLayout(t)
 	path := l.Target("d", redis, data, Usage{AttachmentMode: claim.BlockDevice, AccessMode: claim.SingleNodeWriter}, "r")
-	must(t, l.Make(filepath.Dir(path)))
-	must(t, os.WriteFile(path, nil, 0o600))
+	check.NoError(t, l.Make(filepath.Dir(path)))
+	check.NoError(t, os.WriteFile(path, nil, 0o600))
 	if is, err := BlockDevice(path); is || err != nil {
 		t.Fatalf("a file is a block device: %t, %v", is, err)
 	}
@@ -138,8 +132,8 @@ func TestBlockDeviceOnAFile(t *testing.T) {
 	if m, err := At(path); err != nil || m == nil {
 		t.Errorf("the bind mount of the device is not in the table: %v, %v", m, err)
 	}
-	must(t, l.Unmount(path))
-	must(t, l.Remove(path))
+	check.NoError(t, l.Unmount(path))
+	check.NoError(t, l.Remove(path))
 	if is, err := BlockDevice(path); is || err != nil {
 		t.Errorf("what is not there: %t, %v", is, err)
 	}
@@ -151,8 +145,8 @@ func TestBlockDeviceOnAFile(t *testing.T) {
 func loop(t *testing.T) string {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, 1<<20))
+	check.NoError(t, os.WriteFile(image, nil, 0o600))
+	check.NoError(t, os.Truncate(image, 1<<20))
 	out, err := exec.Command("losetup", "--find", "--show", image).Output()
 	if err != nil {
 		t.Fatalf("losetup: %v", err)
@@ -169,11 +163,11 @@ func TestUnmountTakesAStackAway(t *testing.T) {
 	for range 3 {
 		mount(t, "stacked", path, "tmpfs", 0)
 	}
-	must(t, l.Unmount(path))
+	check.NoError(t, l.Unmount(path))
 	if m, err := At(path); m != nil || err != nil {
 		t.Errorf("%v is left, %v", m, err)
 	}
-	must(t, l.Unmount(path)) // nothing is there: no error
+	check.NoError(t, l.Unmount(path)) // nothing is there: no error
 }
 
 func TestUnmountIsNeverLazy(t *testing.T) {
@@ -182,7 +176,7 @@ func TestUnmountIsNeverLazy(t *testing.T) {
 	path := target(t, l)
 	mount(t, "busy", path, "tmpfs", 0)
 	f, err := os.Create(filepath.Join(path, "open"))
-	must(t, err)
+	check.NoError(t, err)
 	defer f.Close()
 	if err := l.Unmount(path); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), path) {
 		t.Errorf("unmounting what is busy: %v", err)
@@ -194,14 +188,14 @@ func TestUnmountIsNeverLazy(t *testing.T) {
 		t.Error("a mount point was removed")
 	}
 	f.Close()
-	must(t, l.Unmount(path))
+	check.NoError(t, l.Unmount(path))
 }
 
 func TestOnlyDriversFoldersAreTouched(t *testing.T) {
 	testbin.RequireRoot(t, "unmounting elsewhere")
 	l := newLayout(t)
 	elsewhere := filepath.Join(l.Dir, "d", "elsewhere", "x")
-	must(t, os.MkdirAll(elsewhere, 0o700))
+	check.NoError(t, os.MkdirAll(elsewhere, 0o700))
 	mount(t, "foreign", elsewhere, "tmpfs", 0)
 	for _, path := range []string{
 		elsewhere, l.Dir, l.Driver("d"), l.Driver("d") + "/staging", "/tmp", l.Dir + "/../x/staging/y",
@@ -230,10 +224,10 @@ func TestLinksAreRefused(t *testing.T) {
 			}
 			path := l.Staging("d", data, rw)
 			for _, dir := range []string{out, inside} {
-				must(t, os.MkdirAll(filepath.Join(dir, filepath.Base(path)), 0o700))
+				check.NoError(t, os.MkdirAll(filepath.Join(dir, filepath.Base(path)), 0o700))
 			}
 			namespace := filepath.Dir(filepath.Dir(path)) // d/staging/default, and "data" in it is the link
-			must(t, os.MkdirAll(namespace, 0o700))
+			check.NoError(t, os.MkdirAll(namespace, 0o700))
 			symlink(t, to, filepath.Join(namespace, data.ID))
 			if err := l.Make(path); err == nil {
 				t.Error("Make went through the link")
@@ -257,7 +251,7 @@ func TestLinksAreRefused(t *testing.T) {
 func TestMakeRefusesALinkAsTheDirectoryItself(t *testing.T) {
 	l := newLayout(t)
 	path := l.Staging("d", data, rw)
-	must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	check.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	symlink(t, t.TempDir(), path)
 	if err := l.Make(path); err == nil {
 		t.Error("a link was taken for the directory")
@@ -267,7 +261,7 @@ func TestMakeRefusesALinkAsTheDirectoryItself(t *testing.T) {
 func TestMakeIsPrivateAndRepeatable(t *testing.T) {
 	l := newLayout(t)
 	path := target(t, l)
-	must(t, l.Make(path))
+	check.NoError(t, l.Make(path))
 	for p := path; p != l.Dir; p = filepath.Dir(p) {
 		if info, err := os.Stat(p); err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("%s: %v, %v", p, info.Mode(), err)
@@ -278,26 +272,26 @@ func TestMakeIsPrivateAndRepeatable(t *testing.T) {
 func TestRemoveLeavesWhatHoldsAnything(t *testing.T) {
 	l := newLayout(t)
 	path, sibling := target(t, l), l.Target("d", redis, data, rw, "sibling")
-	must(t, l.Make(sibling))
+	check.NoError(t, l.Make(sibling))
 	file := filepath.Join(path, "file")
-	must(t, os.WriteFile(file, nil, 0o600))
+	check.NoError(t, os.WriteFile(file, nil, 0o600))
 	if err := l.Remove(path); !errors.Is(err, ErrHoldsData) {
 		t.Errorf("a directory with a file in it: %v", err)
 	}
-	must(t, os.Remove(file))
-	must(t, l.Remove(path))
+	check.NoError(t, os.Remove(file))
+	check.NoError(t, l.Remove(path))
 	if _, err := os.Stat(sibling); err != nil {
 		t.Errorf("the sibling is gone: %v", err)
 	}
-	must(t, l.Remove(path)) // again: no error
+	check.NoError(t, l.Remove(path)) // again: no error
 
-	must(t, os.WriteFile(path, []byte("data"), 0o600))
+	check.NoError(t, os.WriteFile(path, []byte("data"), 0o600))
 	if err := l.Remove(path); !errors.Is(err, ErrHoldsData) {
 		t.Errorf("a file with data: %v", err)
 	}
-	must(t, os.Truncate(path, 0))
-	must(t, l.Remove(path))
-	must(t, l.Remove(sibling))
+	check.NoError(t, os.Truncate(path, 0))
+	check.NoError(t, l.Remove(path))
+	check.NoError(t, l.Remove(sibling))
 	if entries, err := os.ReadDir(filepath.Join(l.Driver("d"), workloadDir)); err != nil || len(entries) != 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // The drivers that the host runs and that mount are stopped and started again; others, and
@@ -16,9 +18,7 @@ func TestSuspendAndResume(t *testing.T) {
 	mono, kept := h.healthy("a"), h.wait("controller", "started", func(d Driver) bool { return d.PID != 0 })
 	h.healthy("node")
 	for range 2 {
-		if err := h.Suspend(t.Context(), "the node is drained"); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, h.Suspend(t.Context(), "the node is drained"))
 	}
 	for _, id := range []string{"a", "node"} {
 		if d, err := h.Get(id); err != nil || d.Healthy || d.PID != 0 || d.Message != "the node is drained" {
@@ -32,17 +32,13 @@ func TestSuspendAndResume(t *testing.T) {
 		t.Errorf("the controller: %+v, %v", d, err)
 	}
 	for range 2 {
-		if err := h.Resume(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, h.Resume(t.Context()))
 	}
 	if again := h.healthy("a"); again.PID == mono.PID || !alive(again.PID) {
 		t.Errorf("got %+v", again)
 	}
 	h.healthy("node")
-	if err := h.Suspend(t.Context(), "once more"); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, h.Suspend(t.Context(), "once more"))
 	if err := h.Close(true); err != nil { // while they are stopped
 		t.Error(err)
 	}

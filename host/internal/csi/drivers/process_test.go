@@ -18,6 +18,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestSupervisedDriverIsStartedAgain(t *testing.T) {
@@ -113,9 +114,7 @@ func hostProcess(t *testing.T, dataDir string, spec Spec) *exec.Cmd {
 	}
 	t.Cleanup(func() { out.Close() })
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	return cmd
 }
@@ -163,11 +162,7 @@ func TestDriverDiesWithTheHostWhereAsked(t *testing.T) {
 	dataDir := shortDir(t) + "-dies"
 	t.Cleanup(func() { os.RemoveAll(dataDir) })
 	pid := crashHost(t, dataDir)
-	for deadline := time.Now().Add(time.Minute); alive(pid); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the driver outlives the host")
-		}
-	}
+	check.Eventually(t, "the driver ends with the host", func() bool { return !alive(pid) })
 }
 
 // The host was killed between the start of the process and the record of it.
@@ -180,9 +175,7 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: environment(spec), LogPath: logPath(dataDir, "a"),
 	}
 	rec := record{Spec: spec, Launch: &launch{Runs: runs(spec), Process: run.Intent()}}
-	if err := rec.save(dataDir); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, rec.save(dataDir))
 	proc, err := process.Start(run)
 	if err != nil {
 		t.Fatal(err)
@@ -305,9 +298,7 @@ func TestStableProcessEndsACrashLoop(t *testing.T) {
 	spec.Command = append([]string{"/bin/sh", "-c", `test -e "$0" && exec "$@"`, flag}, spec.Command...)
 	h.open(spec)
 	h.wait("a", "in a crash loop", func(d Driver) bool { return d.CrashLoop })
-	if err := os.WriteFile(flag, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(flag, nil, 0o600))
 	h.wait("a", "out of the crash loop", func(d Driver) bool { return d.Healthy && !d.CrashLoop })
 }
 
@@ -322,9 +313,7 @@ func TestMissingProgramIsToldAndTriedAgain(t *testing.T) {
 	if !strings.Contains(d.Message, program) || d.PID != 0 {
 		t.Errorf("got %+v", d)
 	}
-	if err := os.Symlink(self, program); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Symlink(self, program))
 	h.healthy("a")
 }
 
@@ -377,9 +366,7 @@ func TestFileInPlaceOfTheSocketIsLeftAlone(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	spec := supervised("a")
 	spec.Endpoint = filepath.Join(h.dataDir, "precious")
-	if err := os.WriteFile(spec.Endpoint, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(spec.Endpoint, []byte("data"), 0o600))
 	h.open(spec)
 	h.wait("a", "refused", func(d Driver) bool { return strings.Contains(d.Message, "is not a socket") })
 	if got, err := os.ReadFile(spec.Endpoint); err != nil || string(got) != "data" {
@@ -415,13 +402,9 @@ func TestUnusableRecordStopsTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(dir(dataDir, "a"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(dir(dataDir, "a"), 0o700))
 	for _, content := range []string{string(text), "{", ""} {
-		if err := os.WriteFile(recordPath(dataDir, "a"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(recordPath(dataDir, "a"), []byte(content), 0o600))
 		h := newHost(t, dataDir)
 		if err := h.Open(t.Context(), nil); err == nil || !strings.Contains(err.Error(), recordPath(dataDir, "a")) {
 			t.Errorf("%q: got %v", content, err)

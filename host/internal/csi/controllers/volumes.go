@@ -1,0 +1,227 @@
+package controllers
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Validate asks the driver whether the volume can be what its definition says
+// (ValidateVolumeCapabilities). warnings are for the operator.
+func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
+	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
+	err = c.call(ctx, doing, v.PluginID, anyController, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
+		if err != nil {
+			return err
+		}
+		warnings, err = s.ValidateVolume(ctx, d.Ref(), storage.ValidateRequest{
+			Volume: asked, Capabilities: capabilities(v), Parameters: v.Parameters,
+		})
+		return err
+	})
+	return warnings, err
+}
+
+// Create makes the volume at its driver, or finds the one that an earlier call
+// made, and returns v with what the driver says of it: external id, capacity,
+// context and topologies.
+func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
+	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
+	err := c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
+		if err != nil {
+			return err
+		}
+		cluster, err := c.cfg.ClusterID(ctx)
+		if err != nil {
+			return fmt.Errorf("read the cluster's id: %w", err)
+		}
+		made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
+			Name:        driverName(cluster, "volume", v.Namespace, v.ID),
+			CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
+			Capabilities: capabilities(v),
+			Parameters:   v.Parameters, Secrets: asked.Secrets,
+			SnapshotID: v.SnapshotID, CloneID: v.CloneID,
+			Topology: storage.TopologyRequirement{
+				Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
+			},
+		})
+		if err != nil {
+			return err
+		}
+		if made.ExternalID == "" {
+			return errors.New("the driver answered with success, but told no volume id")
+		}
+		v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
+		v.Topologies = claimTopologies(made.AccessibleTopology)
+		return nil
+	})
+	return v, err
+}
+
+// Delete deletes the volume at its driver. It may be repeated. secrets, where
+// given, replace the volume's.
+func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
+	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
+	return c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		asked, err := c.asked(ctx, v, storage.Capability{}, secrets)
+		if err != nil {
+			return err
+		}
+		return s.Delete(ctx, d.Ref(), asked)
+	})
+}
+
+// List lists a page of what the driver holds, registered or not.
+func (c *Controllers) List(ctx context.Context, driverID string, page storage.Page) (list storage.ListResponse, err error) {
+	err = c.call(ctx, "list the volumes", driverID, listing, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		list, err = s.List(ctx, d.Ref(), page)
+		return err
+	})
+	return list, err
+}
+
+// Expand grows the volume at its driver to at least minBytes and at most maxBytes
+// (0: no bound). inUse says that claims stand on it. It may be repeated.
+func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64, inUse bool) (grown storage.ExpandResponse, err error) {
+	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
+	err = c.call(ctx, doing, v.PluginID, expanding, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
+			return ErrOffline
+		}
+		asked, err := c.asked(ctx, v, current(v), nil)
+		if err != nil {
+			return err
+		}
+		grown, err = s.Expand(ctx, d.Ref(), storage.ExpandRequest{Volume: asked, CapacityMin: minBytes, CapacityMax: maxBytes})
+		return err
+	})
+	return grown, err
+}
+
+// CreateSnapshot takes a snapshot of the volume, or gives back the one of that
+// name. A name is the volume's own: drivers, which want it unique among all
+// snapshots, get a longer one. secrets, where given, replace the volume's.
+func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (snapshot storage.Snapshot, err error) {
+	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
+	err = c.call(ctx, doing, v.PluginID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		asked, err := c.asked(ctx, v, current(v), secrets)
+		if err != nil {
+			return err
+		}
+		cluster, err := c.cfg.ClusterID(ctx)
+		if err != nil {
+			return fmt.Errorf("read the cluster's id: %w", err)
+		}
+		snapshot, err = s.CreateSnapshot(ctx, d.Ref(), storage.CreateSnapshotRequest{
+			Name:   driverName(cluster, "snapshot", v.Namespace, v.ID, name),
+			Volume: asked, Parameters: parameters,
+		})
+		return err
+	})
+	return snapshot, err
+}
+
+// DeleteSnapshot deletes a snapshot by the driver's id of it. It may be repeated.
+func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID string, secrets map[string]string) error {
+	doing := fmt.Sprintf("delete snapshot %q", snapshotID)
+	return c.call(ctx, doing, driverID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		return s.DeleteSnapshot(ctx, d.Ref(), snapshotID, secrets)
+	})
+}
+
+// ListSnapshots lists a page of the driver's snapshots.
+func (c *Controllers) ListSnapshots(ctx context.Context, driverID string, req storage.ListSnapshotsRequest) (list storage.ListSnapshotsResponse, err error) {
+	err = c.call(ctx, "list the snapshots", driverID, listingSnaps, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+		list, err = s.ListSnapshots(ctx, d.Ref(), req)
+		return err
+	})
+	return list, err
+}
+
+// asked is a registered volume as a call needs it, with its secrets opened for
+// this one call. Where secrets are given they are taken in place of the volume's.
+func (c *Controllers) asked(ctx context.Context, v claim.Volume, capability storage.Capability, secrets map[string]string) (storage.Volume, error) {
+	if len(secrets) == 0 {
+		var err error
+		if secrets, err = c.cfg.Secrets(ctx, v); err != nil {
+			return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.VolumeRef, err)
+		}
+	}
+	return storage.Volume{
+		Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Secrets: secrets, Capability: capability,
+	}, nil
+}
+
+// capabilities are all those that the volume may be claimed with, with its mount
+// options.
+func capabilities(v claim.Volume) []storage.Capability {
+	var out []storage.Capability
+	for _, have := range v.Capabilities {
+		out = append(out, capability(v, have))
+	}
+	return out
+}
+
+// current is the capability that the volume is in use with; the zero one while
+// nobody claims it.
+func current(v claim.Volume) storage.Capability {
+	if v.AccessMode == "" {
+		return storage.Capability{}
+	}
+	return capability(v, claim.Capability{AccessMode: v.AccessMode, AttachmentMode: v.AttachmentMode})
+}
+
+func capability(v claim.Volume, modes claim.Capability) storage.Capability {
+	c := storage.Capability{
+		AccessMode:     storage.AccessMode(modes.AccessMode),
+		AttachmentMode: storage.AttachmentMode(modes.AttachmentMode),
+	}
+	if modes.AttachmentMode == claim.FileSystem {
+		o := v.MountOptions
+		c.FSType, c.MountFlags, c.VolumeMountGroup = o.FSType, slices.Clone(o.Flags), o.Group
+	}
+	return c
+}
+
+// maxName is the longest name that a driver must take, in bytes (CSI spec, "Size
+// Limits").
+const maxName = 128
+
+// driverName is the name under which a driver is to make something: the same for
+// the same parts for all time, so that a create can be repeated, and another for
+// anything else. The parts alone do not tell: "a-b" and "c" read like "a" and "b-c".
+func driverName(clusterID, kind string, parts ...string) string {
+	h := sha256.New()
+	for _, s := range append([]string{clusterID, kind}, parts...) {
+		fmt.Fprintf(h, "%d:%s", len(s), s)
+	}
+	suffix := "-" + hex.EncodeToString(h.Sum(nil)[:8])
+	name := strings.Join(parts, "-")
+	return name[:min(len(name), maxName-len(suffix))] + suffix
+}
+
+func topologies(all []claim.Topology) []storage.Topology {
+	var out []storage.Topology
+	for _, t := range all {
+		out = append(out, t.Segments)
+	}
+	return out
+}
+
+func claimTopologies(all []storage.Topology) []claim.Topology {
+	var out []claim.Topology
+	for _, t := range all {
+		out = append(out, claim.Topology{Segments: t})
+	}
+	return out
+}
