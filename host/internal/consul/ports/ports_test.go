@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // window is a range of n ports that nobody uses now.
@@ -123,9 +125,7 @@ func TestRestored(t *testing.T) {
 	first := window(t, 2)
 	a := New(first, first+1)
 	for range 2 { // it may be repeated
-		if err := a.Restore("before", first); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, a.Restore("before", first))
 	}
 	if err := a.Restore("other", first+1, first); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "held by before") {
 		t.Errorf("got %v", err)

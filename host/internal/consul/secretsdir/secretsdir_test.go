@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -27,20 +28,13 @@ const (
 
 var web = Place{"default", "w", "web"}
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // newDir is a directory whose parents everyone may pass.
 func newDir(t *testing.T) *Dir {
 	t.Helper()
 	testbin.RequireRoot(t, "a tmpfs and files of other users")
 	top, err := os.MkdirTemp("", "secretsdir")
-	must(t, err)
-	must(t, os.Chmod(top, 0o755))
+	check.NoError(t, err)
+	check.NoError(t, os.Chmod(top, 0o755))
 	path := filepath.Join(top, "secrets")
 	t.Cleanup(func() {
 		for unix.Unmount(path, unix.MNT_DETACH) == nil {
@@ -64,8 +58,8 @@ func TestOnlyItsUserReadsIt(t *testing.T) {
 	d := newDir(t)
 	before := syscall.Umask(0o077) // as an agent may have it
 	t.Cleanup(func() { syscall.Umask(before) })
-	must(t, d.Write(web, "si_token", []byte("secret"), alice))
-	must(t, d.Write(Place{"default", "w", "db"}, "si_token", []byte("other"), bob))
+	check.NoError(t, d.Write(web, "si_token", []byte("secret"), alice))
+	check.NoError(t, d.Write(Place{"default", "w", "db"}, "si_token", []byte("other"), bob))
 	path := d.Path(web, "si_token")
 	if out, err := as(alice, "cat", path); err != nil || out != "secret" {
 		t.Errorf("its user reads %q, %v", out, err)
@@ -79,7 +73,7 @@ func TestOnlyItsUserReadsIt(t *testing.T) {
 		d.path: 0o711, filepath.Dir(d.Workload(web)): 0o711, d.Workload(web): 0o711, d.Folder(web): 0o700, path: 0o400,
 	} {
 		info, err := os.Lstat(path)
-		must(t, err)
+		check.NoError(t, err)
 		if info.Mode().Perm() != want {
 			t.Errorf("%s is %s, want %s", path, info.Mode(), want)
 		}
@@ -89,7 +83,7 @@ func TestOnlyItsUserReadsIt(t *testing.T) {
 		t.Errorf("it is on %v, %v", m, err)
 	}
 	var st unix.Statfs_t
-	must(t, unix.Statfs(d.path, &st))
+	check.NoError(t, unix.Statfs(d.path, &st))
 	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); st.Flags&want != want || int64(st.Blocks)*st.Bsize != 64<<20 {
 		t.Errorf("mounted with flags %#x, %d blocks", st.Flags, st.Blocks)
 	}
@@ -100,39 +94,39 @@ func TestWrittenReadReplacedRemoved(t *testing.T) {
 	if _, err := d.Read(web, "si_token", alice); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("before anything is there: %v", err)
 	}
-	must(t, errors.Join(d.Remove(web), d.RemoveFile(web, "si_token"), d.Close()))
+	check.NoError(t, errors.Join(d.Remove(web), d.RemoveFile(web, "si_token"), d.Close()))
 	for _, text := range []string{"first", "second"} {
-		must(t, d.Write(web, "si_token", []byte(text), alice))
+		check.NoError(t, d.Write(web, "si_token", []byte(text), alice))
 		if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != text {
 			t.Errorf("read %q, %v", got, err)
 		}
 	}
-	must(t, d.Write(web, "envoy_bootstrap.json", []byte("{}"), alice))
+	check.NoError(t, d.Write(web, "envoy_bootstrap.json", []byte("{}"), alice))
 	other := Place{"default", "w2", "web"}
-	must(t, d.Write(other, "si_token", nil, alice))
-	must(t, d.RemoveFile(web, "si_token"))
+	check.NoError(t, d.Write(other, "si_token", nil, alice))
+	check.NoError(t, d.RemoveFile(web, "si_token"))
 	if _, err := d.Read(web, "si_token", alice); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after it was removed: %v", err)
 	}
-	must(t, d.Close())
+	check.NoError(t, d.Close())
 	if _, err := d.Read(web, "envoy_bootstrap.json", alice); err != nil {
 		t.Errorf("a close took what was still there: %v", err)
 	}
-	must(t, d.Remove(web))
+	check.NoError(t, d.Remove(web))
 	if _, err := os.Lstat(d.Workload(web)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the workload's folder is left: %v", err)
 	}
 	if _, err := d.Read(other, "si_token", alice); err != nil {
 		t.Error(err)
 	}
-	must(t, d.Remove(other))
+	check.NoError(t, d.Remove(other))
 	for range 2 {
-		must(t, d.Close())
+		check.NoError(t, d.Close())
 	}
 	if m, err := mounts.At(d.path); m != nil || err != nil {
 		t.Errorf("still mounted: %v, %v", m, err)
 	}
-	must(t, d.Write(web, "si_token", nil, alice)) // and again
+	check.NoError(t, d.Write(web, "si_token", nil, alice)) // and again
 }
 
 func TestNamesThatLeadElsewhere(t *testing.T) {
@@ -165,12 +159,12 @@ func TestWhatIsNotTheHostsIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDir(t)
-			must(t, d.Write(web, "si_token", []byte("secret"), alice))
+			check.NoError(t, d.Write(web, "si_token", []byte("secret"), alice))
 			victim := filepath.Join(d.path, "victim")
-			must(t, os.WriteFile(victim, []byte("precious"), 0o400))
-			must(t, os.Chown(victim, alice, -1))
-			must(t, os.Remove(d.Path(web, "si_token")))
-			must(t, c.spoil(t, d, victim))
+			check.NoError(t, os.WriteFile(victim, []byte("precious"), 0o400))
+			check.NoError(t, os.Chown(victim, alice, -1))
+			check.NoError(t, os.Remove(d.Path(web, "si_token")))
+			check.NoError(t, c.spoil(t, d, victim))
 			if got, err := d.Read(web, "si_token", alice); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("read %q, %v", got, err)
 			}
@@ -179,18 +173,18 @@ func TestWhatIsNotTheHostsIsRefused(t *testing.T) {
 				if err == nil {
 					t.Error("a folder was replaced")
 				}
-				must(t, os.WriteFile(filepath.Join(d.Path(web, "si_token"), "x"), nil, 0o600))
-				must(t, d.RemoveFile(web, "si_token"))
+				check.NoError(t, os.WriteFile(filepath.Join(d.Path(web, "si_token"), "x"), nil, 0o600))
+				check.NoError(t, d.RemoveFile(web, "si_token"))
 				err = d.Write(web, "si_token", []byte("new"), alice)
 			}
-			must(t, err)
+			check.NoError(t, err)
 			if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "new" {
 				t.Errorf("read %q, %v", got, err)
 			}
 			if got, err := os.ReadFile(victim); err != nil || string(got) != "precious" {
 				t.Errorf("what the link led to is %q, %v", got, err)
 			}
-			must(t, d.Remove(web))
+			check.NoError(t, d.Remove(web))
 			if _, err := os.Lstat(victim); err != nil {
 				t.Error(err)
 			}
@@ -208,13 +202,13 @@ func TestALinkOnTheWay(t *testing.T) {
 	for n := range web.parts() {
 		t.Run(web.parts()[n], func(t *testing.T) {
 			d := newDir(t)
-			must(t, d.Write(web, "si_token", []byte("secret"), alice))
+			check.NoError(t, d.Write(web, "si_token", []byte("secret"), alice))
 			elsewhere := filepath.Join(filepath.Dir(d.path), "elsewhere")
-			must(t, os.MkdirAll(filepath.Join(elsewhere, "w", "web"), 0o777))
-			must(t, os.MkdirAll(filepath.Join(elsewhere, "web"), 0o777))
+			check.NoError(t, os.MkdirAll(filepath.Join(elsewhere, "w", "web"), 0o777))
+			check.NoError(t, os.MkdirAll(filepath.Join(elsewhere, "web"), 0o777))
 			link := filepath.Join(append([]string{d.path}, web.parts()[:n+1]...)...)
-			must(t, os.RemoveAll(link))
-			must(t, os.Symlink(elsewhere, link))
+			check.NoError(t, os.RemoveAll(link))
+			check.NoError(t, os.Symlink(elsewhere, link))
 			if err := d.Write(web, "si_token", []byte("secret"), alice); !errors.Is(err, ErrForeign) {
 				t.Errorf("written: %v", err)
 			}
@@ -223,7 +217,7 @@ func TestALinkOnTheWay(t *testing.T) {
 			}
 			_ = d.Remove(web)
 			var found []string
-			must(t, filepath.WalkDir(elsewhere, func(path string, e fs.DirEntry, err error) error {
+			check.NoError(t, filepath.WalkDir(elsewhere, func(path string, e fs.DirEntry, err error) error {
 				if err == nil && !e.IsDir() {
 					found = append(found, path)
 				}
@@ -238,19 +232,19 @@ func TestALinkOnTheWay(t *testing.T) {
 
 func TestAFolderOfAnotherUser(t *testing.T) {
 	d := newDir(t)
-	must(t, d.Write(web, "si_token", nil, alice))
+	check.NoError(t, d.Write(web, "si_token", nil, alice))
 	if err := d.Write(web, "si_token", nil, bob); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "belongs to uid 64001, not to 64002") {
 		t.Errorf("got %v", err)
 	}
-	must(t, d.Remove(web))
-	must(t, d.Write(web, "si_token", nil, bob))
+	check.NoError(t, d.Remove(web))
+	check.NoError(t, d.Write(web, "si_token", nil, bob))
 }
 
 func TestAFullTmpfs(t *testing.T) {
 	d := newDir(t)
-	must(t, os.Mkdir(d.path, 0o700))
-	must(t, unix.Mount("small", d.path, "tmpfs", 0, "size=64k"))
-	must(t, d.Write(web, "si_token", []byte("old"), alice))
+	check.NoError(t, os.Mkdir(d.path, 0o700))
+	check.NoError(t, unix.Mount("small", d.path, "tmpfs", 0, "size=64k"))
+	check.NoError(t, d.Write(web, "si_token", []byte("old"), alice))
 	filler := bytes.Repeat([]byte("x"), 64<<10)
 	if err := os.WriteFile(filepath.Join(d.Folder(web), "filler"), filler, 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
@@ -266,10 +260,10 @@ func TestAFullTmpfs(t *testing.T) {
 	if err != nil || len(entries) != 2 {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
-	must(t, d.Remove(web))
-	must(t, d.Write(web, "si_token", []byte("new"), alice))
-	must(t, d.Remove(web))
-	must(t, d.Close())
+	check.NoError(t, d.Remove(web))
+	check.NoError(t, d.Write(web, "si_token", []byte("new"), alice))
+	check.NoError(t, d.Remove(web))
+	check.NoError(t, d.Close())
 	if m, err := mounts.At(d.path); m == nil || err != nil {
 		t.Error("a tmpfs of the operator's was unmounted")
 	}
@@ -279,12 +273,12 @@ func TestADirectoryOfSomebodyElse(t *testing.T) {
 	for _, kind := range []string{"disk", "tmpfs"} {
 		t.Run(kind, func(t *testing.T) {
 			d := newDir(t)
-			must(t, os.Mkdir(d.path, 0o700))
+			check.NoError(t, os.Mkdir(d.path, 0o700))
 			if kind == "tmpfs" {
-				must(t, unix.Mount("theirs", d.path, "tmpfs", 0, "size=64k"))
+				check.NoError(t, unix.Mount("theirs", d.path, "tmpfs", 0, "size=64k"))
 			}
 			theirs := filepath.Join(d.path, "theirs")
-			must(t, os.WriteFile(theirs, nil, 0o600))
+			check.NoError(t, os.WriteFile(theirs, nil, 0o600))
 			for _, err := range []error{d.Mount(), d.Write(web, "si_token", nil, alice)} {
 				if !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), `it holds "theirs"`) {
 					t.Errorf("got %v", err)
@@ -305,15 +299,15 @@ func TestSweep(t *testing.T) {
 	if removed, err := d.Sweep(nil); removed != nil || err != nil {
 		t.Errorf("of nothing: %q, %v", removed, err)
 	}
-	must(t, d.Write(web, "si_token", []byte("kept"), alice))
+	check.NoError(t, d.Write(web, "si_token", []byte("kept"), alice))
 	gone := Place{"other", "w", "web"}
-	must(t, d.Write(gone, "si_token", nil, alice))
-	must(t, d.Write(Place{"default", "w", "gone"}, "si_token", nil, alice))
-	must(t, os.WriteFile(filepath.Join(d.Folder(web), temporary+"x"), nil, 0o400))
-	must(t, os.WriteFile(filepath.Join(d.Folder(web), "the users own"), nil, 0o400))
+	check.NoError(t, d.Write(gone, "si_token", nil, alice))
+	check.NoError(t, d.Write(Place{"default", "w", "gone"}, "si_token", nil, alice))
+	check.NoError(t, os.WriteFile(filepath.Join(d.Folder(web), temporary+"x"), nil, 0o400))
+	check.NoError(t, os.WriteFile(filepath.Join(d.Folder(web), "the users own"), nil, 0o400))
 	precious := filepath.Join(filepath.Dir(d.path), "precious")
-	must(t, os.Mkdir(precious, 0o700))
-	must(t, os.Symlink(precious, filepath.Join(d.Workload(web), "link")))
+	check.NoError(t, os.Mkdir(precious, 0o700))
+	check.NoError(t, os.Symlink(precious, filepath.Join(d.Workload(web), "link")))
 	removed, err := d.Sweep(func(p Place) bool { return p == web })
 	want := []string{"default/w/gone", "default/w/link", "default/w/web/" + temporary + "x", "other/w/web"}
 	for n := range want {

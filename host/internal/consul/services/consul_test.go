@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -41,30 +42,14 @@ func start(t *testing.T) *supervisor.Supervisor {
 		Restart: supervisor.Restart{Min: 10 * time.Millisecond},
 		Plugins: []supervisor.Plugin{{Name: "consul-services", Config: json.RawMessage("{}"), Env: []string{"GORACE=atexit_sleep_ms=0"}}},
 	}
-	must(t, os.MkdirAll(cfg.PluginDir, 0o755))
+	check.NoError(t, os.MkdirAll(cfg.PluginDir, 0o755))
 	program, err := os.ReadFile(testbin.Build(t, "plugins/consul-services"))
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(cfg.PluginDir, "consul-services"), program, 0o755))
+	check.NoError(t, err)
+	check.NoError(t, os.WriteFile(filepath.Join(cfg.PluginDir, "consul-services"), program, 0o755))
 	s := supervisor.New(cfg)
-	must(t, s.Open(t.Context()))
+	check.NoError(t, s.Open(t.Context()))
 	t.Cleanup(func() { _ = s.Close() })
 	return s
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
 }
 
 // TestRealConsul keeps services in sync with a real Consul, through the real plugin.
@@ -94,9 +79,9 @@ func TestRealConsul(t *testing.T) {
 	}
 
 	before, _ := life()
-	must(t, errOf(before.Register(t.Context(), "default", instance("left"))))
-	must(t, errOf(before.Register(t.Context(), "default", instance("kept"))))
-	must(t, c.Client(c.Management).Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "foreign", Name: "foreign"}))
+	check.NoError(t, errOf(before.Register(t.Context(), "default", instance("left"))))
+	check.NoError(t, errOf(before.Register(t.Context(), "default", instance("kept"))))
+	check.NoError(t, c.Client(c.Management).Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "foreign", Name: "foreign"}))
 
 	r, w := life()
 	w.list("kept", true)
@@ -107,8 +92,8 @@ func TestRealConsul(t *testing.T) {
 	defer cancel()
 
 	t.Run("what an earlier life left is taken out", func(t *testing.T) {
-		eventually(t, "only kept is there", func() bool { return slices.Equal(there(), []string{"foreign", "kept"}) })
-		eventually(t, "it was told", func() bool { return slices.Equal(told(r), []string{"removed left"}) })
+		check.Eventually(t, "only kept is there", func() bool { return slices.Equal(there(), []string{"foreign", "kept"}) })
+		check.Eventually(t, "it was told", func() bool { return slices.Equal(told(r), []string{"removed left"}) })
 	})
 
 	t.Run("calls beside the sync", func(t *testing.T) {
@@ -142,7 +127,7 @@ func TestRealConsul(t *testing.T) {
 		if got := there(); !slices.Equal(got, want) {
 			t.Errorf("Consul has %q, want %q", got, want)
 		}
-		eventually(t, "a sync has nothing to do", func() bool { return seen.waits(len(want) - 1) })
+		check.Eventually(t, "a sync has nothing to do", func() bool { return seen.waits(len(want) - 1) })
 		if got := there(); !slices.Equal(got, want) {
 			t.Errorf("in the end Consul has %q, want %q", got, want)
 		}
@@ -152,32 +137,32 @@ func TestRealConsul(t *testing.T) {
 	})
 
 	t.Run("drift is repaired", func(t *testing.T) {
-		must(t, c.Client(c.Management).Agent().ServiceDeregister("s02"))
-		eventually(t, "it is back", func() bool { return slices.Contains(there(), "s02") })
-		eventually(t, "it was told", func() bool { return slices.Contains(told(r), "registered s02") })
+		check.NoError(t, c.Client(c.Management).Agent().ServiceDeregister("s02"))
+		check.Eventually(t, "it is back", func() bool { return slices.Contains(there(), "s02") })
+		check.Eventually(t, "it was told", func() bool { return slices.Contains(told(r), "registered s02") })
 	})
 
 	t.Run("the health of a process", func(t *testing.T) {
 		w.mu.Lock()
 		w.beats = map[string][]registration.Beat{"default": {{ID: "alive", Healthy: true, Output: "it lives"}}}
 		w.mu.Unlock()
-		must(t, errOf(r.Register(ctx, "default", instance("alive", process("3s")))))
+		check.NoError(t, errOf(r.Register(ctx, "default", instance("alive", process("3s")))))
 		passing := func() bool {
 			health, _, err := c.Client(c.Management).Agent().AgentHealthServiceByID("alive")
-			must(t, err)
+			check.NoError(t, err)
 			return health == api.HealthPassing
 		}
-		eventually(t, "it passes", passing)
+		check.Eventually(t, "it passes", passing)
 		w.mu.Lock()
 		w.beats = map[string][]registration.Beat{"default": {{ID: "alive", Output: "it has ended"}}}
 		w.mu.Unlock()
-		eventually(t, "it does not pass", func() bool { return !passing() })
+		check.Eventually(t, "it does not pass", func() bool { return !passing() })
 	})
 
 	t.Run("Consul is away", func(t *testing.T) {
 		proxy.Down()
 		r.Changed()
-		eventually(t, "it is told", func() bool { return strings.HasPrefix(r.Problems()["default"], "sync with") })
+		check.Eventually(t, "it is told", func() bool { return strings.HasPrefix(r.Problems()["default"], "sync with") })
 		if err := errOf(r.Register(ctx, "default", instance("late"))); status.Code(err) != codes.Unavailable {
 			t.Errorf("while it is away: %v", err)
 		}
@@ -187,22 +172,22 @@ func TestRealConsul(t *testing.T) {
 		w.list("s00", false)
 		proxy.Up(t)
 		r.Changed()
-		eventually(t, "it works again", func() bool { return r.Problems()["default"] == "" })
-		eventually(t, "what could not be taken out is", func() bool { return !slices.Contains(there(), "s00") })
+		check.Eventually(t, "it works again", func() bool { return r.Problems()["default"] == "" })
+		check.Eventually(t, "what could not be taken out is", func() bool { return !slices.Contains(there(), "s00") })
 		if slices.Contains(there(), "late") {
 			t.Error("what could not be registered is there")
 		}
 	})
 
 	t.Run("the plugin is killed", func(t *testing.T) {
-		must(t, syscall.Kill(plugins.Status()[0].PID, syscall.SIGKILL))
-		must(t, c.Client(c.Management).Agent().ServiceDeregister("s04"))
-		eventually(t, "what is missing is back", func() bool { return slices.Contains(there(), "s04") })
+		check.NoError(t, syscall.Kill(plugins.Status()[0].PID, syscall.SIGKILL))
+		check.NoError(t, c.Client(c.Management).Agent().ServiceDeregister("s04"))
+		check.Eventually(t, "what is missing is back", func() bool { return slices.Contains(there(), "s04") })
 	})
 
 	t.Run("no error has the token", func(t *testing.T) {
 		secret, err := os.ReadFile(reached.TokenFile)
-		must(t, err)
+		check.NoError(t, err)
 		for _, e := range r.cfg.Events.Recent(1000) {
 			if strings.Contains(e.Message, strings.TrimSpace(string(secret))) {
 				t.Errorf("event %q", e.Message)

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -131,26 +132,16 @@ func TestMinted(t *testing.T) {
 		w := world(t)
 		lives := w.start("lives", "a", "default", "web")[0]
 		w.derive(lives)
-		if err := w.ledger.Close(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, w.ledger.Close())
 		yesterday := filepath.Join(w.dir, "yesterday")
-		if err := os.CopyFS(yesterday, os.DirFS(filepath.Join(w.dir, "cluster"))); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.CopyFS(yesterday, os.DirFS(filepath.Join(w.dir, "cluster"))))
 		w.ledger.Restart(t)
 		w.open(w.Config)
 		later := w.start("later", "a", "default", "web")[0]
 		w.derive(later)
-		if err := w.ledger.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.RemoveAll(filepath.Join(w.dir, "cluster")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(yesterday, filepath.Join(w.dir, "cluster")); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, w.ledger.Close())
+		check.NoError(t, os.RemoveAll(filepath.Join(w.dir, "cluster")))
+		check.NoError(t, os.Rename(yesterday, filepath.Join(w.dir, "cluster")))
 		w.ledger.Restart(t)
 		w.open(w.Config)
 		if revoked, _ := swept(w.sweep(false)); !slices.Equal(revoked, []string{later.ID}) {
@@ -185,9 +176,7 @@ func TestMinted(t *testing.T) {
 			})
 		}
 		<-first
-		if err := syscall.Kill(supervised.Status()[0].PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, syscall.Kill(supervised.Status()[0].PID, syscall.SIGKILL))
 		derives.Wait()
 		if has := slices.Sorted(maps.Keys(w.has(c))); !slices.Equal(has, w.noted()) {
 			t.Errorf("Consul has %v, the ledger %v", has, w.noted())
@@ -237,7 +226,7 @@ func TestMinted(t *testing.T) {
 				t.Error("derived")
 			}
 		})
-		w.eventually("Consul is asked", func() bool { return proxy.Count("PUT", "/v1/acl/token") > 0 })
+		check.Eventually(t, "Consul is asked", func() bool { return proxy.Count("PUT", "/v1/acl/token") > 0 })
 		cancel()
 		derive.Wait()
 		if err := w.Revoke(w.within(), token, ""); err != nil { // there is none yet
@@ -245,7 +234,7 @@ func TestMinted(t *testing.T) {
 		}
 		w.stop("w")
 		proxy.Clear()
-		w.eventually("the request comes late", func() bool { return len(w.has(c)) == 1 })
+		check.Eventually(t, "the request comes late", func() bool { return len(w.has(c)) == 1 })
 		if noted := w.noted(); !slices.Equal(noted, []string{token.ID}) {
 			t.Errorf("the ledger has forgotten it: it has %v", noted)
 		}

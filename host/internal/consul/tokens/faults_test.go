@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 var (
@@ -158,9 +159,7 @@ func TestDoubt(t *testing.T) {
 			if _, _, err := w.Derive(w.within(), token); status.Code(err) != code {
 				t.Errorf("derive: %v", err)
 			}
-			if err := w.Revoke(w.within(), token, ""); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, w.Revoke(w.within(), token, ""))
 			if is := len(w.noted()) == 1; is != kept {
 				t.Errorf("kept: %v", is)
 			}
@@ -216,9 +215,7 @@ func TestLogin(t *testing.T) {
 	if len(w.noted()) != 1 || len(f.has("login")) != 1 {
 		t.Errorf("without the secret: the ledger has %v, Consul %v", w.noted(), f.has("login"))
 	}
-	if err := w.Revoke(w.within(), token, secret); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.Revoke(w.within(), token, secret))
 	if len(w.noted()) != 0 || len(f.has("login")) != 0 {
 		t.Errorf("with the secret: the ledger has %v, Consul %v", w.noted(), f.has("login"))
 	}
@@ -416,20 +413,11 @@ func TestSweepWaitsForDerive(t *testing.T) {
 	<-asked
 	w.stop("w")
 	both.Go(func() { w.sweep(false) })
-	w.eventually("the sweep waits", func() bool { return w.tokens.Users(token.ID) == 2 })
+	check.Eventually(t, "the sweep waits", func() bool { return w.tokens.Users(token.ID) == 2 })
 	close(answer)
 	both.Wait()
 	if has := f.has("default"); len(has) != 0 || len(w.noted()) != 0 {
 		t.Errorf("Consul has %v, the ledger %v", has, w.noted())
-	}
-}
-
-func (w *world) eventually(what string, is func() bool) {
-	w.t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.t.Fatalf("%s: not within %s", what, patience)
-		}
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -195,9 +196,7 @@ func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *superv
 		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
 		Restart: supervisor.Restart{Min: 10 * time.Millisecond},
 	}
-	if err := os.MkdirAll(cfg.PluginDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(cfg.PluginDir, 0o755))
 	copyProgram(t, testbin.Build(t, "plugins/sids"), filepath.Join(cfg.PluginDir, "sids"))
 	blocks := map[string]any{}
 	for name, path := range tokenFiles {
@@ -209,9 +208,7 @@ func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *superv
 	}
 	cfg.Plugins = []supervisor.Plugin{{Name: "sids", Config: config, Env: []string{"GORACE=atexit_sleep_ms=0"}}}
 	s := supervisor.New(cfg)
-	if err := s.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Open(t.Context()))
 	t.Cleanup(func() { s.Close() })
 	return catalog.New(s), s
 }

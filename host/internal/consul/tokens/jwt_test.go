@@ -15,6 +15,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // files reads all below a folder.
@@ -42,9 +43,7 @@ func keySet(t *testing.T, w *world) jose.JSONWebKeySet {
 		t.Fatal(err)
 	}
 	var set jose.JSONWebKeySet
-	if err := json.Unmarshal(raw, &set); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Unmarshal(raw, &set))
 	return set
 }
 
@@ -66,9 +65,7 @@ func TestJWTSaysWhomItIsFor(t *testing.T) {
 	}
 	var got map[string]any
 	var registered jwt.Claims
-	if err := parsed.Claims(set.Keys[0].Key, &got, &registered); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, parsed.Claims(set.Keys[0].Key, &got, &registered))
 	cluster, err := w.clusterID(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -157,9 +154,7 @@ func TestKeyIsSealed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(w.dir, "secrets.key")); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(filepath.Join(w.dir, "secrets.key")))
 	w.open(w.Config)
 	if _, err := w.JWKS(w.within()); err == nil || !strings.Contains(err.Error(), "another secrets key") {
 		t.Errorf("with another secrets key: %v", err)
