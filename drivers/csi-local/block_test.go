@@ -8,6 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestBlockVolume(t *testing.T) {
@@ -29,12 +31,12 @@ func TestBlockVolume(t *testing.T) {
 	_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 * mib},
 	})
-	must(t, err)
+	check.NoError(t, err)
 	_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: a})
-	must(t, err)
+	check.NoError(t, err)
 	for _, path := range []string{a, b, stage} {
 		stats, err := r.NodeGetVolumeStats(r.ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
-		must(t, err)
+		check.NoError(t, err)
 		if total := stats.GetUsage()[0].GetTotal(); total != 16*mib {
 			t.Errorf("%s has %d bytes", path, total)
 		}
@@ -48,7 +50,7 @@ func TestBlockVolume(t *testing.T) {
 	r.unpublish(id, a)
 	r.unpublish(id, b)
 	_, err = r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
-	must(t, err)
+	check.NoError(t, err)
 	if n := len(loopsBelow(r.data)); n != 1 {
 		t.Errorf("%d loop devices for a staged volume", n)
 	}
@@ -85,19 +87,19 @@ func TestReaderOnlyBlockVolume(t *testing.T) {
 func writeDevice(t testing.TB, path string, data []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
+	check.NoError(t, err)
 	_, err = f.Write(data)
-	must(t, errors.Join(err, f.Sync(), f.Close()))
+	check.NoError(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 func readDevice(t testing.TB, path string, n int) string {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	check.NoError(t, err)
 	defer f.Close()
 	buf := make([]byte, n)
 	_, err = f.ReadAt(buf, 0)
-	must(t, err)
+	check.NoError(t, err)
 	return string(buf)
 }
 

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // step is one call of a volume's life; it may be made again and again.
@@ -51,7 +52,7 @@ func TestKillAtAnyPoint(t *testing.T) {
 				for _, s := range life.steps() {
 					if round == 0 { // undisturbed, to know how long it takes
 						start := time.Now()
-						must(t, s.call(t.Context()))
+						check.NoError(t, s.call(t.Context()))
 						took[s.name] = time.Since(start)
 						continue
 					}

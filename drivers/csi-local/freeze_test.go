@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/sparse"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // TestFreezeDoesNotOutliveTheDriver kills the driver while it holds a file
@@ -29,7 +30,7 @@ func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 			stage := r.stage(id, c)
 			r.killWhileFrozen(id, stage)
 			if name != "mounted" {
-				must(t, unix.Unmount(stage, 0))
+				check.NoError(t, unix.Unmount(stage, 0))
 			}
 			r.start()
 			if !strings.Contains(r.log.tail(4000), "thawed a volume") {
@@ -60,7 +61,7 @@ func (r *rig) killWhileFrozen(id, stage string) {
 	for try := range 5 {
 		snapshot := r.CreateSnapshot // of this connection
 		go snapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s" + strconv.Itoa(try), SourceVolumeId: id})
-		eventually(r.t, "the copy begins", r.copying)
+		check.Eventually(r.t, "the copy begins", r.copying)
 		r.kill()
 		if r.isFrozen(stage) {
 			return
@@ -74,10 +75,10 @@ func (r *rig) killWhileFrozen(id, stage string) {
 func (r *rig) needSlowCopies() {
 	r.t.Helper()
 	src, err := os.Create(filepath.Join(r.data, "tmp", "src"))
-	must(r.t, err)
+	check.NoError(r.t, err)
 	defer src.Close()
 	dst, err := os.Create(filepath.Join(r.data, "tmp", "dst"))
-	must(r.t, err)
+	check.NoError(r.t, err)
 	defer dst.Close()
 	defer os.Remove(src.Name())
 	defer os.Remove(dst.Name())
@@ -102,11 +103,11 @@ func (r *rig) isFrozen(mountpoint string) bool {
 	r.t.Helper()
 	const freeze, thaw = 0xC0045877, 0xC0045878
 	f, err := os.Open(mountpoint)
-	must(r.t, err)
+	check.NoError(r.t, err)
 	defer f.Close()
 	if err := unix.IoctlSetInt(int(f.Fd()), freeze, 0); errors.Is(err, unix.EBUSY) {
 		return true
 	}
-	must(r.t, unix.IoctlSetInt(int(f.Fd()), thaw, 0))
+	check.NoError(r.t, unix.IoctlSetInt(int(f.Fd()), thaw, 0))
 	return false
 }

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -97,15 +98,15 @@ func driverBinary(t *testing.T) string {
 func (r *rig) start() {
 	r.t.Helper()
 	out, err := os.OpenFile(r.log.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(r.t, err)
+	check.NoError(r.t, err)
 	defer out.Close()
 	r.cmd = exec.Command(r.bin, "-endpoint", "unix://"+r.sock, "-node-id", "node-1", "-data-dir", r.data, "-v")
 	r.cmd.Stderr = out
 	// A driver must not outlive the test binary.
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must(r.t, r.cmd.Start())
+	check.NoError(r.t, r.cmd.Start())
 	r.connect()
-	eventually(r.t, "the driver answers", func() bool {
+	check.Eventually(r.t, "the driver answers", func() bool {
 		_, err := r.Probe(context.Background(), &csi.ProbeRequest{})
 		return err == nil
 	})
@@ -121,7 +122,7 @@ func (r *rig) connect() {
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},
 		}))
-	must(r.t, err)
+	check.NoError(r.t, err)
 	r.conn = conn
 	r.IdentityClient = csi.NewIdentityClient(conn)
 	r.ControllerClient = csi.NewControllerClient(conn)
@@ -138,7 +139,7 @@ func (r *rig) kill() {
 // path makes a directory below the rig's.
 func (r *rig) path(parts ...string) string {
 	p := filepath.Join(append([]string{r.dir}, parts...)...)
-	must(r.t, os.MkdirAll(p, 0o700))
+	check.NoError(r.t, os.MkdirAll(p, 0o700))
 	return p
 }
 
@@ -146,7 +147,7 @@ func (r *rig) path(parts ...string) string {
 func (r *rig) create(name string, size int64, c *csi.VolumeCapability) string {
 	r.t.Helper()
 	resp, err := r.CreateVolume(r.ctx, createRequest(name, size, c))
-	must(r.t, err)
+	check.NoError(r.t, err)
 	return resp.GetVolume().GetVolumeId()
 }
 
@@ -162,7 +163,7 @@ func createRequest(name string, size int64, c *csi.VolumeCapability) *csi.Create
 func (r *rig) stage(id string, c *csi.VolumeCapability) string {
 	r.t.Helper()
 	path := r.path("stage", id)
-	must(r.t, r.tryStage(id, path, c))
+	check.NoError(r.t, r.tryStage(id, path, c))
 	return path
 }
 
@@ -174,7 +175,7 @@ func (r *rig) tryStage(id, path string, c *csi.VolumeCapability) error {
 func (r *rig) publish(id, target string, c *csi.VolumeCapability, readOnly bool) string {
 	r.t.Helper()
 	path := filepath.Join(r.path("pub"), target)
-	must(r.t, r.tryPublish(id, path, c, readOnly))
+	check.NoError(r.t, r.tryPublish(id, path, c, readOnly))
 	return path
 }
 
@@ -189,7 +190,7 @@ func (r *rig) tryPublish(id, path string, c *csi.VolumeCapability, readOnly bool
 func (r *rig) unpublish(id, path string) {
 	r.t.Helper()
 	_, err := r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: path})
-	must(r.t, err)
+	check.NoError(r.t, err)
 }
 
 func (r *rig) unstage(id string) {
@@ -197,13 +198,13 @@ func (r *rig) unstage(id string) {
 	_, err := r.NodeUnstageVolume(r.ctx, &csi.NodeUnstageVolumeRequest{
 		VolumeId: id, StagingTargetPath: filepath.Join(r.dir, "stage", id),
 	})
-	must(r.t, err)
+	check.NoError(r.t, err)
 }
 
 func (r *rig) delete(id string) {
 	r.t.Helper()
 	_, err := r.DeleteVolume(r.ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	must(r.t, err)
+	check.NoError(r.t, err)
 }
 
 // image is where a volume's data is on the host's disk.
@@ -266,27 +267,9 @@ func expectCode(t *testing.T, err error, want codes.Code, words ...string) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// eventually polls until ok or until time is up.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("never happened: %s", what)
-}
-
 func mountsBelow(t testing.TB, dir string) []*mountinfo.Info {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	must(t, err)
+	check.NoError(t, err)
 	return mounts
 }
 
@@ -346,15 +329,15 @@ func shell(t testing.TB, name string, args ...string) string {
 func writeFile(t testing.TB, path string, data []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	must(t, err)
+	check.NoError(t, err)
 	_, err = f.Write(data)
-	must(t, errors.Join(err, f.Sync(), f.Close()))
+	check.NoError(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 func readFile(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	must(t, err)
+	check.NoError(t, err)
 	return string(data)
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // eachFS runs a test with every file system that a volume can have, with a
@@ -94,7 +95,7 @@ func TestCapacityIsEnforced(t *testing.T) {
 		id := r.create("v", size, c)
 		r.stage(id, c)
 		f, err := os.Create(filepath.Join(r.publish(id, "a", c, false), "f"))
-		must(t, err)
+		check.NoError(t, err)
 		defer f.Close()
 		var written int64
 		for err == nil {
@@ -120,13 +121,13 @@ func TestExpand(t *testing.T) {
 
 		bigger := &csi.CapacityRange{RequiredBytes: 2 * size}
 		resp, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: bigger})
-		must(t, err)
+		check.NoError(t, err)
 		if resp.GetCapacityBytes() != 2*size || !resp.GetNodeExpansionRequired() {
 			t.Errorf("got %v", resp)
 		}
 		_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target, CapacityRange: bigger})
 		if filesystem.GrowsMounted(fsType) {
-			must(t, err)
+			check.NoError(t, err)
 		} else {
 			t.Log("no CAP_SYS_RESOURCE here: ext4 is grown when it is staged next")
 			expectCode(t, err, codes.FailedPrecondition, "CAP_SYS_RESOURCE", "stage it again")
@@ -136,7 +137,7 @@ func TestExpand(t *testing.T) {
 			r.publish(id, "a", c, false)
 		}
 		stats, err := r.NodeGetVolumeStats(r.ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
-		must(t, err)
+		check.NoError(t, err)
 		if total := stats.GetUsage()[0].GetTotal(); total < 2*size*8/10 {
 			t.Errorf("the file system has %d bytes in a volume of %d", total, 2*size)
 		}
@@ -150,13 +151,13 @@ func TestExpand(t *testing.T) {
 		r.unstage(id)
 		bigger = &csi.CapacityRange{RequiredBytes: 3 * size}
 		resp, err = r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: bigger})
-		must(t, err)
+		check.NoError(t, err)
 		if resp.GetNodeExpansionRequired() {
 			t.Error("node expansion is required for a volume that is not staged")
 		}
 		stage := r.stage(id, c)
 		var st unix.Statfs_t
-		must(t, unix.Statfs(stage, &st))
+		check.NoError(t, unix.Statfs(stage, &st))
 		if total := int64(st.Blocks) * st.Bsize; total < 3*size*8/10 {
 			t.Errorf("the file system has %d bytes in a volume of %d", total, 3*size)
 		}
@@ -186,10 +187,10 @@ func TestOddSizes(t *testing.T) {
 			_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
 				VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size + 4096*int64(7+i)},
 			})
-			must(t, err)
+			check.NoError(t, err)
 			if filesystem.GrowsMounted(fsType) {
 				_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: stage})
-				must(t, err)
+				check.NoError(t, err)
 			}
 			r.unstage(id)
 		}
@@ -204,13 +205,13 @@ func TestMountGroup(t *testing.T) {
 	id := r.create("v", 32*mib, c)
 	stage := r.stage(id, c)
 	info, err := os.Stat(stage)
-	must(t, err)
+	check.NoError(t, err)
 	if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 || info.Mode()&os.ModeSetgid == 0 || info.Mode().Perm()&0o070 != 0o070 {
 		t.Errorf("group %d, mode %s", gid, info.Mode())
 	}
 	writeFile(t, filepath.Join(stage, "f"), nil)
 	info, err = os.Stat(filepath.Join(stage, "f"))
-	must(t, err)
+	check.NoError(t, err)
 	if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 {
 		t.Errorf("a new file has group %d", gid)
 	}
@@ -241,31 +242,31 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, r.tryPublish(id, r.log.path, c, false), codes.InvalidArgument, "not a directory")
 	expectCode(t, r.tryPublish(id, target, mount(singleWriter, "xfs"), false), codes.FailedPrecondition, "holds ext4")
 
-	must(t, r.tryPublish(id, target, c, false))
+	check.NoError(t, r.tryPublish(id, target, c, false))
 	expectCode(t, r.tryPublish(id, target, c, true), codes.AlreadyExists, "read-write")
 	expectCode(t, r.tryPublish(id, filepath.Join(r.dir, "pub", "b"), c, false), codes.FailedPrecondition, "single writer", target)
 
 	// Somebody else's mount is named and left alone.
 	foreign := r.path("pub", "foreign")
-	must(t, unix.Mount("tmpfs", foreign, "tmpfs", 0, "size=1m"))
+	check.NoError(t, unix.Mount("tmpfs", foreign, "tmpfs", 0, "size=1m"))
 	c2 := mount(writer, "")
 	expectCode(t, r.tryPublish(id, foreign, c2, false), codes.FailedPrecondition, "tmpfs", foreign)
 	_, err := r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: foreign})
 	expectCode(t, err, codes.FailedPrecondition, "tmpfs")
-	must(t, unix.Unmount(foreign, 0))
+	check.NoError(t, unix.Unmount(foreign, 0))
 
 	// So is what somebody else put at the target.
 	writeFile(t, filepath.Join(foreign, "f"), []byte("x"))
 	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: foreign})
 	expectCode(t, err, codes.FailedPrecondition, "not empty")
-	must(t, os.RemoveAll(foreign))
+	check.NoError(t, os.RemoveAll(foreign))
 
 	// A mount that a process is in stays, until the process is gone.
 	f, err := os.Open(target)
-	must(t, err)
+	check.NoError(t, err)
 	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
 	expectCode(t, err, codes.FailedPrecondition, "in use")
-	must(t, f.Close())
+	check.NoError(t, f.Close())
 	r.unpublish(id, target)
 	r.unstage(id)
 	r.checkNothingLeft()
@@ -282,10 +283,10 @@ func TestHealth(t *testing.T) {
 	c := mount(writer, "ext4")
 	id := r.create("v", 32*mib, c)
 	stage := r.stage(id, c)
-	check := func(want csi.VolumeHealthErrorType, reason string) {
+	wantHealth := func(want csi.VolumeHealthErrorType, reason string) {
 		t.Helper()
 		resp, err := r.NodeGetVolumeHealth(r.ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id})
-		must(t, err)
+		check.NoError(t, err)
 		var got []string
 		for _, e := range resp.GetVolumeHealth().GetHealthStatuses() {
 			got = append(got, e.GetReason())
@@ -297,22 +298,22 @@ func TestHealth(t *testing.T) {
 			t.Errorf("reasons %v, want %q", got, reason)
 		}
 	}
-	check(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
+	wantHealth(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
 
 	// An error of the file system makes it read-only.
 	device := mountsBelow(t, stage)[0].Source
 	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error")
-	must(t, os.WriteFile(trigger, []byte("test"), 0))
-	check(csi.VolumeHealthErrorType_DEGRADED, "FileSystemReadOnly")
+	check.NoError(t, os.WriteFile(trigger, []byte("test"), 0))
+	wantHealth(csi.VolumeHealthErrorType_DEGRADED, "FileSystemReadOnly")
 	r.unstage(id)
-	check(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
+	wantHealth(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
 
 	// The image is deleted below a staged volume, which can still be unstaged.
 	r.stage(id, c)
-	must(t, os.Remove(r.image(id)))
-	check(csi.VolumeHealthErrorType_DATA_LOSS, "ImageMissing")
+	check.NoError(t, os.Remove(r.image(id)))
+	wantHealth(csi.VolumeHealthErrorType_DATA_LOSS, "ImageMissing")
 	resp, err := r.ControllerGetVolumeHealth(r.ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
-	must(t, err)
+	check.NoError(t, err)
 	if len(resp.GetVolumeHealth().GetHealthStatuses()) != 1 {
 		t.Errorf("the controller reports %v", resp)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // TestVolumeHeldInAnotherNamespace leaves a mount in the private mount
@@ -26,9 +28,9 @@ func TestVolumeHeldInAnotherNamespace(t *testing.T) {
 
 	holder := exec.Command("cat") // ends with its input, or with this process
 	in, err := holder.StdinPipe()
-	must(t, err)
+	check.NoError(t, err)
 	holder.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	must(t, holder.Start())
+	check.NoError(t, holder.Start())
 	t.Cleanup(func() {
 		in.Close()
 		holder.Wait()
@@ -57,9 +59,9 @@ func TestVolumeHeldInAnotherNamespace(t *testing.T) {
 		t.Errorf("%d loop devices for one volume", n)
 	}
 	r.unstage(id)
-	must(t, in.Close()) // the deletion may have to wait for the process to end
+	check.NoError(t, in.Close()) // the deletion may have to wait for the process to end
 	r.delete(id)
-	must(t, holder.Wait())
+	check.NoError(t, holder.Wait())
 	r.checkNothingLeft()
 	if _, err := os.Stat(target); err == nil {
 		t.Error("the target is left")

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // notApplicable are the reasons for which the suite may skip a test, each with
@@ -92,9 +94,9 @@ type report []struct {
 func checkReport(t *testing.T, path string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	must(t, err)
+	check.NoError(t, err)
 	var suites report
-	must(t, json.Unmarshal(data, &suites))
+	check.NoError(t, json.Unmarshal(data, &suites))
 	passed := 0
 	for _, spec := range suites[0].SpecReports {
 		name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")

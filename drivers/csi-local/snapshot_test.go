@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -19,7 +20,7 @@ import (
 func (r *rig) snapshot(name, volume string) string {
 	r.t.Helper()
 	resp, err := r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
-	must(r.t, err)
+	check.NoError(r.t, err)
 	if !resp.GetSnapshot().GetReadyToUse() {
 		r.t.Error("the snapshot is not ready")
 	}
@@ -46,18 +47,18 @@ func TestSnapshotCloneRestore(t *testing.T) {
 		stage := r.stage(id, c)
 		// Not synced: the freeze has to bring it into the copy.
 		data := pattern(1, 5*mib)
-		must(t, os.WriteFile(filepath.Join(stage, "f"), data, 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(stage, "f"), data, 0o600))
 		snap := r.snapshot("s", id)
-		must(t, os.WriteFile(filepath.Join(stage, "f"), []byte("later"), 0o600))
+		check.NoError(t, os.WriteFile(filepath.Join(stage, "f"), []byte("later"), 0o600))
 
 		req := createRequest("restored", 2*size, c)
 		req.VolumeContentSource = fromSnapshot(snap)
 		restored, err := r.CreateVolume(r.ctx, req)
-		must(t, err)
+		check.NoError(t, err)
 		req = createRequest("clone", size, mount(writer, ""))
 		req.VolumeContentSource = fromVolume(id)
 		clone, err := r.CreateVolume(r.ctx, req)
-		must(t, err)
+		check.NoError(t, err)
 
 		// All three at once: the copies have the same UUID.
 		restoredID, cloneID := restored.GetVolume().GetVolumeId(), clone.GetVolume().GetVolumeId()
@@ -68,7 +69,7 @@ func TestSnapshotCloneRestore(t *testing.T) {
 			t.Errorf("the clone has %.20q", got)
 		}
 		var st unix.Statfs_t
-		must(t, unix.Statfs(filepath.Join(r.dir, "stage", restoredID), &st))
+		check.NoError(t, unix.Statfs(filepath.Join(r.dir, "stage", restoredID), &st))
 		if total := int64(st.Blocks) * st.Bsize; total < 2*size*8/10 {
 			t.Errorf("the restored file system has %d bytes in a volume of %d", total, 2*size)
 		}
@@ -89,7 +90,7 @@ func TestSnapshotCloneRestore(t *testing.T) {
 			r.delete(v)
 		}
 		_, err = r.DeleteSnapshot(r.ctx, &csi.DeleteSnapshotRequest{SnapshotId: snap})
-		must(t, err)
+		check.NoError(t, err)
 		r.checkNothingLeft()
 	})
 }
@@ -104,7 +105,7 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	id := r.create("v", 64*mib, c)
 	stage := r.stage(id, c)
 	// Something to copy, so that it takes its time.
-	must(t, os.WriteFile(filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 30), 0o600))
+	check.NoError(t, os.WriteFile(filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 30), 0o600))
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for i := 0; ; i++ {
@@ -126,14 +127,14 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 			}
 		}
 	}()
-	eventually(t, "the writer writes", func() bool { _, err := os.Stat(filepath.Join(stage, "second")); return err == nil })
+	check.Eventually(t, "the writer writes", func() bool { _, err := os.Stat(filepath.Join(stage, "second")); return err == nil })
 	for i := range 3 {
 		snap := r.snapshot("s"+strconv.Itoa(i), id)
 		shell(t, "e2fsck", "-f", "-n", filepath.Join(r.data, "snapshots", snap, snap+".img"))
 		req := createRequest("r"+strconv.Itoa(i), 0, c)
 		req.VolumeContentSource = fromSnapshot(snap)
 		resp, err := r.CreateVolume(r.ctx, req)
-		must(t, err)
+		check.NoError(t, err)
 		restored := resp.GetVolume().GetVolumeId()
 		at := r.stage(restored, c)
 		first, err1 := strconv.Atoi(readFile(t, filepath.Join(at, "first")))
@@ -144,7 +145,7 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 		r.unstage(restored)
 	}
 	close(stop)
-	must(t, <-done)
+	check.NoError(t, <-done)
 	r.unstage(id)
 	r.checkNothingLeft()
 }
@@ -162,7 +163,7 @@ func TestReflinks(t *testing.T) {
 	writeDevice(t, device, data)
 	used := func() int64 {
 		var st unix.Statfs_t
-		must(t, unix.Statfs(r.data, &st))
+		check.NoError(t, unix.Statfs(r.data, &st))
 		return int64(st.Blocks-st.Bfree) * st.Bsize
 	}
 	before := used()
@@ -174,7 +175,7 @@ func TestReflinks(t *testing.T) {
 	req := createRequest("restored", 0, c)
 	req.VolumeContentSource = fromSnapshot(snap)
 	resp, err := r.CreateVolume(r.ctx, req)
-	must(t, err)
+	check.NoError(t, err)
 	restored := resp.GetVolume().GetVolumeId()
 	r.stage(restored, c)
 	if readDevice(t, r.publish(restored, "b", c, false), len(data)) != string(data) {
@@ -196,11 +197,11 @@ func newRigOnXFS(t *testing.T) *rig {
 	}
 	dir := t.TempDir()
 	data, image := filepath.Join(dir, "data"), filepath.Join(dir, "disk.img")
-	must(t, os.Mkdir(data, 0o700))
+	check.NoError(t, os.Mkdir(data, 0o700))
 	f, err := os.Create(image)
-	must(t, err)
-	must(t, f.Truncate(512*mib))
-	must(t, f.Close())
+	check.NoError(t, err)
+	check.NoError(t, f.Truncate(512*mib))
+	check.NoError(t, f.Close())
 	shell(t, "mkfs.xfs", "-q", "-m", "reflink=1", image)
 	// The rig's own clean-up, which comes first, takes this mount away too.
 	t.Cleanup(func() { cleanUp(t, dir) })

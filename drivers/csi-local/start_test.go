@@ -12,6 +12,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // runDriver runs the driver with flags that it is to refuse, and returns what
@@ -77,12 +79,12 @@ func TestIdentityAndPermissions(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	info, err := r.GetPluginInfo(r.ctx, &csi.GetPluginInfoRequest{})
-	must(t, err)
+	check.NoError(t, err)
 	if info.GetName() != "local.csi.pannier.dev" || info.GetVendorVersion() != defaultVersion {
 		t.Errorf("got %v", info)
 	}
 	node, err := r.NodeGetInfo(r.ctx, &csi.NodeGetInfoRequest{})
-	must(t, err)
+	check.NoError(t, err)
 	if node.GetNodeId() != "node-1" {
 		t.Errorf("got %v", node)
 	}
@@ -92,7 +94,7 @@ func TestIdentityAndPermissions(t *testing.T) {
 	if st, err := os.Stat(r.data); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("data directory: %v, %v", st.Mode(), err)
 	}
-	must(t, os.Remove(filepath.Join(r.data, "tmp")))
+	check.NoError(t, os.Remove(filepath.Join(r.data, "tmp")))
 	_, err = r.Probe(r.ctx, &csi.ProbeRequest{})
 	expectCode(t, err, codes.FailedPrecondition, r.data)
 }

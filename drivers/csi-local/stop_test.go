@@ -10,6 +10,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // TestStopLeavesMounts stops the driver as a supervisor does. Its volumes stay
@@ -22,8 +24,8 @@ func TestStopLeavesMounts(t *testing.T) {
 	r.stage(id, c)
 	target := r.publish(id, "a", c, false)
 	writeFile(t, filepath.Join(target, "f"), []byte("hello"))
-	must(t, r.cmd.Process.Signal(syscall.SIGTERM))
-	must(t, r.cmd.Wait())
+	check.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	check.NoError(t, r.cmd.Wait())
 	if _, err := os.Stat(r.sock); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
 	}
@@ -57,16 +59,16 @@ func TestStopDuringSnapshot(t *testing.T) {
 		_, err := r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
 		answer <- err
 	}()
-	eventually(t, "the copy begins", r.copying)
+	check.Eventually(t, "the copy begins", r.copying)
 	_, err := r.DeleteVolume(r.ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	expectCode(t, err, codes.Aborted, "CreateSnapshot")
 	_, err = r.NodeUnstageVolume(r.ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: stage})
 	expectCode(t, err, codes.Aborted, "CreateSnapshot")
-	must(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	check.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	if err := <-answer; err != nil {
 		t.Errorf("the snapshot: %v", err)
 	}
-	must(t, r.cmd.Wait())
+	check.NoError(t, r.cmd.Wait())
 	if r.isFrozen(stage) {
 		t.Error("the file system is still frozen")
 	}

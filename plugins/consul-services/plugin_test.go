@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
@@ -54,9 +55,7 @@ agent_prefix   "" { policy = "read" }
 	if err := plugin.Heartbeat(ctx, con, []registration.Beat{{ID: web.ID, Healthy: true, Output: "pid 7"}}); err != nil {
 		t.Error(err)
 	}
-	if err := c.Client(c.Management).Agent().ServiceDeregister(web.ID); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, c.Client(c.Management).Agent().ServiceDeregister(web.ID))
 	for req.Index, req.Wait = index, 10*time.Second; len(changes) == 0; {
 		// The heartbeat is a change of the catalog, too.
 		if req.Index, changes, err = plugin.Sync(ctx, con, req); err != nil {

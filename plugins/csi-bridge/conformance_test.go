@@ -5,10 +5,10 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pannier/pannier/sdk/conformance"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/hostpath"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -43,14 +43,11 @@ func TestConformance(t *testing.T) {
 // answers waits until something listens on a socket.
 func answers(t *testing.T, socket string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	check.Eventually(t, "a listener on "+socket, func() bool {
 		conn, err := net.Dial("unix", socket)
 		if err == nil {
 			_ = conn.Close()
-			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+		return err == nil
+	})
 }

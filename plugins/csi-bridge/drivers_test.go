@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/hostpath"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testplugin"
@@ -50,9 +51,7 @@ func startLocal(t *testing.T, dir string) string {
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
 	cmd := exec.Command(testbin.Build(t, "drivers/csi-local"), "-endpoint", endpoint, "-node-id", "n", "-data-dir", filepath.Join(dir, "data"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
@@ -53,9 +54,7 @@ func TestPluginProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	public := readable(t, process.Pid)
-	if err := process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, process.Kill())
 
 	second := testplugin.Start(t, "sids")
 	conn, process, log := second.Conn, second.Process, second.Log

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func openFiles(t *testing.T, dir string, shared bool) *Sealer {
@@ -55,9 +57,7 @@ func TestKeysFollowTheLedger(t *testing.T) {
 	if err := s.Offer(NewKey()); err != nil { // one that is never named
 		t.Fatal(err)
 	}
-	if err := s.Offer(key); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Offer(key))
 	s = openFiles(t, dir, false) // after a restart
 	use(t, s, first, []string{first, key.ID()}, nil)
 	if got := names(t, filepath.Join(dir, "secrets.keys")); !slices.Equal(got, []string{key.ID() + ".key"}) {
@@ -100,9 +100,7 @@ func TestAHostOfSeveralWaitsForTheLedger(t *testing.T) {
 	use(t, s, key.ID(), []string{key.ID()}, nil, key.ID())
 	sealing(ErrNoKey)
 	path := filepath.Join(dir, "secrets.keys", key.ID()+".key") // an operator puts it there
-	if err := os.WriteFile(path, key.Material(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, key.Material(), 0o600))
 	use(t, s, key.ID(), []string{key.ID()}, nil)
 	sealing(nil)
 
@@ -111,9 +109,7 @@ func TestAHostOfSeveralWaitsForTheLedger(t *testing.T) {
 		key  Key
 		want string
 	}{{0o644, key, "chmod 0600"}, {0o600, NewKey(), "name the file"}} {
-		if err := errors.Join(os.WriteFile(path, bad.key.Material(), bad.mode), os.Chmod(path, bad.mode)); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, errors.Join(os.WriteFile(path, bad.key.Material(), bad.mode), os.Chmod(path, bad.mode)))
 		if _, err := OpenFiles(Files{First: filepath.Join(dir, "secrets.key"), Dir: filepath.Dir(path), Shared: true}); err == nil || !strings.Contains(err.Error(), bad.want) {
 			t.Errorf("a bad file: %v, want %q", err, bad.want)
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 var (
@@ -186,9 +188,7 @@ func TestBadKeyFileIsRefused(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "secrets.key")
-			if err := tt.make(path); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, tt.make(path))
 			_, err := Open(path)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), path) {
 				t.Fatalf("got %v, want %q and the path in it", err, tt.want)

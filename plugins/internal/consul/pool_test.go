@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -153,9 +154,7 @@ func TestTLS(t *testing.T) {
 		return text
 	}
 	empty := filepath.Join(t.TempDir(), "empty")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(empty, nil, 0o600))
 	for name, c := range map[string]struct {
 		change func(*service.Consul)
 		text   string
@@ -191,9 +190,7 @@ func TestTLS(t *testing.T) {
 		c.CAFile = ca
 		for range 2 {
 			for path, code := range map[string]codes.Code{wrong.CAFile(): codes.FailedPrecondition, right.CAFile(): codes.OK} {
-				if err := os.WriteFile(ca, read(path), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, os.WriteFile(ca, read(path), 0o600))
 				p.transports[c] = nil // as after idleAfter
 				wantCode(t, ask(t.Context(), p, c), code)
 			}
@@ -311,14 +308,8 @@ func TestDialling(t *testing.T) {
 	p := NewPool()
 	ended := make(chan error, 1)
 	go func() { ended <- ask(context.Background(), p, service.Consul{Address: address}) }()
-	for deadline := time.Now().Add(time.Minute); !dialling(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no connection is being made")
-		}
-	}
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.Eventually(t, "a connection is being made", dialling)
+	check.NoError(t, p.Close())
 	select {
 	case <-ended:
 	case <-time.After(dialTimeout / 2):
@@ -338,9 +329,7 @@ func deaf(t *testing.T) (address string, dialling func() bool) {
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	err = errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0))
 	name, err2 := unix.Getsockname(fd)
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(err, err2))
 	port := name.(*unix.SockaddrInet4).Port
 	address = fmt.Sprintf("127.0.0.1:%d", port)
 	for range 10 {
@@ -381,9 +370,7 @@ func TestClose(t *testing.T) {
 	wantCode(t, ask(short, p, service.Consul{Address: "https://" + mute.Addr().String()}), codes.DeadlineExceeded)
 
 	for range 2 {
-		if err := p.Close(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, p.Close())
 	}
 	select {
 	case err := <-ended:

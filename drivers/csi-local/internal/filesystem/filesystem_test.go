@@ -11,6 +11,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestParseOptions(t *testing.T) {
@@ -76,9 +78,7 @@ func TestDetect(t *testing.T) {
 	for _, fsType := range []string{Ext4, XFS} {
 		size := MinSize(fsType)
 		path := filepath.Join(t.TempDir(), "image")
-		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, size)))
 		if got, _, err := DetectFile(path); err != nil || got != "" {
 			t.Errorf("blank: %q, %v", got, err)
 		}
@@ -86,9 +86,7 @@ func TestDetect(t *testing.T) {
 			t.Logf("not covered: %v", err)
 			continue
 		}
-		if err := (Programs{}).Format(t.Context(), fsType, path, false); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, (Programs{}).Format(t.Context(), fsType, path, false))
 		if got, n, err := DetectFile(path); err != nil || got != fsType || n > size || n < size*9/10 {
 			t.Errorf("%s: got %q with %d bytes of %d, %v", fsType, got, n, size, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -12,9 +13,7 @@ func image(t *testing.T) string {
 	t.Helper()
 	testbin.RequireRoot(t, "loop devices")
 	path := filepath.Join(t.TempDir(), "loop-test-"+filepath.Base(t.TempDir())+".img")
-	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	t.Cleanup(func() {
 		devices, err := Find(path)
 		if err != nil {
@@ -96,9 +95,7 @@ func TestAnotherFileOfTheSameName(t *testing.T) {
 	}
 	hold.Close()
 	other := filepath.Join(t.TempDir(), filepath.Base(path))
-	if err := os.WriteFile(other, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(other, make([]byte, 1<<20), 0o600))
 	expect(t, other, 0)
 	if err := dev.Detach(other); err != nil {
 		t.Error(err)
@@ -113,9 +110,7 @@ func TestDeletedImageIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	hold.Close()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Remove(path))
 	expect(t, path, 1)
 }
 
@@ -126,12 +121,8 @@ func TestResize(t *testing.T) {
 		t.Fatal(err)
 	}
 	hold.Close()
-	if err := os.Truncate(path, 4<<20); err != nil {
-		t.Fatal(err)
-	}
-	if err := dev.Resize(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Truncate(path, 4<<20))
+	check.NoError(t, dev.Resize())
 	if size, err := dev.Size(); err != nil || size != 4<<20 {
 		t.Errorf("%d bytes, %v", size, err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 const mib = 1 << 20
@@ -20,9 +22,7 @@ func sparseFile(t testing.TB, path string, size int64, data map[int64][]byte) *o
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, f.Truncate(size))
 	for at, b := range data {
 		if _, err := f.WriteAt(b, at); err != nil {
 			t.Fatal(err)
@@ -76,9 +76,7 @@ func TestCopyKeepsHoles(t *testing.T) {
 	defer src.Close()
 	dst := sparseFile(t, filepath.Join(dir, "dst"), 0, nil)
 	defer dst.Close()
-	if err := Copy(t.Context(), dst, src); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, Copy(t.Context(), dst, src))
 	if n, err := Allocated(dst); err != nil || n > mib {
 		t.Errorf("%d bytes allocated for one, %v", n, err)
 	}

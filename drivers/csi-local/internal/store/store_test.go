@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func open(t *testing.T, dir string) *Store {
@@ -27,9 +29,7 @@ func TestVolume(t *testing.T) {
 		ID: VolumeID("v"), Name: "v", Parameters: map[string]string{"fsType": "xfs"},
 		Source: Source{SnapshotID: SnapshotID("s")}, CreatedAt: time.Now().UTC(), FSType: "xfs", Capacity: 12345,
 	}
-	if err := s.CreateVolume(want, nothing); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.CreateVolume(want, nothing))
 	if err := s.CreateVolume(want, nothing); err == nil {
 		t.Error("the same id was created twice")
 	}
@@ -39,12 +39,8 @@ func TestVolume(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	got.Formatting = "xfs"
-	if err := s.UpdateVolume(got); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(s.Grow(want.ID, 20000), s.Grow(want.ID, 10000)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.UpdateVolume(got))
+	check.NoError(t, errors.Join(s.Grow(want.ID, 20000), s.Grow(want.ID, 10000)))
 	if got, err = s.Volume(want.ID); err != nil || got.Formatting != "xfs" || got.Capacity != 20000 {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -68,9 +64,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 	if err := s.CreateVolume(v, func(*os.File) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
-	if err := s.CreateVolume(v, nothing); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.CreateVolume(v, nothing))
 	if err := s.ReplaceImage(v.ID, func(f *os.File) error { f.WriteString("half"); return broken }); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
@@ -85,9 +79,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 func TestOpenSweepsAndLocks(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	if err := os.MkdirAll(filepath.Join(dir, "tmp", "vol-x", "y"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.MkdirAll(filepath.Join(dir, "tmp", "vol-x", "y"), 0o700))
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, ErrLocked)
 	defer cancel()
 	if _, err := Open(ctx, dir); !errors.Is(err, ErrLocked) {
@@ -125,9 +117,7 @@ func TestIDsAreNotPaths(t *testing.T) {
 func TestSymbolicLink(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "data"), 0o700), os.Symlink("data", link)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "data"), 0o700), os.Symlink("data", link)))
 	if got, want := open(t, link).Dir(), filepath.Join(dir, "data"); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // memberlist does not wait at its end for the probe of another that is under way.
@@ -65,7 +66,7 @@ func form(t *testing.T) *world {
 func (s *server) open() {
 	s.w.t.Helper()
 	sealer, err := secrets.OpenFiles(secrets.Files{First: filepath.Join(s.dir, "secrets.key"), Dir: filepath.Join(s.dir, "secrets.keys"), Shared: true})
-	must(s.w.t, err)
+	check.NoError(s.w.t, err)
 	s.sealer = sealer
 	s.reach(sealer)
 	node := s.Node
@@ -220,25 +221,25 @@ func (w *world) fill(volumes ...string) {
 	leader := w.leader()
 	for _, id := range volumes {
 		sealed, named, err := leader.sealer.Seal(plain, secrets.ForVolume("default", id))
-		must(w.t, err)
+		check.NoError(w.t, err)
 		_, err = leader.RegisterVolume(w.t.Context(), claim.Volume{
 			VolumeRef: claim.VolumeRef{Namespace: "default", ID: id}, Name: id, PluginID: "d", ExternalID: id,
 			Capabilities:  []claim.Capability{{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}},
 			SealedSecrets: sealed, SecretsKey: named,
 		})
-		must(w.t, err)
+		check.NoError(w.t, err)
 	}
 	sealed, named, err := leader.sealer.Seal(plain, bound("s"))
-	must(w.t, err)
+	check.NoError(w.t, err)
 	_, err = leader.PutSigningKey(w.t.Context(), claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
-	must(w.t, err)
+	check.NoError(w.t, err)
 }
 
 // active is the key that seals.
 func (w *world) active() string {
 	w.t.Helper()
 	var keys claim.SecretsKeys
-	must(w.t, w.leader().ReadLatest(w.t.Context(), func(tx *state.ReadTx) (err error) {
+	check.NoError(w.t, w.leader().ReadLatest(w.t.Context(), func(tx *state.ReadTx) (err error) {
 		keys, err = tx.SecretsKeys()
 		return err
 	}))
@@ -313,11 +314,4 @@ func (s *server) opens(key string) error {
 		}
 		return errors.Join(err, listed)
 	})
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // TestALeaderIsKilledWhileItChangesTheKey cuts the leader off at each place. The others finish the change once it is
@@ -68,7 +69,7 @@ func TestTheKeyIsChangedWhenEveryServerHasIt(t *testing.T) {
 	away.start()
 	w.WaitReady(t)
 	id, err := w.leader().keeper.Rotate(t.Context())
-	must(t, err)
+	check.NoError(t, err)
 	if after := w.settled(before); after != id {
 		t.Errorf("%s seals, not %s", after, id)
 	}
@@ -87,14 +88,14 @@ func TestRestoreOverAChangeOfKeys(t *testing.T) {
 			var saved bytes.Buffer
 			save := func() {
 				_, err := leader.Save(t.Context(), &saved)
-				must(t, err)
+				check.NoError(t, err)
 			}
 			if !middle {
 				save()
 			}
 			hit := leader.cutAt("after reseal")
 			second, err := leader.keeper.Rotate(t.Context())
-			must(t, err)
+			check.NoError(t, err)
 			<-hit
 			if middle {
 				save() // one volume is sealed with the new key
@@ -109,13 +110,13 @@ func TestRestoreOverAChangeOfKeys(t *testing.T) {
 				if errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrNotLeader) { // a busy machine lets another one lead
 					return false
 				}
-				must(t, err)
+				check.NoError(t, err)
 				return true
 			})
 			for _, s := range w.servers {
 				clustertest.Eventually(t, s.Name+" misses the key", func() bool { return strings.Contains(s.keeper.Problem(), first) })
 			}
-			must(t, w.servers[0].sealer.Add(kept))
+			check.NoError(t, w.servers[0].sealer.Add(kept))
 			if middle {
 				if after := w.settled(first); after != second {
 					t.Errorf("%s seals, not %s", after, second)
@@ -126,7 +127,7 @@ func TestRestoreOverAChangeOfKeys(t *testing.T) {
 				t.Errorf("%s seals, not %s", after, first)
 			}
 			third, err := w.leader().keeper.Rotate(t.Context())
-			must(t, err)
+			check.NoError(t, err)
 			if after := w.settled(first); after != third {
 				t.Errorf("%s seals, not %s", after, third)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -232,11 +233,9 @@ func deregisters(t *testing.T, r *rig) {
 	r.register(t, i, other)
 	r.settled(t, i, other)
 	for range 2 { // unknown is success
-		if err := r.Deregister(t.Context(), r.consul, i.ID); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, r.Deregister(t.Context(), r.consul, i.ID))
 	}
-	eventually(t, "the catalog has lost it", func() bool {
+	check.Eventually(t, "the catalog has lost it", func() bool {
 		return r.inCatalog(t, i.ID) == nil && r.inCatalog(t, i.ID+sidecarSuffix) == nil && len(r.checks(t, i.ID)) == 0
 	})
 	r.quiet(t, other)
@@ -249,12 +248,8 @@ func deregisters(t *testing.T, r *rig) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.admin.Agent().ServiceDeregister(i.ID); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Deregister(t.Context(), r.consul, i.ID); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.admin.Agent().ServiceDeregister(i.ID))
+	check.NoError(t, r.Deregister(t.Context(), r.consul, i.ID))
 	if _, there := r.Cluster.Services(t)[i.ID+sidecarSuffix]; there {
 		t.Error("the sidecar has outlived its service")
 	}
@@ -327,9 +322,7 @@ func TestGateways(t *testing.T) {
 	if e := read(api.TerminatingGateway, "out").(*api.TerminatingGatewayConfigEntry); e.Services[0].SNI != "other.test" {
 		t.Errorf("got %+v", e)
 	}
-	if err := r.Deregister(t.Context(), r.consul, out.ID); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.Deregister(t.Context(), r.consul, out.ID))
 	read(api.TerminatingGateway, "out") // which others may live by
 }
 
@@ -360,17 +353,15 @@ func TestHeartbeat(t *testing.T) {
 		s.Checks = []service.Check{{Type: service.CheckProcess, Interval: "1h"}, {Type: service.CheckTCP, Interval: "1h"}}
 	})
 	r.register(t, i)
-	check := "service:" + i.ID + ":process"
+	processCheck := "service:" + i.ID + ":process"
 	for _, step := range []struct {
 		healthy bool
 		status  string
 	}{{true, "passing"}, {false, "critical"}} {
 		beats := []registration.Beat{{ID: "pannier:n1:default:w:gone", Healthy: true}, {ID: i.ID, Healthy: step.healthy, Output: "pid 7"}}
-		if err := r.Heartbeat(t.Context(), r.consul, beats); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "the check is "+step.status, func() bool {
-			c := r.checks(t, i.ID)[check]
+		check.NoError(t, r.Heartbeat(t.Context(), r.consul, beats))
+		check.Eventually(t, "the check is "+step.status, func() bool {
+			c := r.checks(t, i.ID)[processCheck]
 			return c != nil && c.Status == step.status && c.Output == "pid 7"
 		})
 	}
@@ -378,9 +369,7 @@ func TestHeartbeat(t *testing.T) {
 	for n := range 200 {
 		many = append(many, registration.Beat{ID: strconv.Itoa(n), Healthy: true})
 	}
-	if err := r.Heartbeat(t.Context(), r.consul, many); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.Heartbeat(t.Context(), r.consul, many))
 	r.proxy.Add(consul.Match{Path: "/v1/agent/check/update"}, consul.Status(http.StatusTooManyRequests, "slow down"))
 	before := len(r.proxy.Requests())
 	wantCode(t, r.Heartbeat(t.Context(), r.consul, many), codes.ResourceExhausted)

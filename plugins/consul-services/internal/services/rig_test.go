@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testns"
 )
@@ -55,7 +56,7 @@ func start(t *testing.T, rules string, opts consul.Options) *rig {
 	r := &rig{Cluster: c, Services: New(), proxy: c.Proxy(t, 0), admin: c.Client(c.Management)}
 	t.Cleanup(func() { _ = r.Close() })
 	secret := c.Token(t, "node")
-	eventually(t, "the agent knows the token", func() bool {
+	check.Eventually(t, "the agent knows the token", func() bool {
 		_, _, err := c.Client(secret).ACL().TokenReadSelf(&api.QueryOptions{AllowStale: true})
 		return err == nil
 	})
@@ -96,7 +97,7 @@ func (r *rig) removeAtEnd(t *testing.T, instances ...registration.Instance) {
 				t.Error(err)
 			}
 		}
-		eventually(t, "the catalog has lost what was registered", func() bool {
+		check.Eventually(t, "the catalog has lost what was registered", func() bool {
 			for _, i := range instances {
 				if r.inCatalog(t, i.ID) != nil || r.inCatalog(t, i.ID+sidecarSuffix) != nil {
 					return false
@@ -192,15 +193,6 @@ func (r *rig) repairs(t *testing.T, change func(), want string, instances ...reg
 		}
 	}
 	t.Errorf("no pass has %s; the last has done %q", want, done)
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }
 
 func wantCode(t *testing.T, err error, code codes.Code, text ...string) {

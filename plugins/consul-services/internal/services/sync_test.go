@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -35,9 +36,7 @@ func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.A
 		t.Fatal(err)
 	}
 	change(w.registration)
-	if err := r.admin.Agent().ServiceRegisterOpts(w.registration, api.ServiceRegisterOpts{ReplaceExistingChecks: true}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.admin.Agent().ServiceRegisterOpts(w.registration, api.ServiceRegisterOpts{ReplaceExistingChecks: true}))
 }
 
 // catalogHas writes to the catalog what change makes of what it has.
@@ -187,9 +186,7 @@ func TestMissing(t *testing.T) {
 		{func() error { return agent.CheckDeregister("service:" + web.ID + ":process") }, "registered web: checks"},
 		{func() error { return agent.CheckDeregister("service:" + web.ID + sidecarSuffix + ":1") }, "registered web: checks"},
 	} {
-		if err := c.lose(); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, c.lose())
 		var done []string
 		index, done = r.syncFrom(t, index, web, api2)
 		wantDone(t, done, c.want)
@@ -255,19 +252,13 @@ func TestForeign(t *testing.T) {
 		"pannier:n1:x": {},
 	}
 	for id, meta := range foreign {
-		if err := agent.ServiceRegister(&api.AgentServiceRegistration{ID: id, Name: "svc", Meta: meta, Check: &api.AgentServiceCheck{TTL: "1h"}}); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, agent.ServiceRegister(&api.AgentServiceRegistration{ID: id, Name: "svc", Meta: meta, Check: &api.AgentServiceCheck{TTL: "1h"}}))
 	}
 	stays, goes := instance("stays", everything), instance("goes", everything)
 	r.register(t, stays, goes)
 	r.settled(t, stays, goes)
-	if err := agent.EnableServiceMaintenance(stays.ID, "for a test"); err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.CheckRegister(&api.AgentCheckRegistration{ID: "theirs", Name: "x", ServiceID: stays.ID, AgentServiceCheck: api.AgentServiceCheck{TTL: "1h"}}); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, agent.EnableServiceMaintenance(stays.ID, "for a test"))
+	check.NoError(t, agent.CheckRegister(&api.AgentCheckRegistration{ID: "theirs", Name: "x", ServiceID: stays.ID, AgentServiceCheck: api.AgentServiceCheck{TTL: "1h"}}))
 	_, done := r.sync(t, stays)
 	wantDone(t, done, "removed goes: not wanted", "removed goes-sidecar-proxy: not wanted")
 	r.quiet(t, stays)
@@ -299,9 +290,7 @@ func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 		t.Fatal(err)
 	}
 	w.registration.Port = port
-	if err := r.admin.Agent().ServiceRegister(w.registration); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, r.admin.Agent().ServiceRegister(w.registration))
 }
 
 // TestCentralConfig sees that what Consul's own configuration adds to a proxy is no drift.
@@ -331,7 +320,7 @@ func TestCentralConfig(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the agent has merged it", func() bool {
+	check.Eventually(t, "the agent has merged it", func() bool {
 		return r.inCatalog(t, web.ID+sidecarSuffix).Proxy.Config["local_connect_timeout_ms"] != nil &&
 			len(r.inCatalog(t, plain.ID+sidecarSuffix).Proxy.Upstreams) > 0
 	})
@@ -379,10 +368,8 @@ func TestOneQuery(t *testing.T) {
 		}
 		woken <- err
 	}()
-	eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui/node/server-0") >= 2 })
-	if err := r.admin.Agent().ServiceDeregister(all[7].ID); err != nil {
-		t.Fatal(err)
-	}
+	check.Eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui/node/server-0") >= 2 })
+	check.NoError(t, r.admin.Agent().ServiceDeregister(all[7].ID))
 	select {
 	case err := <-woken:
 		if err != nil {
@@ -414,7 +401,7 @@ func TestCancel(t *testing.T) {
 		_, _, err := s.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}, Index: index, Wait: time.Minute})
 		ended <- err
 	}()
-	eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui") > asked })
+	check.Eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui") > asked })
 	cancel()
 	select {
 	case err := <-ended:
@@ -442,7 +429,7 @@ func TestLostState(t *testing.T) {
 	index, done := r.syncFrom(t, index, web, tagged)
 	wantDone(t, done)
 	r.Restart(0, true)
-	eventually(t, "the catalog has lost them, or they are there again", func() bool {
+	check.Eventually(t, "the catalog has lost them, or they are there again", func() bool {
 		_, changes, err := r.Sync(bounded(t, time.Minute), r.consul, registration.SyncRequest{
 			Owner: owner, Instances: []registration.Instance{web, tagged}, Index: index, Wait: time.Second,
 		})
@@ -454,7 +441,7 @@ func TestLostState(t *testing.T) {
 	if got := r.inCatalog(t, tagged.ID); !slices.Equal(got.Tags, []string{"by", "others"}) {
 		t.Errorf("tags %v, want those of the catalog from before", got.Tags)
 	}
-	eventually(t, "all is quiet", func() bool {
+	check.Eventually(t, "all is quiet", func() bool {
 		_, done := r.sync(t, web, tagged)
 		return len(done) == 0
 	})

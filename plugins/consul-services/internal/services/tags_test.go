@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -46,7 +47,7 @@ func TestTagOverride(t *testing.T) {
 		// Other drift is repaired, at the agent and in the catalog, and the tags stay.
 		r.repairs(t, func() {
 			r.agentHasPort(t, i, 1)
-			eventually(t, "the catalog has the drift", func() bool { return r.inCatalog(t, i.ID).Port == 1 })
+			check.Eventually(t, "the catalog has the drift", func() bool { return r.inCatalog(t, i.ID).Port == 1 })
 			r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags = []string{"unseen"} })
 		}, "registered web: port", i)
 		r.wantTags(t, i, "unseen")
@@ -64,10 +65,8 @@ func TestTagOverride(t *testing.T) {
 		// What was lost at the agent comes back with the tags that were last seen.
 		r.othersTag(t, i)
 		r.quiet(t, i)
-		if err := r.admin.Agent().ServiceDeregister(i.ID); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "the catalog has lost it", func() bool { return r.inCatalog(t, i.ID) == nil })
+		check.NoError(t, r.admin.Agent().ServiceDeregister(i.ID))
+		check.Eventually(t, "the catalog has lost it", func() bool { return r.inCatalog(t, i.ID) == nil })
 		_, done := r.sync(t, i)
 		wantDone(t, done, "registered web: missing")
 		r.wantTags(t, i, others...)
@@ -84,7 +83,7 @@ func TestTagOverride(t *testing.T) {
 		r.othersTag(t, i)
 		i.Service.Tags = []string{"new"}
 		r.register(t, i)
-		eventually(t, "the catalog has the new tags", func() bool { return slices.Equal(r.inCatalog(t, i.ID).Tags, []string{"new"}) })
+		check.Eventually(t, "the catalog has the new tags", func() bool { return slices.Equal(r.inCatalog(t, i.ID).Tags, []string{"new"}) })
 		r.quiet(t, i)
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
@@ -114,9 +115,7 @@ func TestRetriesGoOnWithTheSameArguments(t *testing.T) {
 	})
 	f.faulty.AwaitCalls("CreateVolume", 7)
 	f.faulty.Restart()
-	if err := await(t, created); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, await(t, created))
 	calls := f.faulty.Calls("CreateVolume")
 	if len(calls) != 8 {
 		t.Errorf("%d calls, want 8", len(calls))
@@ -138,9 +137,7 @@ func TestBackoffGrows(t *testing.T) {
 	f := setup(t, timing, faultydriver.Config{})
 	busy := faultydriver.Code(codes.Unavailable, "busy")
 	f.faulty.Script("NodeStageVolume", busy, busy, busy, busy)
-	if err := stage(t.Context(), f); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, stage(t.Context(), f))
 	calls := f.faulty.Calls("NodeStageVolume")
 	for i, atLeast := range []int64{10, 20, 40, 40} { // half of 20, 40, 80, 80
 		if gap := calls[i+1].Began.Sub(calls[i].Began); gap.Milliseconds() < atLeast {
@@ -190,9 +187,7 @@ func TestHungAttemptIsRepeated(t *testing.T) {
 	timing.Attempt = 300 * time.Millisecond
 	f := setup(t, timing, faultydriver.Config{})
 	f.faulty.Script("NodeStageVolume", faultydriver.Hang(), faultydriver.Delay(2*timing.Attempt))
-	if err := stage(t.Context(), f); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, stage(t.Context(), f))
 	calls := f.faulty.Calls("NodeStageVolume")
 	if len(calls) != 2 {
 		t.Fatalf("%d calls, want 2", len(calls))

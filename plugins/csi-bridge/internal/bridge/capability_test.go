@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
@@ -77,9 +78,7 @@ func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 			if err != nil || publishContext["device"] != "/dev/vol-x" {
 				t.Fatalf("attach: %v, %v", publishContext, err)
 			}
-			if err := f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: "/s"}); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: "/s"}))
 			if err := f.bridge.Publish(t.Context(), f.driver, storage.PublishRequest{
 				Volume: v, PublishContext: publishContext, StagingPath: "/s", TargetPath: f.target, ReadOnly: true,
 			}); err != nil {
@@ -110,9 +109,7 @@ func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 func TestCapabilitiesAreForgottenWithTheirDriver(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	for range 5 {
-		if err := stage(t.Context(), f); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, stage(t.Context(), f))
 	}
 	if n := len(f.faulty.Calls("NodeGetCapabilities")); n > 2 {
 		t.Errorf("asked %d times for capabilities on one connection", n)

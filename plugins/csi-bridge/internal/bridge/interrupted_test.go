@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
@@ -85,9 +86,7 @@ func stopAfterFirst(t *testing.T, f *fixture) error {
 // TestDriverRestarts stops the driver before a call and in the middle of one.
 func TestDriverRestarts(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
-	if err := stage(t.Context(), f); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, stage(t.Context(), f))
 	f.faulty.Stop()
 	done := inBackground(func() error { return stage(t.Context(), f) })
 	f.faulty.Restart()
@@ -142,9 +141,7 @@ func TestClosedBridge(t *testing.T) {
 	f.faulty.Always("NodeStageVolume", faultydriver.Hang())
 	done := inBackground(func() error { return stage(t.Context(), f) })
 	f.faulty.AwaitCalls("NodeStageVolume", 1)
-	if err := f.bridge.Close(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, f.bridge.Close())
 	if err := await(t, done); err == nil {
 		t.Error("a call in flight survived Close")
 	}

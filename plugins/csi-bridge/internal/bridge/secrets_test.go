@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
@@ -56,9 +57,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 func TestLogHasOneLineForACall(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Script("NodeStageVolume", faultydriver.Code(codes.Aborted, "pending"))
-	if err := stage(t.Context(), f); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, stage(t.Context(), f))
 	var lines []string
 	for line := range strings.Lines(f.log.String()) {
 		if strings.Contains(line, "rpc=NodeStageVolume") {

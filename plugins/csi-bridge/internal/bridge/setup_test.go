@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
@@ -200,9 +201,5 @@ func (b *syncBuffer) String() string {
 // await polls until the log has the text.
 func (b *syncBuffer) await(t *testing.T, text string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !strings.Contains(b.String(), text); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %q in the log:\n%s", text, b)
-		}
-	}
+	check.Eventually(t, text+" in the log", func() bool { return strings.Contains(b.String(), text) })
 }

@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 const token = "7f2c1c5e-9a57-4d1e-b7b1-0f1e2d3c4b5a"
@@ -109,13 +111,9 @@ func TestUnknownType(t *testing.T) {
 				} `json:"http"`
 			} `json:"tracing"`
 		}
-		if err := json.Unmarshal(out, &got); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, json.Unmarshal(out, &got))
 		var compact bytes.Buffer
-		if err := json.Compact(&compact, got.Tracing.HTTP.Config); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, json.Compact(&compact, got.Tracing.HTTP.Config))
 		// Its keys are sorted.
 		want := `{"@type":"type.googleapis.com/acme.Tracer","deep":{"<list>":[1,{"a":null}],"big":9007199254740993},"value":"<&>"}`
 		if compact.String() != want {
@@ -136,9 +134,7 @@ func TestOneForAList(t *testing.T) {
 		t.Fatal(err)
 	}
 	var compact bytes.Buffer
-	if err := json.Compact(&compact, out); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Compact(&compact, out))
 	for _, want := range []string{`"filter_chains":[{"filters":[{`, `"domains":["*"]`, `"virtual_hosts":[{`, `"allow_origin_string_match":[{"exact":"o"}]`} {
 		if !strings.Contains(compact.String(), want) {
 			t.Errorf("no %s in\n%s", want, out)

@@ -3,6 +3,7 @@ package generator
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -64,11 +66,7 @@ func (r *rig) inBackground(ctx context.Context, t *testing.T, req bootstrap.Requ
 // seen waits until n requests came through the proxy.
 func (r *rig) seen(t *testing.T, n int) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); r.proxy.Count("", "/") < n; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d requests, want %d", r.proxy.Count("", "/"), n)
-		}
-	}
+	check.Eventually(t, fmt.Sprintf("%d requests", n), func() bool { return r.proxy.Count("", "/") >= n })
 }
 
 // TestRegistrationLate registers the proxy while the generator already waits for it.

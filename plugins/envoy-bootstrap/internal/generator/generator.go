@@ -48,7 +48,7 @@ func (g *Generator) Close() error { return g.pool.Close() }
 // may not read the registration. Unavailable and ResourceExhausted: Consul could not
 // be asked within the wait.
 func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
-	if err := check(req); err != nil {
+	if err := validate(req); err != nil {
 		return nil, err
 	}
 	p, err := g.await(ctx, c, req)
@@ -62,7 +62,7 @@ func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstra
 	return out, nil
 }
 
-func check(req bootstrap.Request) error {
+func validate(req bootstrap.Request) error {
 	switch {
 	case req.ProxyID == "":
 		return status.Error(codes.InvalidArgument, "make a bootstrap: the request names no proxy")

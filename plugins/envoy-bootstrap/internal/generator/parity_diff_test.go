@@ -11,6 +11,8 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // differences are all that may differ between what Consul's command prints and ours.
@@ -87,9 +89,7 @@ func canonical(t *testing.T, whose string, text []byte) any {
 		t.Fatal(err)
 	}
 	var tree any
-	if err := json.Unmarshal(raw, &tree); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, json.Unmarshal(raw, &tree))
 	return tree
 }
 
@@ -134,9 +134,7 @@ func diffTrees(path string, theirs, ours any) []diff {
 func TestDiffTrees(t *testing.T) {
 	read := func(text string) any {
 		var tree any
-		if err := json.Unmarshal([]byte(text), &tree); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, json.Unmarshal([]byte(text), &tree))
 		return tree
 	}
 	for name, tc := range map[string]struct {

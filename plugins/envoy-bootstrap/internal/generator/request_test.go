@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // TestStable makes one bootstrap a hundred times, in turn and at once: the bytes are
@@ -74,16 +75,12 @@ func TestTokenFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	made := func(name string, mk func(path string) error) string {
 		path := filepath.Join(dir, name)
-		if err := mk(path); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, mk(path))
 		return path
 	}
 	nodes := write("node-token", r.secret)
@@ -128,12 +125,8 @@ func TestTokenRotated(t *testing.T) {
 	r.seen(t, 2)
 	rotated := identity("web")(t, r.consul)
 	next := filepath.Join(filepath.Dir(req.TokenFile), "next")
-	if err := os.WriteFile(next, []byte(rotated), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(next, req.TokenFile); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(next, []byte(rotated), 0o600))
+	check.NoError(t, os.Rename(next, req.TokenFile))
 	r.seen(t, r.proxy.Count("", "/")+2)
 	register(t, r.consul, sidecar("late", nil))
 	if out := string(<-done); !strings.Contains(out, rotated) || strings.Contains(out, r.secret) {
@@ -160,9 +153,7 @@ func TestServerAddress(t *testing.T) {
 		r.fails(t.Context(), t, r.req, codes.InvalidArgument, text, "grpc_address")
 	}
 	garbage := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(garbage, []byte("no PEM"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(garbage, []byte("no PEM"), 0o600))
 	for path, text := range map[string]string{garbage: "no PEM certificate", "/does/not/exist": "no such file"} {
 		r.at = at
 		r.at.GRPCCAFile = path

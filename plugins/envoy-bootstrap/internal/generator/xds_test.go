@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/xds"
 )
@@ -39,9 +40,7 @@ func TestStream(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	stream := open(ctx, t, b)
-	if err := stream.Ready(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, stream.Ready())
 	clusters, listeners := slices.Sorted(maps.Keys(stream.Clusters)), slices.Sorted(maps.Keys(stream.Listeners))
 	if len(clusters) != 2 || clusters[1] != "local_app" || !strings.HasPrefix(clusters[0], "db.default.dc1.internal.") {
 		t.Errorf("got the clusters %q, want those of web and of db", clusters)
@@ -93,9 +92,7 @@ func bootstrapFile(t *testing.T, c *consul.Cluster, proxyID, secret string) *boo
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "envoy_bootstrap.json")
-	if err := os.WriteFile(path, out, 0o400); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, out, 0o400))
 	b, err := xds.Read(path)
 	if err != nil {
 		t.Fatal(err)

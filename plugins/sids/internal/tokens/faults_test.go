@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -215,9 +216,7 @@ func TestRate(t *testing.T) {
 	w := newWorld(t, 1)
 	proxy := w.Proxy(t, 0)
 	w.consul = proxy.Service(w.consul)
-	if err := w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`", "rate": 2}`)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`", "rate": 2}`)))
 	begin := time.Now()
 	for range 3 {
 		w.derive(t, request(t))

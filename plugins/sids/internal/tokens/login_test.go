@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -96,9 +97,7 @@ func TestLoginLostAnswer(t *testing.T) {
 	w.want(t, err, codes.Unavailable)
 	kept, secret := w.derive(t, req)
 
-	if err := w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`"}`)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`"}`)))
 	list, err := w.issuer.List(t.Context(), w.consul, "c1")
 	if err != nil || len(list) != 2 {
 		t.Fatalf("listed: got %+v, %v, want two", list, err)
@@ -242,9 +241,7 @@ func TestAuthMethodAdded(t *testing.T) {
 	w, _ := loginWorld(t)
 	with := w.consul
 	w.consul.AuthMethod = ""
-	if err := w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`"}`)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.issuer.Configure(t.Context(), []byte(`{"token_file": "`+w.tokenFile+`"}`)))
 	req := request(t)
 	_, secret := w.derive(t, req)
 	if err := w.issuer.Revoke(t.Context(), with, req.ID, secret); err != nil {

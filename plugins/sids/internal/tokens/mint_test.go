@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -238,17 +239,13 @@ func TestOwnToken(t *testing.T) {
 	write(t, w.tokenFile, secret+" and more")
 	all(t, codes.FailedPrecondition, w.tokenFile)
 
-	if err := w.issuer.Configure(ctx, []byte(`{}`)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.issuer.Configure(ctx, []byte(`{}`)))
 	all(t, codes.FailedPrecondition, "set token_file", `acl = "write"`)
 	w.consul.Name = "east"
 	all(t, codes.FailedPrecondition, `set token_file of consul "east"`)
 
 	// The file is read at each use: a token that is replaced is used from then on.
-	if err := w.issuer.Configure(ctx, []byte(`{"consul": {"east": {"token_file": "`+w.tokenFile+`"}}}`)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, w.issuer.Configure(ctx, []byte(`{"consul": {"east": {"token_file": "`+w.tokenFile+`"}}}`)))
 	write(t, w.tokenFile, w.Token(t, "pannier-sids")+"\n")
 	if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
 		t.Error(err)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
@@ -58,9 +59,7 @@ func newIssuer(t *testing.T, config string) *Issuer {
 	t.Helper()
 	i := New()
 	t.Cleanup(func() { _ = i.Close() })
-	if err := i.Configure(t.Context(), []byte(config)); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, i.Configure(t.Context(), []byte(config)))
 	return i
 }
 
@@ -178,7 +177,5 @@ func (s *signer) sign(t *testing.T, claims map[string]any) string {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 }
