@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// lasts is how long the plan of one seed goes on.
+// lasts is the length of one seed's fault plan.
 const lasts = 40 * time.Second
 
-// long is the command that tells a story of that length.
+// long is the command that runs one seed for that length.
 const long = "make chaos SEED=%d"
 
-// TestChaos tells the story of each seed.
+// TestChaos runs the fault plan of each seed and judges the outcome.
 func TestChaos(t *testing.T) {
 	switch {
 	case *seed != 0:

@@ -22,7 +22,7 @@ type site struct {
 	client *api.Client
 }
 
-// start starts a workload, and says what became of its claim and where its volume is mounted.
+// start starts a workload, and returns what happened to its claim and where its volume is mounted.
 func (s site) start(ctx context.Context, spec *hostv1.WorkloadSpec) (path string, out outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -42,10 +42,10 @@ func (s site) start(ctx context.Context, spec *hostv1.WorkloadSpec) (path string
 	return path, done, nil
 }
 
-// nothing is the outcome of a call that changed nothing, and tells nothing about the volume.
+// nothing is the outcome of a call that changed nothing and says nothing about the volume.
 const nothing outcome = ""
 
-// of tells what a call came to that failed with an error.
+// of maps the error of a failed call to an outcome.
 func of(err error) outcome {
 	switch code := connect.CodeOf(err); {
 	case errors.As(err, new(*api.UnreachableError)):
@@ -79,7 +79,7 @@ func (s site) stop(ctx context.Context, workload string) (outcome, error) {
 	}
 }
 
-// read reads a volume with its claims, and their fencing tokens by workload.
+// read reads a volume with its claims, and the claims' fencing tokens by workload.
 func (s site) read(ctx context.Context, id string) (answer shown, tokens map[string]uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -100,8 +100,8 @@ func (s site) read(ctx context.Context, id string) (answer shown, tokens map[str
 	return answer, tokens, nil
 }
 
-// detach detaches a volume from a node. It is absent there, or an attempt of the agent's whose
-// answer was lost has detached it.
+// detach detaches a volume from a node. The outcome is absent where nothing was attached, or where
+// an earlier attempt whose answer was lost has detached it already.
 func (s site) detach(ctx context.Context, id, node string) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

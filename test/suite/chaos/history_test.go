@@ -13,11 +13,12 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// late is how much later than its answers an agent that was stopped may still do something:
-// say in its log that its lease had ended, or go on with a call whose caller has left.
+// late is how long after its answers a stopped agent may still act: log that its lease has ended,
+// or finish a call whose caller has gone.
 const late = 10 * time.Second
 
-// histories are those of each volume. lost are the times at which nodes lost their leases.
+// histories returns the history of each volume. lost are the times at which nodes lost their
+// leases.
 func (l *load) histories(lost map[string][]time.Time) map[string]*history {
 	all := map[string]*history{}
 	for _, v := range l.volumes {
@@ -39,7 +40,7 @@ func (l *load) histories(lost map[string][]time.Time) map[string]*history {
 		if r.out == done {
 			h.ops = append(h.ops, l.op(r.claim(), done, r.started, r.answered))
 		}
-		// When nothing is left after a stop, nothing comes after that.
+		// A stop that reports success ends the workload's history: nothing may follow.
 		h.lives[r.id] = life{
 			start: r.claim(), unanswered: r.out == unknown,
 			started: l.at(r.started), mayGo: l.at(l.mayGo(r, lost[r.on.name])), over: l.at(r.ended),
@@ -52,8 +53,8 @@ func (l *load) histories(lost map[string][]time.Time) map[string]*history {
 	return all
 }
 
-// mayGo is from when on a workload's claim may be let go of: when it is stopped; before that only
-// when its start failed, its node lost its lease, or somebody detached it.
+// mayGo is the earliest time at which a workload's claim may be released: when it is stopped, or
+// before that if its start failed, its node lost its lease, or the volume was detached.
 func (l *load) mayGo(r run, lost []time.Time) time.Time {
 	if r.out == unknown || slices.ContainsFunc(lost, func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) }) {
 		return r.started
@@ -73,8 +74,8 @@ func (l *load) mayGo(r run, lost []time.Time) time.Time {
 	return from
 }
 
-// check proves that each volume's history is one of a ledger that does one thing at a time.
-// It keeps the histories that are not in a folder.
+// check verifies that each volume's history is linearizable, and saves those that are not in the
+// folder keep.
 func check(t *testing.T, histories map[string]*history, keep string) {
 	t.Helper()
 	for id, h := range histories {
@@ -99,7 +100,7 @@ func check(t *testing.T, histories map[string]*history, keep string) {
 	}
 }
 
-// lostLeases are the times at which a node lost its lease, by its agent's log.
+// lostLeases returns the times at which a node lost its lease, read from its agent's log.
 func lostLeases(t *testing.T, h *testhost.Host) (all []time.Time) {
 	t.Helper()
 	f, err := os.Open(h.Path("agent.log"))

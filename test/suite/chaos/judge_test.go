@@ -11,7 +11,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// TestHistories sees which histories are taken for those of a ledger, and which are not.
+// TestHistories checks which histories the model accepts and which it rejects.
 func TestHistories(t *testing.T) {
 	const one, node = "single-node-writer", "n1"
 	first, second := start{one, "w1", node, true}, start{one, "w2", "n2", true}
@@ -92,7 +92,7 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-// TestPublications sees until when a volume counts as published, and on how many nodes.
+// TestPublications checks when a volume counts as published, and on how many nodes.
 func TestPublications(t *testing.T) {
 	const volume = "v"
 	publish := func(at int64, node, what string) did { return did{at, node, what, volume, "/" + node} }
@@ -117,7 +117,7 @@ func TestPublications(t *testing.T) {
 	}
 }
 
-// TestWritten sees who is taken for a second writer.
+// TestWritten checks which workloads are reported as a second writer.
 func TestWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), written)
 	for name, c := range map[string]struct {
@@ -149,7 +149,7 @@ func TestWritten(t *testing.T) {
 	}
 }
 
-// TestDisorder sees which fencing tokens are in the wrong order.
+// TestDisorder checks which fencing tokens are reported as out of order.
 func TestDisorder(t *testing.T) {
 	at := func(second int64) time.Time { return time.Unix(second, 0) }
 	runs := []run{
@@ -175,7 +175,7 @@ func TestDisorder(t *testing.T) {
 	}
 }
 
-// TestPlans sees that a seed decides what goes wrong, and that all of it may.
+// TestPlans checks that a seed determines its plan, and that each fault occurs in some plan.
 func TestPlans(t *testing.T) {
 	var all strings.Builder
 	for seed := range uint64(40) {

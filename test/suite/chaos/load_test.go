@@ -16,13 +16,13 @@ import (
 // target is a volume that clients use.
 type target struct {
 	id, access string
-	spec       *hostv1.VolumeSpec // as it is registered again
+	spec       *hostv1.VolumeSpec // for registering it again
 }
 
 // mostRuns is how many workloads run at a time.
 const mostRuns = 12
 
-// run is one workload: when it was started and stopped, and what its start came to.
+// run is one workload: when it was started and stopped, and the outcome of its start.
 type run struct {
 	volume                         *target
 	on                             site
@@ -32,26 +32,26 @@ type run struct {
 	out                            outcome
 }
 
-// detached is a detach, which takes down what uses a volume on a node.
+// detached is a detach, which stops what uses a volume on a node.
 type detached struct {
 	volume, node string
 	asked, over  time.Time
 }
 
-// load is what clients do, and what they were answered.
+// load records what clients did and what they were answered.
 type load struct {
 	sites   []site // all agents
 	volumes []*target
 	writers *writers
 	began   time.Time
-	slots   chan struct{} // has something in it for each workload that runs
+	slots   chan struct{} // holds an entry for each running workload
 	running sync.WaitGroup
 
 	mu         sync.Mutex
 	runs       []run
 	detaches   []detached
 	unanswered []change
-	ops        map[string][]porcupine.Operation // by volume: all but what runs, detaches and unanswered are
+	ops        map[string][]porcupine.Operation // by volume, without runs, detaches and unanswered operations
 	tokens     map[string]uint64                // by workload: its claim's fencing token
 	wrong      []string
 }
@@ -75,7 +75,7 @@ func (l *load) op(what, output any, call, ret time.Time) porcupine.Operation {
 	return porcupine.Operation{Input: in, Output: output, Call: in.call, Return: in.ret}
 }
 
-// at is a time of the history.
+// at converts a wall time to a time of the history.
 func (l *load) at(t time.Time) int64 { return int64(t.Sub(l.began)) }
 
 func (l *load) fail(format string, args ...any) {
@@ -84,7 +84,7 @@ func (l *load) fail(format string, args ...any) {
 	l.wrong = append(l.wrong, fmt.Sprintf(format, args...))
 }
 
-// use is one client, until over is closed. ctx bounds also what it has to finish then.
+// use is one client, until over is closed. ctx also bounds what it has to finish after that.
 func (l *load) use(ctx context.Context, over <-chan struct{}, seed uint64, client int) {
 	chance := rand.New(rand.NewPCG(seed, uint64(client)))
 	for n := 0; ; n++ {
@@ -120,8 +120,8 @@ func (l *load) watch(ctx context.Context, over <-chan struct{}, seed uint64, cli
 	}
 }
 
-// holds is how long a workload runs: a moment, or longer than claims outlive the silence of
-// their node.
+// holds is how long a workload runs: a moment, or longer than the time after which the leader
+// releases a silent node's claims.
 func holds(chance *rand.Rand) time.Duration {
 	if chance.IntN(3) == 0 {
 		return letGo + between(chance, 0, 4*time.Second)
@@ -133,8 +133,8 @@ func (l *load) writes(chance *rand.Rand, v *target) bool {
 	return !strings.HasSuffix(v.access, "reader-only") && (v.access == "single-node-writer" || chance.IntN(2) == 0)
 }
 
-// run starts a workload, and lets it write for a while and stop beside what the client does
-// next. Of these there are mostRuns at a time.
+// run starts a workload that writes for a while and stops, in parallel with the client's next
+// operations. At most mostRuns run at a time.
 func (l *load) run(ctx context.Context, over <-chan struct{}, r run, hold time.Duration) {
 	select {
 	case l.slots <- struct{}{}:
@@ -172,7 +172,7 @@ func (r *run) claim() start {
 	return start{access: r.volume.access, workload: r.id, node: r.on.name, write: r.write}
 }
 
-// stop stops a workload, until that has worked.
+// stop stops a workload, and retries until that succeeds.
 func (l *load) stop(ctx context.Context, r run) {
 	r.stop = time.Now()
 	for !l.stopped(ctx, r) {
@@ -188,8 +188,8 @@ func (l *load) stop(ctx context.Context, r run) {
 	l.runs = append(l.runs, r)
 }
 
-// stopped asks for the stop once. An agent that does not know the workload may have been stopped
-// itself before it has read the request to start it: it reads that soon after it runs again.
+// stopped makes one attempt to stop. An agent that does not know the workload may itself have been
+// suspended before it read the start request; it reads that request soon after it runs again.
 func (l *load) stopped(ctx context.Context, r run) bool {
 	out, err := r.on.stop(ctx, r.id)
 	for first := time.Now(); out == absent && r.out == unknown && time.Since(first) < late; out, err = r.on.stop(ctx, r.id) {
@@ -205,7 +205,7 @@ func (l *load) stopped(ctx context.Context, r run) bool {
 	return out != unknown
 }
 
-// hold writes into the volume, or only has it.
+// hold writes into the volume, or only keeps it mounted.
 func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duration) {
 	if r.write {
 		w, err := l.writers.start(r, path)
@@ -235,7 +235,7 @@ func (l *load) read(ctx context.Context, s site, v *target) {
 	}
 }
 
-// token is the fencing token that a workload's claim was first shown with.
+// token is the fencing token that the workload's claim was first seen with.
 func (l *load) token(workload string, now uint64) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -245,8 +245,8 @@ func (l *load) token(workload string, now uint64) uint64 {
 	return l.tokens[workload]
 }
 
-// detach lets go of a volume on a node. Whoever writes there is ended first, as an operator
-// would: a volume that is in use stays.
+// detach releases a volume on a node. A writer there is stopped first, as an operator would do: a
+// volume in use is not detached.
 func (l *load) detach(ctx context.Context, s site, v *target, node string) {
 	l.writers.endAll(v.id, node)
 	d := detached{volume: v.id, node: node, asked: time.Now()}
@@ -262,7 +262,7 @@ func (l *load) detach(ctx context.Context, s site, v *target, node string) {
 	l.detaches = append(l.detaches, d)
 }
 
-// register takes a volume out, and registers it again through another agent.
+// register deregisters a volume, and registers it again through another agent.
 func (l *load) register(ctx context.Context, s, other site, v *target) {
 	call := time.Now()
 	out := s.deregister(ctx, v.id)

@@ -9,7 +9,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// asked is what a client asked of a volume, and when. Each is one operation of the history.
+// asked is one operation of a history: a client's request on a volume, and when it was made.
 type asked struct {
 	what      any // a start, read, register or deregister
 	call, ret int64
@@ -32,18 +32,18 @@ type outcome string
 
 const (
 	done    outcome = "done"
-	refused outcome = "refused" // because of claims that stand
+	refused outcome = "refused" // because of standing claims
 	absent  outcome = "absent"  // the volume is not registered
-	unknown outcome = "unknown" // it was done once in its time, or not at all
+	unknown outcome = "unknown" // done once during the operation, or never
 )
 
-// shown is what a read answered.
+// shown is the answer to a read.
 type shown struct {
 	absent bool
 	claims []held
 }
 
-// held is one claim. One that is leaving may be gone: nobody is told when that happens.
+// held is one claim. A leaving claim may be gone already: no operation reports when that happens.
 type held struct {
 	workload, node string
 	write          bool
@@ -61,25 +61,25 @@ func (h held) String() string {
 	return text
 }
 
-// life is what a workload's claim goes through with nobody being told: it begins to leave when
-// its time has come or later, may be gone as soon as it leaves, and is gone at the end. The start
-// of one that is unanswered is done then too, or never.
+// life bounds the unobserved transitions of a workload's claim: it begins to leave at mayGo or
+// later, may be gone as soon as it leaves, and is gone at over. An unanswered start takes effect
+// before over, or never.
 type life struct {
 	start
 	unanswered  bool
 	started     int64
-	mayGo, over int64 // when its time has come, and its end
+	mayGo, over int64 // when it may begin to leave, and when it is gone
 }
 
-// volume is the model's state: a volume of the ledger. What nobody is told of has happened
-// when an answer shows it, and no earlier: so there is one state for each order of the answers,
-// and not one for each order of all that may have happened between them.
+// volume is the model's state. An unobserved transition is applied only when an answer shows it: so
+// there is one state for each order of answers, not one for each order of everything that may have
+// happened between them.
 type volume struct {
 	registered bool
-	claims     []held   // in the order of workloads
-	done       []string // workloads of unanswered starts that were done, in order, while it matters
-	ins, outs  int      // how many of the unanswered registers and deregisters were done
-	now        int64    // the latest call of all that has happened
+	claims     []held   // sorted by workload
+	done       []string // workloads of unanswered starts that took effect, sorted, while it matters
+	ins, outs  int      // how many unanswered registers and deregisters took effect
+	now        int64    // the latest call so far
 }
 
 func (v volume) equal(o volume) bool {
@@ -98,7 +98,7 @@ func (v volume) find(workload string) int {
 	return slices.IndexFunc(v.claims, func(h held) bool { return h.workload == workload })
 }
 
-// with is the volume with another claim.
+// with returns the volume with another claim.
 func (v volume) with(s start) volume {
 	v.claims = append(slices.Clone(v.claims), held{workload: s.workload, node: s.node, write: s.write})
 	slices.SortFunc(v.claims, byWorkload)
@@ -107,8 +107,8 @@ func (v volume) with(s start) volume {
 
 func byWorkload(a, b held) int { return cmp.Compare(a.workload, b.workload) }
 
-// excludes says whether a claim keeps another workload's from being given (SEMANTICS: modes
-// and claims).
+// excludes reports whether a claim prevents another workload's claim (docs/volume-spec.md, access
+// modes).
 func excludes(access string, have held, wanted start) bool {
 	switch access {
 	case "single-node-writer":
@@ -126,16 +126,16 @@ func excluding(s start) func(held) bool {
 	return func(h held) bool { return h.workload != s.workload && excludes(s.access, h, s) }
 }
 
-// history is what one volume went through.
+// history is the history of one volume.
 type history struct {
-	ops   []porcupine.Operation // of which each has an answer, and is an asked
+	ops   []porcupine.Operation // answered operations, each an asked
 	lives map[string]life       // by workload
-	// ins and outs are the calls of registers and deregisters that were not answered, in order:
-	// each was done once after its call, or never.
+	// ins and outs are the call times of unanswered registers and deregisters, sorted: each took
+	// effect once after its call, or never.
 	ins, outs []int64
 }
 
-// ledger is the volume as one ledger that does one thing at a time has it.
+// ledger is the model of a volume in a ledger that executes one operation at a time.
 func (h *history) ledger() porcupine.Model {
 	model := porcupine.NondeterministicModel{
 		Init: func() []any { return []any{volume{registered: true}} },
@@ -163,7 +163,7 @@ func (h *history) ledger() porcupine.Model {
 	return model.ToModel()
 }
 
-// pass brings the time to that of a call. Claims whose end was before are gone.
+// pass advances the time to that of a call. Claims that ended before it are removed.
 func (h *history) pass(v volume, call int64) volume {
 	if call <= v.now {
 		return v
@@ -178,8 +178,8 @@ func (h *history) pass(v volume, call int64) volume {
 	return v
 }
 
-// step is what the volume may be after an operation, with all that has to have happened
-// before it; nothing: the operation cannot have had that outcome.
+// step returns the states that the volume may be in after an operation, including the unobserved
+// transitions that must precede it; none if the outcome is impossible.
 func (h *history) step(v volume, what, output any) []volume {
 	out, _ := output.(outcome)
 	switch in := what.(type) {
@@ -195,8 +195,8 @@ func (h *history) step(v volume, what, output any) []volume {
 		if out == refused {
 			return h.held(v, func(held) bool { return true })
 		}
-		// It is not there afterwards. An agent repeats a call whose answer was lost, and who
-		// did it is told then that there is nothing to do.
+		// It is absent afterwards. An agent repeats a call whose answer was lost; the repetition
+		// then finds nothing to do.
 		v, ok := h.without(v, func(held) bool { return true })
 		v.registered = false
 		return some(v, ok)
@@ -204,7 +204,7 @@ func (h *history) step(v volume, what, output any) []volume {
 	panic(fmt.Sprintf("no operation: %T", what))
 }
 
-// some is the volume, if that may be.
+// some returns the volume if it is allowed, else no state.
 func some(v volume, may bool) []volume {
 	if !may {
 		return nil
@@ -229,7 +229,7 @@ func (h *history) start(v volume, s start, out outcome) []volume {
 	return some(v.with(s), true)
 }
 
-// read has shown all that is held; what it has not shown is gone.
+// read has shown every held claim; a claim that it did not show is gone.
 func (h *history) read(v volume, answer shown) (_ volume, ok bool) {
 	if answer.absent {
 		return h.out(v)
@@ -258,8 +258,8 @@ func (h *history) read(v volume, answer shown) (_ volume, ok bool) {
 	return v, slices.Equal(v.claims, slices.SortedFunc(slices.Values(answer.claims), byWorkload))
 }
 
-// held is what the volume may be when one of its claims is such: it has one, or a start
-// that was not answered was done.
+// held returns the states in which a claim of the volume satisfies such: an existing claim, or that
+// of an unanswered start.
 func (h *history) held(v volume, such func(held) bool) (all []volume) {
 	v, ok := h.in(v)
 	if !ok {
@@ -276,7 +276,7 @@ func (h *history) held(v volume, such func(held) bool) (all []volume) {
 	return all
 }
 
-// done is the volume after an unanswered start.
+// done applies an unanswered start.
 func (h *history) done(v volume, l life) (_ volume, ok bool) {
 	if !l.unanswered || !v.registered || slices.Contains(v.done, l.workload) {
 		return v, false
@@ -292,7 +292,7 @@ func (h *history) done(v volume, l life) (_ volume, ok bool) {
 	return v.with(l.start), true
 }
 
-// leave is the volume when a claim of it has begun to leave.
+// leave applies the start of a claim's release.
 func (h *history) leave(v volume, workload string) (_ volume, ok bool) {
 	n := v.find(workload)
 	if n < 0 || v.claims[n].leaving {
@@ -310,7 +310,7 @@ func (h *history) leave(v volume, workload string) (_ volume, ok bool) {
 	return v, true
 }
 
-// without is the volume when those claims are gone, if they may be.
+// without removes the claims that satisfy are, if they may be gone.
 func (h *history) without(v volume, are func(held) bool) (_ volume, ok bool) {
 	for _, c := range v.claims {
 		if !are(c) || v.find(c.workload) < 0 {
@@ -324,7 +324,7 @@ func (h *history) without(v volume, are func(held) bool) (_ volume, ok bool) {
 	return v, true
 }
 
-// in is the volume when it is registered, if need be by one that was not answered.
+// in returns the registered volume, applying an unanswered register if needed.
 func (h *history) in(v volume) (_ volume, ok bool) {
 	if v.registered {
 		return v, true
@@ -338,7 +338,7 @@ func (h *history) in(v volume) (_ volume, ok bool) {
 	return v, true
 }
 
-// out is the volume when it is not registered, if need be by a deregister that was not answered.
+// out returns the deregistered volume, applying an unanswered deregister if needed.
 func (h *history) out(v volume) (_ volume, ok bool) {
 	if !v.registered {
 		return v, true
@@ -355,7 +355,7 @@ func (h *history) out(v volume) (_ volume, ok bool) {
 	return v, true
 }
 
-// String shows the history to people.
+// String formats the history for people.
 func (h *history) String() string {
 	type line struct {
 		at   int64

@@ -15,17 +15,17 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// nemesis does to a cluster what a plan says.
+// nemesis applies the steps of a plan to a cluster.
 type nemesis struct {
 	t       *testing.T
 	c       *testcluster.Cluster
-	first   []*testhost.Host // those that were there at the begin
+	first   []*testhost.Host // the hosts that the cluster began with
 	added   *testhost.Host
 	stopped map[*testhost.Host]bool // by SIGSTOP
-	leave   func(*testhost.Host)    // keeps the logs of one, before it is removed
+	leave   func(*testhost.Host)    // keeps a host's logs before the host is removed
 }
 
-// do does one step and makes all well again.
+// do applies one step, then undoes its faults.
 func (n *nemesis) do(s step) {
 	var undo []func()
 	for _, f := range s.faults {
@@ -47,7 +47,7 @@ func (n *nemesis) do(s step) {
 	time.Sleep(s.calm)
 }
 
-// leader is the server that leads, as far as it can be found out, or any.
+// leader is the leading server as far as that can be found out, else any server.
 func (n *nemesis) leader() *testhost.Host {
 	for _, h := range n.servers() {
 		if !h.Alive() || n.stopped[h] {
@@ -68,7 +68,7 @@ func (n *nemesis) nodes() []*testhost.Host {
 	return slices.DeleteFunc(slices.Clone(n.first), func(h *testhost.Host) bool { return strings.HasPrefix(h.Name, "server-") })
 }
 
-// begin begins a fault, and says how it ends; nil: it needs nothing.
+// begin starts a fault, and returns the function that ends it; nil: there is nothing to end.
 func (n *nemesis) begin(f fault) (end func()) {
 	servers, nodes := n.servers(), n.nodes()
 	host, node := n.first[f.numbers[0]%len(n.first)], nodes[f.numbers[1]%len(nodes)]
@@ -139,7 +139,7 @@ func networks(of []*testhost.Host) (all []*testnet.Host) {
 	return all
 }
 
-// links sets what happens to all that a host sends, and to all that it is sent.
+// links sets the links of a host in both directions.
 func (n *nemesis) links(h *testhost.Host, out, in testnet.Link) {
 	for _, o := range n.c.Hosts {
 		if o != h {
@@ -149,7 +149,7 @@ func (n *nemesis) links(h *testhost.Host, out, in testnet.Link) {
 	}
 }
 
-// kill kills agents, as the kernel's out-of-memory killer would, and starts them again.
+// kill kills agents with SIGKILL, as the kernel's out-of-memory killer does; end starts them again.
 func (n *nemesis) kill(some ...*testhost.Host) (end func()) {
 	for _, h := range some {
 		h.Kill()
@@ -161,7 +161,7 @@ func (n *nemesis) kill(some ...*testhost.Host) (end func()) {
 	}
 }
 
-// stop stops an agent's process. What it has started runs on, its fence and its workloads.
+// stop suspends an agent's process. Its fence and its workloads run on.
 func (n *nemesis) stop(h *testhost.Host) (end func()) {
 	n.signal(h, unix.SIGSTOP)
 	n.stopped[h] = true
@@ -177,7 +177,7 @@ func (n *nemesis) signal(h *testhost.Host, sig unix.Signal) {
 	}
 }
 
-// bursts stops an agent again and again for 50 to 300 ms.
+// bursts suspends an agent repeatedly for 50 to 300 ms.
 func (n *nemesis) bursts(h *testhost.Host, numbers [4]int) {
 	for k := range 3 + numbers[1]%5 {
 		end := n.stop(h)
@@ -187,8 +187,8 @@ func (n *nemesis) bursts(h *testhost.Host, numbers [4]int) {
 	}
 }
 
-// slowDisk lets an agent write to its disk 10 to 40 times a second only. Where the machine
-// cannot do that, the agent is stopped in bursts.
+// slowDisk limits an agent to 10 to 40 disk writes a second. Where the machine cannot do that, it
+// suspends the agent in bursts.
 func (n *nemesis) slowDisk(h *testhost.Host, numbers [4]int) (end func()) {
 	undo, err := h.SlowDisk(n.t, 10+numbers[1]%30)
 	if err == nil {
@@ -199,8 +199,8 @@ func (n *nemesis) slowDisk(h *testhost.Host, numbers [4]int) (end func()) {
 	return nil
 }
 
-// fromSnapshot kills a server and takes its copy of the ledger away: it comes back from
-// raft's snapshot and the log after it.
+// fromSnapshot kills a server and removes its copy of the ledger: it restarts from raft's snapshot
+// and the log after it.
 func (n *nemesis) fromSnapshot(h *testhost.Host) (end func()) {
 	h.Kill()
 	if err := os.RemoveAll(h.Path("data/ledger/state")); err != nil {
@@ -209,7 +209,7 @@ func (n *nemesis) fromSnapshot(h *testhost.Host) (end func()) {
 	return h.Begin
 }
 
-// try runs a command of the CLI, for a while: it waits where nobody leads.
+// try runs a command of the CLI for a bounded time: it waits while there is no leader.
 func (n *nemesis) try(h *testhost.Host, args ...string) error {
 	cmd := h.Command(args...)
 	timer := time.AfterFunc(patience/2, func() { _ = cmd.Process.Kill() })
@@ -221,7 +221,7 @@ func (n *nemesis) try(h *testhost.Host, args ...string) error {
 	return nil
 }
 
-// remove takes the server out that was added.
+// remove removes the server that the plan added.
 func (n *nemesis) remove() {
 	n.added.AwaitReady()
 	if r := n.added.Try("agent", "leave"); r.Code != 0 {
@@ -231,7 +231,7 @@ func (n *nemesis) remove() {
 	n.added.AwaitEnd()
 }
 
-// heal makes all well, and waits until each agent is ready.
+// heal ends all faults, and waits until each agent is ready.
 func (n *nemesis) heal() {
 	n.c.Net.Heal()
 	for h := range n.stopped {

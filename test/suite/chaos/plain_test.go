@@ -12,9 +12,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// plain finds out what the ledger's model is to find out, in the plainest way: it tries
-// everything that may have happened in each order in which it may have, one thing after the
-// other. That takes too long for more than a few operations.
+// plain is a second, brute-force implementation of the ledger's model: it tries every unobserved
+// event in every order. That is too slow for more than a few operations.
 func (h *history) plain() bool {
 	w := world{registered: true, claims: map[string]held{}, left: map[*event]bool{}}
 	add := func(e event) { w.left[&e] = true }
@@ -45,14 +44,14 @@ type (
 	free  struct{ workload string }
 )
 
-// event is one thing that happens at one moment; maybe: or does not.
+// event happens at one moment; a maybe event may also not happen.
 type event struct {
 	what, output any
 	call, ret    int64
 	maybe        bool
 }
 
-// world is a volume as it is, and what is left to happen.
+// world is the state of a volume and the events still to come.
 type world struct {
 	registered bool
 	claims     map[string]held
@@ -60,7 +59,7 @@ type world struct {
 	now        int64
 }
 
-// goesOn tries each event as the next.
+// goesOn tries each event as the next one.
 func (w world) goesOn() bool {
 	over := true
 	for e := range w.left {
@@ -79,7 +78,7 @@ func (w world) goesOn() bool {
 	return over
 }
 
-// inTime says whether all that has to happen still can.
+// inTime reports whether all events that must happen still can.
 func (w world) inTime() bool {
 	for e := range w.left {
 		if w.must(e) && e.ret < w.now {
@@ -89,14 +88,14 @@ func (w world) inTime() bool {
 	return true
 }
 
-// must says whether an event has to happen.
+// must reports whether an event has to happen.
 func (w world) must(e *event) bool {
 	f, frees := e.what.(free)
 	_, there := w.claims[f.workload]
 	return !e.maybe || frees && there
 }
 
-// happens changes the world, if it may happen so.
+// happens applies an event to the world, if the rules allow it.
 func (w *world) happens(e *event) bool {
 	switch in := e.what.(type) {
 	case start:
@@ -139,8 +138,7 @@ func (w *world) happens(e *event) bool {
 	return true
 }
 
-// TestModel sees that the ledger's model takes the same histories for those of a ledger as
-// everything in each order does.
+// TestModel checks that the model and the brute-force search accept the same histories.
 func TestModel(t *testing.T) {
 	const histories = 6000
 	legal := 0
@@ -160,16 +158,16 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// recorder makes a history.
+// recorder builds a history.
 type recorder struct {
 	*history
 	world
 	chance *rand.Rand
-	late   int64 // how long before a thing happens it may be asked for, and how long after it answered
+	late   int64 // slack between an event and its request before it, or its answer after it
 }
 
-// randomHistory is what a volume may have gone through with up to three workloads. In most
-// there is a lie.
+// randomHistory is a possible history with up to three workloads. Most of them contain one false
+// answer.
 func randomHistory(chance *rand.Rand) *history {
 	r := recorder{&history{lives: map[string]life{}}, world{registered: true, claims: map[string]held{}}, chance, pick(chance, []int64{3, 12, 30})}
 	access := pick(chance, modes)
@@ -208,7 +206,7 @@ func (r *recorder) answer(at int64, what, output any) {
 	r.ops = append(r.ops, porcupine.Operation{Input: in, Output: output, Call: in.call, Return: in.ret})
 }
 
-// start starts a workload, if it may.
+// start starts a workload, if the rules allow it.
 func (r *recorder) start(at int64, s start) {
 	for _, out := range []outcome{refused, absent} {
 		if r.happens(&event{what: s, output: out}) {
@@ -226,7 +224,7 @@ func (r *recorder) start(at int64, s start) {
 	}
 }
 
-// change registers or deregisters, with an answer or without.
+// change registers or deregisters, with or without an answer.
 func (r *recorder) change(at int64, what any, unanswered *[]int64) {
 	r.happens(&event{what: what, output: done})
 	if r.chance.IntN(2) == 0 {
@@ -236,7 +234,7 @@ func (r *recorder) change(at int64, what any, unanswered *[]int64) {
 	r.answer(at, what, done)
 }
 
-// leave lets claims leave, or be gone, whose time has come.
+// leave moves claims on whose time has come: to leaving, or gone.
 func (r *recorder) leave(at int64) {
 	for _, l := range r.lives {
 		_, there := r.claims[l.workload]
@@ -252,7 +250,7 @@ func (r *recorder) leave(at int64) {
 	}
 }
 
-// shows is what a read is answered.
+// shows is the answer to a read.
 func (w world) shows() shown {
 	if !w.registered {
 		return shown{absent: true}
@@ -260,7 +258,7 @@ func (w world) shows() shown {
 	return shown{claims: slices.SortedFunc(maps.Values(w.claims), byWorkload)}
 }
 
-// lie gives one operation another answer.
+// lie falsifies the answer of one operation.
 func (r *recorder) lie() {
 	o := &r.ops[r.chance.IntN(len(r.ops))]
 	switch in, _ := o.Input.(asked); what := in.what.(type) {
@@ -276,7 +274,7 @@ func (r *recorder) lie() {
 	}
 }
 
-// others are those claims, with some more, some less and some in another state.
+// others returns the claims with some added, some removed and some in another state.
 func (r *recorder) others(claims []held) []held {
 	claims = slices.Clone(claims)
 	for _, l := range r.lives {
@@ -294,8 +292,8 @@ func (r *recorder) others(claims []held) []held {
 	return claims
 }
 
-// TestMuch sees that a long time in which much may have happened is judged at once. As many
-// operations are under way at a time as there are clients.
+// TestMuch checks that a long history with many unobserved events is judged quickly. As many
+// operations are in flight as there are clients.
 func TestMuch(t *testing.T) {
 	const much = 60
 	chance := rand.New(rand.NewPCG(1, 1))

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// step is some faults that begin together, and what comes after them.
+// step is a set of faults that begin together, and the pause after them.
 type step struct {
 	faults []fault
 	lasts  time.Duration
-	calm   time.Duration // after all is well again
+	calm   time.Duration // after the faults have ended
 }
 
 func (s step) String() string {
@@ -22,7 +22,7 @@ func (s step) String() string {
 	return fmt.Sprintf("%s, for %v, then calm for %v", strings.Join(faults, " and "), s.lasts, s.calm)
 }
 
-// fault is one thing that goes wrong. Its numbers pick hosts, and whatever else it needs.
+// fault is one fault. Its numbers select hosts and whatever else it needs.
 type fault struct {
 	name    string
 	numbers [4]int
@@ -30,7 +30,7 @@ type fault struct {
 
 func (f fault) String() string { return f.name + fmt.Sprint(f.numbers) }
 
-// network are the faults of links: there is one of them at a time.
+// network are the link faults: one of them is active at a time.
 var network = []string{
 	"cut off the leader", "cut off some servers", "cut off a node", "cut off a node from the servers", "nothing leaves a host", "nothing reaches a host",
 	"30 % of the packets are lost", "packets are 200 ms late", "a host is far away",
@@ -42,7 +42,7 @@ var hosts = []string{
 	"a slow disk", "a slow disk of the leader", "restart from a snapshot", "another leader",
 }
 
-// plan is what goes wrong in a time, by a seed.
+// plan is the list of steps of a seed.
 func plan(seed uint64, lasts time.Duration) (steps []step) {
 	chance := rand.New(rand.NewPCG(seed, 1))
 	one := func(names []string) fault {
@@ -56,7 +56,7 @@ func plan(seed uint64, lasts time.Duration) (steps []step) {
 	for all < lasts {
 		s := step{lasts: between(chance, 500*time.Millisecond, 3*time.Second), calm: between(chance, 200*time.Millisecond, 1500*time.Millisecond)}
 		if chance.IntN(3) == 0 {
-			s.lasts = letGo + between(chance, 0, 2*time.Second) // claims are let go of
+			s.lasts = letGo + between(chance, 0, 2*time.Second) // long enough for claims to be released
 		}
 		switch chance.IntN(4) {
 		case 0:
@@ -70,7 +70,7 @@ func plan(seed uint64, lasts time.Duration) (steps []step) {
 		all += s.lasts + s.calm
 	}
 	if seed%2 == 1 {
-		// A server comes after the first step, and goes before the last.
+		// A server is added after the first step, and removed before the last.
 		steps[0].faults = append(steps[0].faults, fault{name: "a server is added"})
 		steps[len(steps)-1].faults = []fault{{name: "it is removed"}}
 	}

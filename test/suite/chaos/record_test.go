@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// did is a line of what the hosts' drivers wrote down.
+// did is a line of the log that the hosts' drivers write.
 type did struct {
 	at                        int64
 	node, what, volume, where string
@@ -36,7 +36,7 @@ func readDone(path string) (all []did, err error) {
 	return all, nil
 }
 
-// fenced is what the fence of a host unmounted, and when all of it was done.
+// fenced is what a host's fence unmounted, and when it had finished.
 type fenced struct {
 	Done      int64    `json:"done"`
 	Unmounted []string `json:"unmounted"`
@@ -54,14 +54,14 @@ func readFenced(path string) (all []fenced, err error) {
 	return all, err
 }
 
-// publication is the time in which a node had a volume mounted.
+// publication is an interval in which a node had a volume mounted.
 type publication struct {
 	node, volume, target string
-	from, to             int64 // to is 0: to the end
+	from, to             int64 // to == 0: until the end
 }
 
-// publications are those of the drivers, each to the moment at which its driver or its host's
-// fence had taken it away.
+// publications returns those of the drivers' log, each up to the moment at which the driver or the
+// host's fence had unmounted it.
 func publications(done []did, fences []fenced) (all []publication) {
 	for _, d := range done {
 		switch d.what {
@@ -85,7 +85,7 @@ func publications(done []did, fences []fenced) (all []publication) {
 	return all
 }
 
-// twice tells of each pair of nodes that had one of these volumes at the same time.
+// twice describes each pair of nodes that had one volume published at the same time.
 func twice(all []publication, volume string) (wrong []string) {
 	for n, a := range all {
 		for _, b := range all[n+1:] {
@@ -98,15 +98,15 @@ func twice(all []publication, volume string) (wrong []string) {
 	return wrong
 }
 
-// wrote is all that a workload wrote into a volume: its lines stand between the first and
-// the last, whose times are from and to.
+// wrote is what one workload wrote into a volume: the lines from first to last, at the times from
+// and to.
 type wrote struct {
 	node, workload string
 	first, last    int
 	from, to       int64
 }
 
-// readWritten reads what the writers of a volume left, in the order in which they wrote.
+// readWritten reads what the writers of a volume wrote, in file order.
 func readWritten(path string) (all []wrote, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -132,8 +132,8 @@ func readWritten(path string) (all []wrote, err error) {
 	return all, nil
 }
 
-// mixed tells of each pair of workloads that wrote at the same time, though the access mode
-// lets only one of them.
+// mixed describes each pair of workloads that wrote at the same time although the access mode
+// allows one writer.
 func mixed(all []wrote, access string) (wrong []string) {
 	for n, a := range all {
 		for _, b := range all[n+1:] {
@@ -146,7 +146,7 @@ func mixed(all []wrote, access string) (wrong []string) {
 	return wrong
 }
 
-// after tells of each workload that wrote after another node had the volume published.
+// after describes each workload that wrote after another node had published the volume.
 func after(all []wrote, published []publication, volume string) (wrong []string) {
 	for _, w := range all {
 		for _, p := range published {
@@ -158,8 +158,8 @@ func after(all []wrote, published []publication, volume string) (wrong []string)
 	return wrong
 }
 
-// disorder tells of each claim whose fencing token is not higher than that of one that was
-// taken before it was asked for: who has the higher token would be taken for the earlier.
+// disorder describes each claim whose fencing token is not higher than that of a claim that was
+// taken before it was requested: storage that compares tokens would reject the later holder.
 func disorder(runs []run, tokens map[string]uint64) (wrong []string) {
 	for _, a := range runs {
 		for _, b := range runs {

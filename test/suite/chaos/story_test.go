@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// terms are what nodes are promised in these clusters, and letGo when claims are let go of.
+// terms is the liveness configuration of these clusters; letGo is when the leader releases claims.
 const (
 	terms = "heartbeat_ttl = \"1s\"\nstop_after = \"2s\"\nstop_margin = \"3s\""
 	letGo = 5 * time.Second
@@ -31,17 +31,17 @@ const (
 // modes are the access modes of the volumes, two of the first.
 var modes = []string{"single-node-writer", "single-node-writer", "multi-node-single-writer", "single-node-multi-writer", "multi-node-reader-only"}
 
-// story is one cluster to which everything happens.
+// story is one cluster and what happens to it.
 type story struct {
 	t     *testing.T
 	c     *testcluster.Cluster
 	load  *load
-	keep  string // where a story that fails leaves what it was
-	again string // runs it once more
+	keep  string // where a failed story keeps its logs
+	again string // the command that runs it again
 }
 
-// tell runs one seed: on 3 servers and 2 nodes, or on 5 servers and 2 nodes. again is the
-// command that runs it once more.
+// tell runs one seed: on 3 servers and 2 nodes, or on 5 servers and 2 nodes. again is the command
+// that runs it again.
 func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
 	testbin.RequireRoot(t, "volumes never have two writers, whatever goes wrong")
 	opts := testcluster.Options{Servers: 3, Nodes: 2, Seed: seed, ServerConfig: terms}
@@ -64,7 +64,7 @@ func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
 	s.judge()
 }
 
-// folder is where a story that fails leaves what it was.
+// folder is where a failed story keeps its logs.
 func folder(t *testing.T, seed uint64) string {
 	t.Helper()
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("pannier-chaos-%d-%d", seed, os.Getpid()))
@@ -74,7 +74,7 @@ func folder(t *testing.T, seed uint64) string {
 	return dir
 }
 
-// prepare makes the volumes and the clients' ways to the agents.
+// prepare makes the volumes and the clients' connections to the agents.
 func (s *story) prepare() {
 	l := &load{writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns), ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{}}
 	s.load = l
@@ -103,30 +103,30 @@ func (s *story) prepare() {
 		}
 		l.volumes = append(l.volumes, v)
 	}
-	// Each server gets a snapshot of raft's: without one it would always have all of the log.
+	// Each server takes a raft snapshot: without one it would always replay the whole log.
 	leader := s.c.Leader()
 	leader.Run("operator", "snapshot", "save", leader.Path("saved"))
 	leader.Run("operator", "snapshot", "restore", leader.Path("saved"))
 }
 
-// data is the file that a volume's writers append to, as the storage has it.
+// data is the file that a volume's writers append to, as seen on the storage.
 func (s *story) data(v *target) string {
 	return filepath.Join(s.c.Volumes, v.spec.GetExternalId(), "data", written)
 }
 
-// Clients, and those of them that only read.
+// numbers of clients, and of those that only read
 const (
 	users    = 8
 	watchers = 2
 )
 
-// happen lets clients use the cluster while a plan is done to it.
+// happen runs the clients while a plan is applied to the cluster.
 func (s *story) happen(n *nemesis, seed uint64, steps []step) {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	over := make(chan struct{})
 	var clients sync.WaitGroup
 	end := sync.OnceFunc(func() { close(over) })
-	defer func() { // also where an agent does not come back
+	defer func() { // also when an agent does not come back
 		end()
 		cancel()
 		clients.Wait()
@@ -150,7 +150,7 @@ func (s *story) happen(n *nemesis, seed uint64, steps []step) {
 	s.load.running.Wait()
 }
 
-// judge checks what has happened.
+// judge checks the outcome.
 func (s *story) judge() {
 	l := s.load
 	for _, v := range l.volumes {
@@ -180,7 +180,7 @@ func (s *story) judge() {
 	s.tellNumbers(lost)
 }
 
-// onlyOneWriter compares what the hosts did themselves.
+// onlyOneWriter checks the drivers' and fences' own records for a second writer.
 func (s *story) onlyOneWriter() {
 	done, err := readDone(filepath.Join(s.c.Volumes, ".log"))
 	if err != nil {
@@ -241,7 +241,7 @@ func (s *story) tellNumbers(lost map[string][]time.Time) {
 		time.Since(s.load.began).Seconds(), outs[done], outs[unknown], len(s.load.tokens), len(s.load.detaches), leases)
 }
 
-// leave keeps what the hosts of a story that failed were, and removes the folder of another.
+// leave keeps the logs of a failed story, and removes the folder otherwise.
 func (s *story) leave() {
 	if !s.t.Failed() {
 		if err := os.RemoveAll(s.keep); err != nil {
@@ -259,7 +259,7 @@ func (s *story) leave() {
 	}
 }
 
-// leaveLogs keeps the logs of a host of a story that failed, with what its agent was doing.
+// leaveLogs keeps a host's logs, and a dump of its agent's goroutines.
 func (s *story) leaveLogs(h *testhost.Host) {
 	if !s.t.Failed() {
 		return

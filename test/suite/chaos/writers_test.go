@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// envWriter is set for a process that writes: to what each of its lines says.
+// envWriter is set in a writer process, to the text of its lines.
 const envWriter = "PANNIER_CHAOS_WRITER"
 
-// written is the file of a volume that its writers append to.
+// written is the file in a volume that its writers append to.
 const written = "written"
 
 // beat is the pause between two lines of a writer.
 const beat = 4 * time.Millisecond
 
-// boottime is the clock that leases are counted by, which all hosts of a test share.
+// boottime reads CLOCK_BOOTTIME, which all hosts of a test share and which leases are counted by.
 func boottime() int64 {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
@@ -32,8 +32,8 @@ func boottime() int64 {
 	return now.Nano()
 }
 
-// write is the process of a workload: it appends lines to its volume until it is killed,
-// or its input ends with the test.
+// write is the process of a workload: it appends lines to its volume until it is killed, or its
+// input ends with the test.
 func write(path, who string) error {
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -57,7 +57,7 @@ func write(path, who string) error {
 	}
 }
 
-// writers are the processes that write now.
+// writers are the running writer processes.
 type writers struct {
 	mu  sync.Mutex
 	all map[*writer]bool
@@ -70,8 +70,8 @@ type writer struct {
 	ended        chan struct{}
 }
 
-// start starts a workload's process. Where the volume is gone again, as its node was cut off,
-// that ends at once.
+// start starts a workload's process. If the volume is already unmounted because its node was cut
+// off, the process ends at once.
 func (w *writers) start(r *run, path string) (*writer, error) {
 	cmd := exec.Command("/proc/self/exe", filepath.Join(path, written))
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s", envWriter, r.on.name, r.id))
@@ -84,7 +84,7 @@ func (w *writers) start(r *run, path string) (*writer, error) {
 	}
 	one := &writer{volume: r.volume.id, node: r.on.name, cmd: cmd, stdin: stdin, ended: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // however it was ended
+		_ = cmd.Wait() // the exit status does not matter
 		close(one.ended)
 	}()
 	w.mu.Lock()
@@ -105,7 +105,7 @@ func (w *writers) end(one *writer) {
 	delete(w.all, one)
 }
 
-// endAll ends those of a volume on a node.
+// endAll ends the writers of a volume on a node.
 func (w *writers) endAll(volume, node string) {
 	w.mu.Lock()
 	var these []*writer
