@@ -16,12 +16,11 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// pages are those of docs/operations: their lines of shell are run, all of them, by
-// TestOperations.
+// pages are the pages of docs/operations. TestOperations runs all their lines of shell.
 type pages struct {
 	t     *testing.T
 	c     *testcluster.Cluster
-	dir   string            // where the lines run
+	dir   string            // working directory of the lines
 	lines map[string]string // "PAGE.md, NAME" to lines of shell
 	ran   map[string]bool
 }
@@ -58,8 +57,8 @@ func readPages(t *testing.T, c *testcluster.Cluster) *pages {
 	return p
 }
 
-// run runs the lines of a page on a host, with this host's paths in the place of the usual
-// ones, and more replacements. systemctl is the test's.
+// run runs the lines of a page on a host, with the usual paths replaced by this host's, and more
+// replacements. systemctl is the test's.
 func (p *pages) run(on *testhost.Host, page, name string, replace ...string) {
 	p.t.Helper()
 	where := page + ", " + name
@@ -141,8 +140,8 @@ secrets {
 }
 `
 
-// TestOperations goes through the pages for operators with a cluster: each line that they
-// show works, in an order in which an operator could need them.
+// TestOperations follows the pages for operators with a cluster: each line works, in an order in
+// which an operator could need them.
 func TestOperations(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{
@@ -168,7 +167,7 @@ func TestOperations(t *testing.T) {
 	server := c.Hosts[0]
 	p.run(server, "forming.md", "check")
 	node.Run("volume", "create", node.Write("data.volume.hcl", volumeWithSecret))
-	// What the pages say of the node web-1 is done with this one.
+	// The pages' node web-1 is this one.
 	here := []string{"web-1", "node-1"}
 
 	p.run(server, "tuning.md", "autopilot")
@@ -180,7 +179,7 @@ func TestOperations(t *testing.T) {
 	p.run(server, "security.md", "renew", authority...)
 	p.gossipKey(server)
 	p.run(server, "security.md", "secrets-key")
-	p.shows(server, "^KEY.*\n.*active.*\n$", "operator", "secrets", "status") // no other is left
+	p.shows(server, "^KEY.*\n.*active.*\n$", "operator", "secrets", "status") // the old one is gone
 
 	p.run(node, "forming.md", "maintenance", here...)
 	ready(node)
@@ -221,7 +220,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// gossipKey changes the key of gossip.
+// gossipKey replaces the key of gossip.
 func (p *pages) gossipKey(on *testhost.Host) {
 	p.t.Helper()
 	ids := func() (ids []string) {
@@ -255,7 +254,7 @@ func (p *pages) sees(on *testhost.Host, volume string) {
 	})
 }
 
-// shows waits until a command prints what a regular expression matches.
+// shows waits until a command's output matches a regular expression.
 func (p *pages) shows(on *testhost.Host, text string, command ...string) {
 	p.t.Helper()
 	on.Eventually(text, func() error {
@@ -266,7 +265,7 @@ func (p *pages) shows(on *testhost.Host, text string, command ...string) {
 	})
 }
 
-// voters waits until so many servers vote.
+// voters waits until that many servers vote.
 func (p *pages) voters(on *testhost.Host, n int) {
 	p.t.Helper()
 	on.Eventually("servers vote", func() error {
@@ -278,7 +277,7 @@ func (p *pages) voters(on *testhost.Host, n int) {
 	})
 }
 
-// lose loses the node, a server, and then the majority of what is left.
+// lose loses the node, a server, and then the majority of the rest.
 func (p *pages) lose(here []string) {
 	p.t.Helper()
 	c := p.c
@@ -311,7 +310,7 @@ func (p *pages) lose(here []string) {
 	p.voters(first, 2)
 }
 
-// loseAll begins a cluster anew, from a backup.
+// loseAll starts a new cluster from a backup.
 func (p *pages) loseAll() {
 	p.t.Helper()
 	first, second := p.c.Host("server-1"), p.c.Host("server-2")
@@ -334,7 +333,7 @@ func (p *pages) loseAll() {
 	}
 	p.run(first, "disaster-recovery.md", "restore")
 	p.sees(second, "data")
-	// The volume's secret can be opened: the key came with the backup.
+	// The volume's secret can be unsealed: the key came with the backup.
 	second.AwaitDrivers()
 	second.Run("workload", "start", p.c.Workload(second, "next", "data"))
 	second.Run("workload", "stop", "next")

@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestFirstServer makes a host that was alone the first server of a cluster, with its volumes
-// and what runs on it.
+// TestFirstServer makes a standalone host the first server of a cluster, with its volumes and
+// running workloads.
 func TestFirstServer(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{Servers: 1, Config: quickVotes})

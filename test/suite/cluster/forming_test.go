@@ -93,7 +93,7 @@ func TestForming(t *testing.T) {
 			h.Kill()
 		}
 		rewrite(t, s2, "bootstrap_expect = 3", "bootstrap_expect = 1")
-		// Alone it must not take itself for the cluster that it is to be one of.
+		// While it is alone it must not bootstrap a cluster of its own.
 		s2.Begin()
 		s2.Eventually("it answers", func() error { _, err := s2.Status(); return err })
 		if r := s2.Try("volume", "status", "-stale"); r.Code != 0 || !strings.Contains(r.Stderr, "no leader") {
@@ -121,7 +121,7 @@ func TestForming(t *testing.T) {
 	})
 }
 
-// table is what a command listed, by the first column.
+// table is a command's list, by its first column.
 func table(out string) map[string][]string {
 	rows := map[string][]string{}
 	for n, line := range strings.Split(strings.TrimSpace(out), "\n") {
@@ -132,7 +132,7 @@ func table(out string) map[string][]string {
 	return rows
 }
 
-// clusterOf is the id of the cluster that a copy of the ledger is of.
+// clusterOf is the id of the cluster whose ledger was copied.
 func clusterOf(t *testing.T, through *testhost.Host) string {
 	t.Helper()
 	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t), connect.NewRequest(&hostv1.SaveSnapshotRequest{}))

@@ -19,16 +19,16 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// longLeases let a node that cannot be reached count as disconnected soon, and keep what it has.
+// longLeases makes an unreachable node disconnected soon, and lets it keep its volumes.
 const longLeases = `
 heartbeat_ttl = "5s"
 stop_after    = "5m"
 stop_margin   = "1m"
 `
 
-// TestNodes does with the nodes of a cluster what workloads and operators do. The volumes are in
-// rack R1 and cannot be reached from node-2, and their controllers are on two hosts that do
-// not lead.
+// TestNodes does what workloads and operators do with the nodes of a cluster. The volumes are in
+// rack R1 and cannot be reached from node-2, and their controllers are on two hosts that do not
+// lead.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{
@@ -65,8 +65,8 @@ type nodes struct {
 	s1, s2, s3, n1, n2 *testhost.Host
 }
 
-// controllers attaches volumes to the leader, which has no controller of its own. One of those
-// that have it is lost with the call that it was asked for.
+// controllers attaches volumes from a leader that has no controller of its own. One host that has
+// it is lost in the middle of its call.
 func (n nodes) controllers(t *testing.T) {
 	ids := []string{"spread-1", "spread-2", "spread-3", "spread-4"}
 	for _, id := range ids {
@@ -204,7 +204,7 @@ workload %q {
 		}
 		return nil
 	})
-	lead(n.c, n.s2.Name) // who waits is told by whoever leads
+	lead(n.c, n.s2.Name) // the leader reports who waits
 	n.n1.Run("workload", "stop", "one")
 	if err := outcome(t, second); err != nil {
 		t.Errorf("a workload that came after another one: %v", err)
@@ -219,8 +219,8 @@ workload %q {
 	n.n1.Run("workload", "stop", "five")
 }
 
-// older lets a server of an earlier release be there, as far as gossip knows. What it would stop at
-// is not written while it is.
+// older adds a server of an earlier release to the gossip. While it is there, nothing that it could
+// not read is written.
 func (n nodes) older(t *testing.T) {
 	key, err := os.ReadFile(filepath.Join(n.c.Dir, "gossip.key"))
 	if err != nil {
@@ -255,20 +255,20 @@ func (n nodes) older(t *testing.T) {
 	n.c.Volume(n.n1, "newer", "single-node-writer")
 }
 
-// eligibility keeps new workloads away from a node on which one runs.
+// eligibility keeps new workloads off a node on which one runs.
 func (n nodes) eligibility(t *testing.T) {
 	n.c.Volume(n.s2, "stays", "single-node-writer")
 	n.c.Volume(n.s2, "comes", "single-node-writer")
 	start(n.c, n.n1, "stays", "stays")
 	n.s3.Run("node", "eligibility", "-disable", n.n1.Name)
 	n.n1.Refused(4, []string{n.n1.Name, "pannier node eligibility -enable node-1"}, "workload", "start", n.c.Workload(n.n1, "comes", "comes"))
-	n.s2.Holder("stays") // what ran there before goes on
+	n.s2.Holder("stays") // the running one continues
 	n.n2.Run("node", "eligibility", "-enable", n.n1.Name)
 	start(n.c, n.n1, "comes", "comes")
 }
 
-// drain empties node-1, on which two workloads run. While nothing can be unmounted the drain is
-// under way, and the driver is there.
+// drain empties node-1, on which two workloads run. While unmounting is blocked the drain
+// continues, and the driver stays.
 func (n nodes) drain(t *testing.T) {
 	release := n.c.Hold(t)
 	n.s3.Run("node", "drain", "-enable", n.n1.Name)
@@ -282,7 +282,7 @@ func (n nodes) drain(t *testing.T) {
 	if now.GetNode().GetDrain() == nil || now.GetNode().GetDrain().GetDoneAt() != nil || len(now.GetWorkloads()) == 0 || !now.GetNode().GetDrivers()[0].GetHealthy() {
 		t.Errorf("while its volumes are mounted, the node is %v", now)
 	}
-	n.s2.Holder("stays") // before that of the last is free
+	n.s2.Holder("stays") // before the last one's is released
 	n.n1.Refused(4, []string{n.n1.Name, "drained"}, "workload", "start", n.c.Workload(n.n1, "late", "near"))
 	release()
 	n.n2.Run("node", "drain", "-wait", n.n1.Name)
@@ -316,7 +316,7 @@ func (n nodes) drain(t *testing.T) {
 	n.n1.NothingInUse()
 }
 
-// lost loses node-2, forgets it, sees it come back, and sets it up anew.
+// lost loses node-2, purges it, sees it come back, and sets it up anew.
 func (n nodes) lost(t *testing.T) {
 	start(n.c, n.n2, "lost", "there")
 	n.s3.Refused(4, []string{n.n2.Name, "node drain -enable"}, "node", "purge", n.n2.Name)

@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestOperators does to a cluster what its operators do: leadership moves, the ledger is saved
-// and restored, keys and certificates are replaced, hosts move, leave, fail and come back. From
-// when the ledger is as it is to be, a program on one node writes into its volume.
+// TestOperators does to a cluster what operators do: leadership moves, the ledger is saved and
+// restored, keys and certificates are replaced, hosts move, leave, fail and come back. Meanwhile a
+// program on one node writes into its volume.
 func TestOperators(t *testing.T) {
 	t.Parallel()
 	config := strings.Replace(quickVotes, "autopilot {", "autopilot {\n  cleanup_dead_servers = false", 1)
@@ -81,8 +81,8 @@ func (o operators) restore(t *testing.T) {
 	}
 }
 
-// away brings a server back whose next entry nobody has any more, as after weeks: a restore
-// leaves a gap in the log that only a snapshot gets over.
+// away brings back a server whose next log entry no server has any more, as after weeks: a restore
+// leaves a gap in the log that only a snapshot bridges.
 func (o operators) away(t *testing.T) {
 	o.s2.Kill()
 	o.c.Leader()
@@ -109,7 +109,7 @@ func (o operators) away(t *testing.T) {
 	}
 }
 
-// renew replaces the key of gossip and all certificates, and restarts nothing.
+// renew replaces the gossip key and all certificates without a restart.
 func (o operators) renew(t *testing.T) {
 	ids := func() (ids []string) {
 		for line := range strings.Lines(o.s1.Run("keyring", "list")) {
@@ -169,11 +169,11 @@ func certificate(t *testing.T, path string) *x509.Certificate {
 	return cert
 }
 
-// shows is the certificate that a host shows to another one.
+// shows is the certificate that a host presents to another one.
 func shows(t *testing.T, to, h *testhost.Host) (cert *x509.Certificate) {
 	t.Helper()
 	err := to.Net.Do(func() error {
-		//nolint:gosec // what it shows is looked at by the test
+		// only the presented certificate matters
 		conn, err := tls.Dial("tcp", netip.AddrPortFrom(h.Net.Addr, testcluster.RPCPort).String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 		if err != nil {
 			return err
@@ -187,7 +187,7 @@ func shows(t *testing.T, to, h *testhost.Host) (cert *x509.Certificate) {
 	return cert
 }
 
-// move gives a server and then a node another address. All that they are told by is their names.
+// move gives a server and then a node another address. Configurations name hosts only.
 func (o operators) move(t *testing.T) {
 	for _, moved := range []*testhost.Host{o.s3, o.n1} {
 		moved.Stop()

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// waitForChange asks for a volume as it is after an index, and returns what comes.
+// waitForChange asks for a volume after an index, and returns the answer.
 func waitForChange(t *testing.T, through *testhost.Host, volume string, index uint64) (answers chan *hostv1.GetVolumeResponse) {
 	t.Helper()
 	client, ctx := through.Client(), testhost.Soon(t)
@@ -35,8 +35,8 @@ func waitForChange(t *testing.T, through *testhost.Host, volume string, index ui
 	return answers
 }
 
-// waiting lets queries wait, through a server that does not lead and through a node, also while
-// another server comes to lead.
+// waiting blocks queries through a server that does not lead and through a node, also over a change
+// of the leader.
 func (n nodes) waiting(t *testing.T) {
 	n.c.Volume(n.s3, "watched", "single-node-writer")
 	read := func(through *testhost.Host, how *hostv1.ReadOptions) *hostv1.GetVolumeResponse {
@@ -53,7 +53,7 @@ func (n nodes) waiting(t *testing.T) {
 		t.Errorf("nothing had changed after %d, and it was answered after %s: %v", index, time.Since(begun), again)
 	}
 	throughServer, throughNode := waitForChange(t, n.s3, "watched", index), waitForChange(t, n.n2, "watched", index)
-	n.c.Volume(n.s3, "other", "single-node-writer") // nothing that they read
+	n.c.Volume(n.s3, "other", "single-node-writer") // a change that they do not read
 	lead(n.c, n.s2.Name)
 	start(n.c, n.n1, "watched", "watched")
 	for name, answers := range map[string]chan *hostv1.GetVolumeResponse{"a server": throughServer, "a node": throughNode} {
@@ -90,7 +90,7 @@ func (n nodes) watching(t *testing.T) {
 	}
 }
 
-// stale reads from a server that is cut off from the one that leads.
+// stale reads from a server that is cut off from the leader.
 func (n nodes) stale(t *testing.T) {
 	n.c.Net.Part(n.s3.Net)
 	defer n.c.Net.Heal()
@@ -127,9 +127,9 @@ func (n nodes) stale(t *testing.T) {
 	})
 }
 
-// once loses the answer to a command that a node sends to the leader, on its way, and the leader
-// ends. What the node sends again to the next leader is not done once more, though the
-// claims that the first one took are free by then.
+// once loses the leader's answer to a node's command, and kills the leader. The node repeats the
+// command to the next leader, which must not execute it again, although the claims of the first
+// execution are released by then.
 func (n nodes) once(t *testing.T) {
 	n.c.Volume(n.n1, "once", "single-node-writer")
 	leader := n.c.Leader()
@@ -154,7 +154,8 @@ func (n nodes) once(t *testing.T) {
 	follower.Run("volume", "detach", "-force", "once", n.n1.Name)
 	follower.AwaitFree("once")
 	n.c.Net.Heal()
-	// A start that was decided anew would have claims, or be refused since the node missed heartbeats.
+	// A start that was decided again would have claims, or be refused since the node missed
+	// heartbeats.
 	if err := outcome(t, ended); err == nil || !strings.Contains(err.Error(), `holds no claim on volume "once"`) {
 		t.Errorf("a start that was decided before its claims were taken away: %v", err)
 	}

@@ -33,7 +33,7 @@ func launch(hosts ...*testhost.Host) {
 	}
 }
 
-// crash ends all processes of a host, as a loss of power would; what they have mounted stays.
+// crash ends all processes of a host, as a power loss would; its mounts stay.
 func crash(t *testing.T, h *testhost.Host) {
 	t.Helper()
 	h.Kill()
@@ -51,11 +51,11 @@ func crash(t *testing.T, h *testhost.Host) {
 	})
 }
 
-// lead makes a server lead, through itself.
+// lead makes a server the leader, by a command to itself.
 func lead(c *testcluster.Cluster, name string) { leadThrough(c, c.Host(name), name) }
 
-// leadThrough makes a server lead. Raft gives it a second to take over, in which a busy machine
-// may not do it: it is told again.
+// leadThrough makes a server the leader. Raft gives it one second to take over, which may be too
+// short on a busy machine: the command is repeated.
 func leadThrough(c *testcluster.Cluster, through *testhost.Host, name string) {
 	through.Eventually(name+" leads", func() error {
 		r := through.Try("operator", "raft", "transfer-leadership", name)
@@ -66,7 +66,7 @@ func leadThrough(c *testcluster.Cluster, through *testhost.Host, name string) {
 	})
 }
 
-// peers are raft's servers, as the one that leads says to a host.
+// peers are raft's servers, as the leader tells a host.
 func peers(t *testing.T, through *testhost.Host) ([]*hostv1.RaftPeer, error) {
 	t.Helper()
 	resp, err := through.Client().Operator.ListPeers(testhost.Soon(t), connect.NewRequest(&hostv1.ListPeersRequest{}))
@@ -76,7 +76,7 @@ func peers(t *testing.T, through *testhost.Host) ([]*hostv1.RaftPeer, error) {
 	return resp.Msg.GetPeers(), nil
 }
 
-// awaitVoters waits until raft's servers are these, all with a vote and healthy.
+// awaitVoters waits until raft's servers are exactly these, all healthy voters.
 func awaitVoters(t *testing.T, through *testhost.Host, names ...string) {
 	t.Helper()
 	through.Eventually("the voters are "+strings.Join(names, ", "), func() error {
@@ -97,7 +97,7 @@ func awaitVoters(t *testing.T, through *testhost.Host, names ...string) {
 	})
 }
 
-// awaitMember waits until an agent counts as this in the gossip of another one.
+// awaitMember waits until an agent has a status in the gossip of another one.
 func awaitMember(t *testing.T, through *testhost.Host, name, status string) {
 	t.Helper()
 	through.Eventually(name+" is "+status, func() error {
@@ -113,7 +113,7 @@ func start(c *testcluster.Cluster, on *testhost.Host, id string, volumes ...stri
 	on.Run("workload", "start", c.Workload(on, id, volumes...))
 }
 
-// begin runs a command of the CLI beside the test, and returns how it ends.
+// begin runs a command of the CLI in the background.
 func begin(t *testing.T, on *testhost.Host, args ...string) (ended chan error) {
 	t.Helper()
 	cmd := on.Command(args...)
@@ -136,7 +136,7 @@ func begin(t *testing.T, on *testhost.Host, args ...string) (ended chan error) {
 	return ended
 }
 
-// outcome waits for the end of what begin began.
+// outcome waits for the end of a command in the background.
 func outcome(t *testing.T, ended chan error) error {
 	t.Helper()
 	select {
@@ -152,13 +152,13 @@ func outcome(t *testing.T, ended chan error) error {
 type program struct {
 	on    *testhost.Host
 	id    string
-	file  string // that it writes to, as the storage has it
+	file  string // the file that it writes to, as seen on the storage
 	out   strings.Builder
 	ended chan struct{}
 }
 
-// run runs a program in the foreground, with a volume, and returns it when it has begun: it
-// writes a line into the volume, again and again.
+// run runs a program with a volume in the foreground, which writes a line into the volume again and
+// again. It returns when the program has begun.
 func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume string) *program {
 	t.Helper()
 	p := &program{
@@ -204,8 +204,8 @@ func (p *program) writesOn(t *testing.T) {
 // done is a line of the driver's log.
 type done struct{ node, what, volume, where string }
 
-// driverLog is what the driver did with a volume, or with an empty id with all, on all hosts, in the
-// order in which it did it.
+// driverLog is what the driver did on all hosts with a volume, or with an empty id with all
+// volumes, in order.
 func driverLog(t *testing.T, c *testcluster.Cluster, volume string) (all []done) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(c.Volumes, ".log"))
@@ -224,7 +224,7 @@ func driverLog(t *testing.T, c *testcluster.Cluster, volume string) (all []done)
 	return all
 }
 
-// held waits until a driver's call is kept by Hold, and says on which host.
+// held waits until Hold blocks a driver's call, and returns on which host.
 func held(t *testing.T, c *testcluster.Cluster) (on *testhost.Host) {
 	t.Helper()
 	var st unix.Stat_t

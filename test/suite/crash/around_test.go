@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// around kills each of them before a command and after it.
+// around kills each component before a command and after it.
 func (p *rigs) around(t *testing.T, m *matrix) {
 	type what struct {
 		who     string
@@ -28,7 +28,7 @@ func (p *rigs) around(t *testing.T, m *matrix) {
 	}
 }
 
-// everyone is who may be killed at any time.
+// everyone lists the components that the random cases may kill.
 func (k kind) everyone() []string {
 	if k.mesh {
 		return append([]string{"host", "consul"}, meshPlugins...)

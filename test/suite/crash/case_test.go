@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// crash is one case: who is killed, and when.
+// crash is one case: which components are killed, and when.
 type crash struct {
 	who []string
 	// Either an instant within the host, see host/internal/system/failpoint,
@@ -40,7 +40,7 @@ func (c crash) String() string {
 	}
 }
 
-// call names what is in the middle when the crash comes.
+// call names the call in the middle of which the crash comes.
 func (c crash) call() string {
 	if c.request != nil {
 		return c.request.name
@@ -65,7 +65,7 @@ func (c crash) described() string {
 	}
 }
 
-// arm makes the crash come; it is told by closing crashed.
+// arm prepares the crash; crashed is closed when it has happened.
 func (r *rig) arm(t *testing.T, c crash) (crashed <-chan struct{}) {
 	t.Helper()
 	if c.point != "" {
@@ -96,19 +96,18 @@ func (r *rig) arm(t *testing.T, c crash) (crashed <-chan struct{}) {
 	return happened
 }
 
-// claimed holds every call for a workload against the first rule: nothing is mounted
-// or attached without a claim. It runs in the driver's call.
+// claimed checks that every call for a workload is made under a claim: nothing is mounted or
+// attached without one. It runs in the driver's call.
 func (r *rig) claimed(rpc string) {
 	if !strings.Contains(rpc, "ublish") && !strings.Contains(rpc, "tage") {
-		return // a change of the volume
+		return // the call changes the volume itself
 	}
 	if s, err := r.h.Status(); err == nil && s.GetClaims() == 0 {
 		r.t.Errorf("%s came while no claim stood", rpc)
 	}
 }
 
-// restart starts again what nobody else starts: Consul, the host, and a driver that
-// runs in the test.
+// restart starts what nothing else restarts: Consul, the host, and a driver that runs in the test.
 func (r *rig) restart(who []string) {
 	if slices.Contains(who, "consul") {
 		r.mesh.consul.Restart(0, false)
@@ -122,7 +121,7 @@ func (r *rig) restart(who []string) {
 	}
 }
 
-// command is one of the CLI that runs while others are killed.
+// command is a running CLI command.
 type command struct {
 	*exec.Cmd
 	output *bytes.Buffer
@@ -153,7 +152,7 @@ func (c *command) succeeds(t *testing.T) {
 	}
 }
 
-// equals compares what there is with what there would be without the crash.
+// equals compares the present state with the one of a run without the crash.
 func (r *rig) equals(t *testing.T, when string, want state) {
 	t.Helper()
 	if d := r.look().differs(want); d != "" {
@@ -171,7 +170,7 @@ type matrix struct {
 	differs int
 }
 
-// add runs one case and notes how it went.
+// add runs one case and notes its outcome.
 func (m *matrix) add(t *testing.T, name, described string, run func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()

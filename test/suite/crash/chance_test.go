@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// chances are crashes at random: several workloads that share volumes start and
-// stop side by side while anything is killed at any time. Each has its seed.
+// chances are random crashes: several workloads that share volumes start and stop in parallel while
+// anything is killed at any time. Each case has its seed.
 func (p *rigs) chances(t *testing.T, m *matrix) {
 	if p.forgets {
 		return // its starts may fail, see kind
@@ -42,8 +42,7 @@ func (r *rig) chance(t *testing.T, rng *rand.Rand) {
 	r.equals(t, "in the end", r.stopped)
 }
 
-// sideBySide runs a command for each workload while it kills one or two of those
-// who work on it.
+// sideBySide runs a command for each workload while it kills one or two components.
 func (r *rig) sideBySide(t *testing.T, rng *rand.Rand, name string, specs []string) {
 	pids := r.pids(t)
 	var all []*command

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestMatrix kills everything everywhere. What there is after it must be what
-// there is without it.
+// TestMatrix kills everything at every instant. The end state must be the same as without the kill.
 func TestMatrix(t *testing.T) {
 	m := &matrix{}
 	t.Cleanup(m.print)
@@ -38,8 +37,8 @@ func (p *rigs) each(t *testing.T, m *matrix, cases []crash, run func(r *rig, t *
 	}
 }
 
-// sample leaves out what make test has no time for: it keeps every instant within
-// the host with the bundled driver, and a few of the rest.
+// sample drops cases for which make test has no time: it keeps every instant within the host with
+// the bundled driver, and a few of the rest.
 func (p *rigs) sample(cases []crash) []crash {
 	rng := rand.New(rand.NewPCG(*seed, uint64(len(cases))))
 	return slices.DeleteFunc(slices.Clone(cases), func(c crash) bool {
@@ -47,7 +46,7 @@ func (p *rigs) sample(cases []crash) []crash {
 	})
 }
 
-// oneIn says how many of the cases are too many for make test.
+// oneIn is the denominator of the sample in make test.
 func (k kind) oneIn() int {
 	if k.mesh {
 		return 10
@@ -64,7 +63,7 @@ func few[T any](n int, all []T) []T {
 // family is a test's name without that of the matrix.
 func family(t *testing.T) string { return t.Name()[strings.Index(t.Name(), "/")+1:] }
 
-// together are those that are killed at one time.
+// together lists the components that are killed at one time.
 var together = [][]string{
 	{"host"},
 	{"bridge"},
@@ -135,8 +134,8 @@ func (r *rig) start(t *testing.T, c crash) {
 	struck(t, c.described(), crashed, cmd)
 	r.restart(c.who)
 	if <-cmd.done; r.forgets && slices.Contains(c.who, "driver") && !cmd.ProcessState.Success() {
-		// The driver does not know what it did before: the start may fail, and then
-		// nothing is left of it in the end, and it can be repeated.
+		// The driver has forgotten what it did: the start may fail. Then nothing may be left of it,
+		// and it must work when it is repeated.
 		r.h.NothingInUse()
 		r.equals(t, "after the failed start", r.stopped)
 		cmd = r.run(t, "workload", "start", r.h.Path(workloadSpec))

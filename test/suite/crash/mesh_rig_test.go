@@ -22,11 +22,11 @@ import (
 // inMesh is the kind whose workload has a service with a sidecar.
 var inMesh = kind{name: "mesh", mesh: true, command: kinds[0].command}
 
-// meshPlugins are the plugins that speak to Consul.
+// meshPlugins are the plugins that call Consul.
 var meshPlugins = []string{"sids", "consul-services", "envoy-bootstrap"}
 
-// mesh is a rig's Consul. The host reaches it through a proxy, which tells when a
-// request is in the middle.
+// mesh is a rig's Consul. The host reaches it through a proxy that reports when a request is in
+// flight.
 type mesh struct {
 	consul *consul.Cluster
 	proxy  *consul.Proxy
@@ -36,7 +36,7 @@ type mesh struct {
 func newMesh(t, all *testing.T) *mesh {
 	t.Helper()
 	for _, p := range meshPlugins {
-		_ = testbin.Build(t, "plugins/"+p) // what fails, fails here
+		_ = testbin.Build(t, "plugins/"+p) // a build error is to fail here
 	}
 	c := consul.Start(all, consul.Options{ACL: true, TLS: true})
 	c.Policy(t, "node", `service_prefix "" { policy = "write" } node_prefix "" { policy = "read" } agent_prefix "" { policy = "read" }`)
@@ -47,7 +47,7 @@ func newMesh(t, all *testing.T) *mesh {
 	return m
 }
 
-// services is what a workload of the rig has beside its volume.
+// services is the workload's service block.
 func (r *rig) services() string {
 	if r.mesh == nil {
 		return ""
@@ -69,15 +69,15 @@ func (r *rig) services() string {
 `
 }
 
-// request is one of a plugin's to Consul.
+// request is a plugin's request to Consul.
 type request struct {
 	name   string // in words
-	plugin string // whose
+	plugin string // the plugin that makes it
 	match  consul.Match
 }
 
-// arm lets strike run in the middle of a request. What then becomes of the request is
-// the same whoever dies: it never reaches Consul, or its answer is lost.
+// arm runs strike while the request is in flight. The request's fate does not depend on who dies:
+// either it never reaches Consul, or its answer is lost.
 func (m *mesh) arm(c crash, strike func()) {
 	match := c.request.match
 	match.Times = 1
@@ -93,8 +93,8 @@ func (m *mesh) arm(c crash, strike func()) {
 	})
 }
 
-// lookAtMesh adds what Consul and the ledger have of services and tokens, and the files
-// with secrets. One sweep has been made of the tokens.
+// lookAtMesh adds Consul's and the ledger's services and tokens, after one sweep, and the secret
+// files.
 func (r *rig) lookAtMesh(s state) {
 	r.h.Run("token", "sweep")
 	client := r.mesh.consul.Client(r.mesh.consul.Management)
@@ -120,16 +120,16 @@ func (r *rig) lookAtMesh(s state) {
 	s["secrets"] = r.secrets()
 	for _, about := range []string{"services in Consul", "checks in Consul", "tokens in Consul", "tokens in the ledger"} {
 		slices.Sort(s[about])
-		s[about] = append(s[about], fmt.Sprintf("%d in all", len(s[about]))) // none is something too
+		s[about] = append(s[about], fmt.Sprintf("%d in all", len(s[about]))) // so that none is a line too
 	}
 }
 
-// observeMesh wants a workload that runs to have made all that is looked at, and one that
-// is stopped to have left nothing of it.
+// observeMesh checks that a running workload has made all that is compared, and a stopped one has
+// left nothing.
 func (r *rig) observeMesh(t *testing.T) {
 	t.Helper()
 	for about, made := range map[string]int{"services in Consul": 2, "tokens in the ledger": 1} {
-		// Beside them is a line with their number.
+		// Each list has a line with its length.
 		if len(r.running[about]) != made+1 || len(r.stopped[about]) != 1 {
 			t.Fatalf("%s: running %q, stopped %q", about, r.running[about], r.stopped[about])
 		}
@@ -139,7 +139,7 @@ func (r *rig) observeMesh(t *testing.T) {
 	}
 }
 
-// secrets are the files of services' secrets, and whether they hold what they should.
+// secrets are the services' secret files, and whether their content is right.
 func (r *rig) secrets() (out []string) {
 	root := r.seen(r.h.SecretsDir())
 	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
@@ -163,7 +163,7 @@ func (r *rig) secrets() (out []string) {
 	return out
 }
 
-// holds says whether a file has the token of the service in it.
+// holds reports whether a file contains the service's token.
 func (r *rig) holds(path string) string {
 	secret, err := os.ReadFile(filepath.Join(filepath.Dir(path), "si_token"))
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// meshed kills everything while a service gets its registration, token and bootstrap,
-// and while it loses them.
+// meshed kills everything while a service gets its registration, token and bootstrap, and while
+// they are removed.
 func meshed(t *testing.T, m *matrix) {
 	p := &rigs{kind: inMesh, t: t}
 	t.Run("start", func(t *testing.T) { p.each(t, m, starts(p.kind), (*rig).start) })
@@ -40,8 +40,8 @@ var (
 	}
 )
 
-// meshStarts are the instants of a start that are about services. Those of the token's
-// derivation are two, one in the authority and one in the workload.
+// meshStarts are the instants of a start that concern services. The token's derivation has two: in
+// the authority and in the workload.
 func meshStarts() []crash {
 	do := []string{"intended", "called", "noted"}
 	points := slices.Concat(of("claim", do...), of("register", do...), of("identify", do...), of("bootstrap", do...),
@@ -56,14 +56,13 @@ func meshStops() []crash {
 	return append(cases(points, nil), requests(meshDown)...)
 }
 
-// replacements are the instants at which a service gets another token, of which Consul
-// knew no more.
+// replacements are the instants at which a service gets a new token because Consul has lost the old
+// one.
 func replacements() []crash {
 	return cases(slices.Concat(of("token", "chosen", "intended", "derived", "derived#2", "adopted", "written", "revoked"), of("bootstrap", "made")), nil)
 }
 
-// requests are the cases of each request: who asks, who is asked and for whom may die,
-// alone or together.
+// requests are the cases of each request: the plugin, Consul and the host die alone or together.
 func requests(all []request) (out []crash) {
 	for n := range all {
 		of := &all[n]
@@ -76,15 +75,15 @@ func requests(all []request) (out []crash) {
 	return out
 }
 
-// replace kills the host while it gives a service of a workload that runs another
-// token, since Consul has lost the one that it had.
+// replace kills the host while it gives a service of a running workload a new token, since Consul
+// has lost the old one.
 func (r *rig) replace(t *testing.T, c crash) {
 	r.h.Run("workload", "start", r.h.Path(workloadSpec))
 	r.loseToken(t)
 	r.h.Kill()
 	asked := consul.Match{Method: http.MethodGet, Path: "/v1/acl/token/self"}
 	before := r.mesh.proxy.Count(asked.Method, asked.Path)
-	r.mesh.proxy.Add(asked, consul.Stall()) // the host looks at its tokens when it is up
+	r.mesh.proxy.Add(asked, consul.Stall()) // the host checks its tokens when it is up
 	r.h.Launch()
 	r.h.Eventually("the host asks for its token", func() error {
 		if r.mesh.proxy.Count(asked.Method, asked.Path) == before {
@@ -106,7 +105,7 @@ func (r *rig) replace(t *testing.T, c crash) {
 	r.equals(t, "after the stop", r.stopped)
 }
 
-// loseToken makes Consul forget the token of the service.
+// loseToken deletes the service's token in Consul.
 func (r *rig) loseToken(t *testing.T) {
 	t.Helper()
 	secret, err := os.ReadFile(r.seen(r.h.SecretsDir() + "/default/w/web/si_token"))
@@ -122,13 +121,12 @@ func (r *rig) loseToken(t *testing.T) {
 	}
 }
 
-// sweep kills the host when it has revoked the token of a dead workload, of which it
-// knows nothing.
+// sweep kills the host after it has revoked the token of a workload that it does not know.
 func (r *rig) sweep(t *testing.T, c crash) {
 	r.h.Run("workload", "start", r.h.Path(workloadSpec))
 	acl := r.mesh.consul.Client(r.mesh.consul.Management).ACL()
 	for _, token := range r.mesh.consul.Tokens(t) {
-		if len(token.ServiceIdentities) == 1 { // another one like it
+		if len(token.ServiceIdentities) == 1 { // a second token like it
 			_, _, err := acl.TokenCreate(&api.ACLToken{Description: token.Description, ServiceIdentities: token.ServiceIdentities, Local: true}, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -17,8 +17,8 @@ import (
 
 const bootID = "/proc/sys/kernel/random/boot_id"
 
-// machine makes a mount namespace in which the kernel's boot id is a file of the
-// test's, and returns a process that is in it.
+// machine makes a mount namespace in which the kernel's boot id is a file of the test's, and
+// returns a process in it.
 func (r *rig) machine(t, all *testing.T) int {
 	t.Helper()
 	r.boot(t)
@@ -57,8 +57,8 @@ func (r *rig) boot(t *testing.T) {
 	}
 }
 
-// reboot makes of a host that is dead one whose machine was started anew: no
-// process, no mount and no loop device of it is left.
+// reboot leaves of a dead host what a reboot of its machine leaves: no process, no mount and no
+// loop device.
 func (r *rig) reboot(t *testing.T) {
 	t.Helper()
 	r.h.Eventually("no process is left", func() error {
@@ -86,8 +86,7 @@ func (r *rig) reboot(t *testing.T) {
 	r.boot(t)
 }
 
-// machines reboots at every instant of a start and of a stop, and under a
-// workload that runs.
+// machines reboots at every instant of a start and of a stop, and under a running workload.
 func (p *rigs) machines(t *testing.T, m *matrix) {
 	type restart struct {
 		crash
@@ -134,7 +133,7 @@ func (r *rig) rebootAt(t *testing.T, c crash, stopping bool) {
 	}
 	r.reboot(t)
 	r.h.Launch()
-	r.h.NothingInUse() // by itself
+	r.h.NothingInUse() // without a command
 	r.equals(t, "after the machine's restart", r.stopped)
 	r.h.Run("workload", "start", r.h.Path(workloadSpec))
 	r.equals(t, "after a new start", r.running)

@@ -18,14 +18,14 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// kind is a driver that the matrix is run with. Its calls go through a faulty
-// driver in front of it, which tells when they are in the middle.
+// kind is a driver that the matrix is run with. A faulty driver in front of it passes calls on, and
+// reports when one is in flight.
 type kind struct {
 	name    string
 	attach  bool                        // it has ControllerPublishVolume
-	command func(t testing.TB) []string // what runs it; nil: the one in front works by itself
-	// forgets: when it is killed it knows neither what is attached nor what is staged
-	// any more (csi-driver-host-path writes its state on a create and a delete only).
+	command func(t testing.TB) []string // starts it; nil: the faulty driver works by itself
+	// forgets: when killed it forgets what is attached and staged (csi-driver-host-path saves its
+	// state on create and delete only).
 	forgets bool
 	// mesh: the workload has a service in Consul, with a token and a sidecar.
 	mesh bool
@@ -53,23 +53,23 @@ const (
 // rig is a host that crashes at instants that the test names, with its driver.
 type rig struct {
 	kind
-	t      *testing.T // the case that has it
+	t      *testing.T // the current case
 	h      *testhost.Host
 	driver *faultydriver.Driver
 	mesh   *mesh // nil: there is no Consul
-	// bootFile is the kernel's boot id for a host that can be rebooted.
+	// bootFile stands for the kernel's boot id on a host that can be rebooted.
 	bootFile string
-	// What there is while the workload runs and when it is stopped, without a crash.
+	// The states while the workload runs and after it has stopped, without a crash.
 	running, stopped state
-	changed          map[string]state // after a change of a volume, by its name
+	changed          map[string]state // by change, the state after it
 }
 
-// rigs are the hosts of one kind: a case takes one that is idle and gives it back
-// as it was, unless it has failed.
+// rigs are the hosts of one kind: a case takes an idle one, and returns it as it was unless the
+// case has failed.
 type rigs struct {
 	kind
 	reboots bool       // their hosts can be rebooted
-	t       *testing.T // of all their cases
+	t       *testing.T // the parent test of all cases
 	mu      sync.Mutex
 	idle    []*rig
 }
@@ -106,13 +106,13 @@ const (
 	workloadSpec = "w.hcl"
 )
 
-// newRig makes a host that lasts as long as all; what fails counts for t.
+// newRig makes a host that lasts as long as all; its failures count for t.
 func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	t.Helper()
 	testbin.RequireRoot(t, "what a crash leaves behind")
 	r := &rig{kind: k, t: t, changed: map[string]state{}}
 	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
-	_, _ = testbin.Build(t, "host/cmd/pannier"), testbin.Build(t, "plugins/csi-bridge") // what fails, fails here
+	_, _ = testbin.Build(t, "host/cmd/pannier"), testbin.Build(t, "plugins/csi-bridge") // a build error is to fail here
 	dir, err := os.MkdirTemp("", "front")
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	namespace := 0
 	if reboots {
 		r.bootFile = filepath.Join(dir, "boot_id")
-		namespace = r.machine(t, all) // it lasts longer than the host
+		namespace = r.machine(t, all) // outlives the host
 	}
 	socket := filepath.Join(dir, "csi.sock")
 	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n}\n", front, "unix://"+socket)
@@ -152,7 +152,7 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	return r
 }
 
-// observe notes what there is without a crash.
+// observe records the states without a crash.
 func (r *rig) observe(t *testing.T) {
 	t.Helper()
 	r.h.Run("workload", "start", r.h.Path(workloadSpec))
@@ -176,7 +176,7 @@ func driverBlock(id string, command []string) string {
 	return fmt.Sprintf("csi_driver %q {\n  command = [%s]\n}\n", id, strings.Join(quoted, ", "))
 }
 
-// endpoint of the driver that works.
+// endpoint of the real driver.
 func (r *rig) endpoint() string {
 	if r.command == nil {
 		return r.driver.Endpoint()
@@ -222,7 +222,7 @@ func (r *rig) pids(t *testing.T) map[string]int {
 	return pids
 }
 
-// kill kills those who are named, as fast as it can; it may run in a driver's call.
+// kill kills the named components as fast as it can; it may run in a driver's call.
 func (r *rig) kill(pids map[string]int, who []string) {
 	for _, name := range who {
 		if pid := pids[name]; pid != 0 {
@@ -239,7 +239,7 @@ func (r *rig) kill(pids map[string]int, who []string) {
 	}
 }
 
-// settle waits until plugin and drivers are back after a crash.
+// settle waits until plugins and drivers are back after a crash.
 func (r *rig) settle() {
 	r.h.Eventually("the plugin and the drivers are well", func() error {
 		s, err := r.h.Status()
@@ -260,8 +260,8 @@ func (r *rig) settle() {
 	})
 }
 
-// idleProcesses fails unless there is one plugin and one process for each driver
-// with a command, the very ones that the host knows.
+// idleProcesses checks that there is one process for each plugin and each driver with a command,
+// and that these are the ones that the host knows.
 func (r *rig) idleProcesses(s *hostv1.StatusResponse) error {
 	known := map[int]bool{}
 	for _, p := range s.GetPlugins() {
@@ -284,8 +284,7 @@ func (r *rig) idleProcesses(s *hostv1.StatusResponse) error {
 	return nil
 }
 
-// struck waits for what closes or ends when a crash has come, and fails the test
-// when the command ended before.
+// struck waits for the crash, and fails the test when the command ended before it.
 func struck(t *testing.T, what string, crashed <-chan struct{}, cmd *command) {
 	t.Helper()
 	select {
@@ -293,7 +292,7 @@ func struck(t *testing.T, what string, crashed <-chan struct{}, cmd *command) {
 	case <-cmd.done:
 		select {
 		case <-crashed:
-		case <-time.After(testhost.Wait): // it may be told a moment later
+		case <-time.After(testhost.Wait): // the report may be a moment late
 			t.Fatalf("%s never came: %s ended with %s\n%s", what, cmd, cmd.state(), cmd.output)
 		}
 	case <-time.After(testhost.Wait):

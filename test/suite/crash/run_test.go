@@ -15,12 +15,11 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// runs kills the host, the CLI, or both, at every instant of a workload's run in
-// the foreground.
+// runs kills the host, the CLI, or both, at every instant of a workload's run in the foreground.
 func (p *rigs) runs(t *testing.T, m *matrix) {
 	type run struct {
 		crash
-		stopping bool // while it is released, not while it is brought up
+		stopping bool // while it is released, not while it is started
 	}
 	var all []run
 	up := append(starts(p.kind), cases(of("process", "observed", "noted"), nil)...)
@@ -47,7 +46,7 @@ func (p *rigs) runs(t *testing.T, m *matrix) {
 	}
 }
 
-// program notes each begin in a file, so that two would be seen.
+// program appends a line to a file at each start, so that a second start shows.
 func (r *rig) program(t *testing.T) *command {
 	t.Helper()
 	_ = os.Remove(r.h.Path("begun"))
@@ -55,7 +54,7 @@ func (r *rig) program(t *testing.T) *command {
 		"sh", "-c", "trap 'exit 0' TERM; echo x >> "+r.h.Path("begun")+"; while :; do sleep 0.02; done")
 }
 
-// begun is how often the program began.
+// begun is how often the program was started.
 func (r *rig) begun(t *testing.T) int {
 	t.Helper()
 	raw, err := os.ReadFile(r.h.Path("begun"))
@@ -80,7 +79,7 @@ func (r *rig) awaitProgram(t *testing.T, cmd *command) {
 	})
 }
 
-// watchCLI makes the CLI die in the middle of a call; the call goes on.
+// watchCLI kills the CLI in the middle of a call; the call continues.
 func (r *rig) watchCLI(c crash, cmd **command) (died <-chan struct{}) {
 	happened := make(chan struct{})
 	strike := func() {
@@ -114,7 +113,7 @@ func (r *rig) runWorkload(t *testing.T, c crash, stopping bool) {
 	} else {
 		cmd = r.program(t)
 	}
-	if c.rpc != "" { // it is the command itself that dies
+	if c.rpc != "" { // the CLI itself dies
 		await(t, c.described(), crashed)
 	} else {
 		struck(t, c.described(), crashed, cmd)
@@ -122,7 +121,7 @@ func (r *rig) runWorkload(t *testing.T, c crash, stopping bool) {
 	r.afterRun(t, c.who, cmd, stopping)
 }
 
-// afterRun restarts the host where it was killed, and sees the workload to its end.
+// afterRun restarts the host where it was killed, and waits for the workload's end.
 func (r *rig) afterRun(t *testing.T, who []string, cmd *command, stopping bool) {
 	if slices.Contains(who, "cli") {
 		_ = cmd.Process.Kill()
@@ -132,7 +131,7 @@ func (r *rig) afterRun(t *testing.T, who []string, cmd *command, stopping bool) 
 		r.restart(who)
 	}
 	if slices.Contains(who, "cli") {
-		r.h.NothingInUse() // by itself
+		r.h.NothingInUse() // without a command
 	} else {
 		if !stopping {
 			r.awaitProgram(t, cmd)

@@ -24,8 +24,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// state is what there is, by what it is about, without what may differ: times,
-// indexes, and the numbers of devices.
+// state is what there is, by subject, without what may differ: times, indexes, and device numbers.
 type state map[string][]string
 
 func (s state) String() string {
@@ -39,7 +38,7 @@ func (s state) String() string {
 	return b.String()
 }
 
-// differs tells what is in one state and not in the other.
+// differs lists what one state has and the other has not.
 func (s state) differs(want state) string {
 	var b strings.Builder
 	for _, about := range slices.Sorted(maps.Keys(want)) {
@@ -65,8 +64,7 @@ func (s state) differs(want state) string {
 	return b.String()
 }
 
-// look takes everything in as it stands at this moment, and then the processes,
-// which may come back a moment later.
+// look reads the present state, then the processes, which may come back a moment later.
 func (r *rig) look() state {
 	s := state{
 		"claims":       r.claims(),
@@ -83,7 +81,7 @@ func (r *rig) look() state {
 	return s
 }
 
-// claims are the volumes as the ledger has them, with their claims: one line each.
+// claims are the volumes in the ledger with their claims: one line each.
 func (r *rig) claims() (out []string) {
 	var all struct{ Volumes []map[string]any }
 	r.decode(&all, "volume", "status", "-o", "json")
@@ -105,8 +103,7 @@ func (r *rig) decode(into any, args ...string) {
 	}
 }
 
-// changing are keys whose values say when, in which order, or how the driver is
-// at the moment.
+// changing are keys whose values depend on time, order, or the driver's present health.
 var changing = regexp.MustCompile(`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
 
 var (
@@ -114,7 +111,7 @@ var (
 	driversID  = regexp.MustCompile(`\b(vol|snap)-[0-9a-f]+\b|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 )
 
-// named leaves out what a driver gives another name or number each time.
+// named removes names and numbers that a driver chooses anew each time.
 func named(s string) string {
 	return driversID.ReplaceAllString(loopNumber.ReplaceAllString(s, "/dev/loop"), "ID")
 }
@@ -127,7 +124,7 @@ func (r *rig) seen(path string) string {
 	return fmt.Sprintf("/proc/%d/root%s", r.h.Namespace, path)
 }
 
-// plain is a JSON value without what changes.
+// plain is a JSON value without what may differ.
 func plain(v any) string {
 	raw, err := json.Marshal(without(v))
 	if err != nil {
@@ -154,8 +151,8 @@ func without(v any) any {
 	return v
 }
 
-// mounts are those below the host's directory, but for the tmpfs of secrets, which the
-// agent takes away at its own end.
+// mounts are those below the host's directory, except the secrets' tmpfs, which the agent unmounts
+// at its own end.
 func (r *rig) mounts() (out []string) {
 	table := "/proc/self/mountinfo"
 	if r.h.Namespace != 0 {
@@ -184,12 +181,12 @@ func (r *rig) mounts() (out []string) {
 	return out
 }
 
-// loops are the files below the host's directory that loop devices are made of.
+// loops are the backing files of loop devices below the host's directory.
 func (r *rig) loops() (out []string) {
 	for _, dev := range r.h.Loops() {
 		file, err := os.ReadFile("/sys/block/" + filepath.Base(dev) + "/loop/backing_file")
 		if err != nil {
-			continue // it went this moment
+			continue // it disappeared this moment
 		}
 		out = append(out, named(strings.TrimSpace(string(file))))
 	}
@@ -197,7 +194,7 @@ func (r *rig) loops() (out []string) {
 	return out
 }
 
-// directories are those that are made for mounts.
+// directories are those made for mounts.
 func (r *rig) directories() (out []string) {
 	for _, d := range []string{front, behind} {
 		for _, kind := range []string{"staging", "per-workload"} {
@@ -216,22 +213,22 @@ func (r *rig) directories() (out []string) {
 	return out
 }
 
-// journal are all records but that of the boot, read from a copy: the host has the
-// journal open, and writes nothing while nothing happens.
+// journal is all records but the boot's, read from a copy: the host has the journal open, and does
+// not write while it is idle.
 func (r *rig) journal() (out []string) {
 	dir, err := os.MkdirTemp(r.h.Dir, "journal-")
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	r.h.Eventually("the journal is copied", func() error { // a table may go while it is
+	r.h.Eventually("the journal is copied", func() error { // a table may disappear meanwhile
 		if msg, err := exec.Command("cp", "-r", "--sparse=always", r.h.Path("data/journal"), dir).CombinedOutput(); err != nil {
 			_ = os.RemoveAll(dir + "/journal")
 			return fmt.Errorf("%w: %s", err, msg)
 		}
 		return nil
 	})
-	// As the host opens it (host/internal/workload/journal).
+	// with the host's own options (host/internal/workload/journal)
 	db, err := badger.Open(badger.DefaultOptions(dir + "/journal").WithLogger(nil).WithMetricsEnabled(false).WithCompression(options.None).
 		WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).WithBlockCacheSize(0).WithIndexCacheSize(1 << 20).
 		WithValueLogFileSize(16 << 20).WithNumCompactors(2))
@@ -261,7 +258,7 @@ func (r *rig) journal() (out []string) {
 	return out
 }
 
-// listed is what the driver itself says of its volumes and snapshots.
+// listed is what the driver itself lists as volumes and snapshots.
 func (r *rig) listed() (out []string) {
 	conn, err := grpc.NewClient(r.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// change is a command that changes a volume, which may be repeated until it works.
+// change is a command that changes a volume, and may be repeated until it works.
 type change struct {
 	name   string
 	rpcs   []string
 	points []string
 	args   func(r *rig, t *testing.T) []string
-	// before and after make what it needs and take away what it left.
+	// before and after make what it needs and remove what it left.
 	before, after func(r *rig, t *testing.T)
-	gone          bool // NotFound says that an earlier attempt was enough
+	gone          bool // NotFound means that an earlier attempt succeeded
 }
 
 func changes() []change {
@@ -48,8 +48,8 @@ func changes() []change {
 		{
 			name: "expand", rpcs: []string{"ControllerExpandVolume", "NodeExpandVolume"}, points: of("volume", "put", "written"),
 			before: func(r *rig, t *testing.T) {
-				// xfs: to grow ext4 while it is mounted takes CAP_SYS_RESOURCE, which a
-				// container's root may lack.
+				// xfs: growing a mounted ext4 takes CAP_SYS_RESOURCE, which a container's root may
+				// lack.
 				r.h.Run("volume", "create", r.writeVolume("made", "320MiB", "mount_options {\n  fs_type = \"xfs\"\n}"))
 				r.h.Run("workload", "start", r.h.Write("grows.hcl", fmt.Sprintf(
 					"workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n}\n", "grows", "made", "made", r.h.Path("mnt"))))
@@ -63,7 +63,7 @@ func changes() []change {
 	}
 }
 
-// done says that the command has changed what it was to change.
+// done reports whether the command has made its change.
 func (ch change) done(cmd *command) bool {
 	return cmd.ProcessState.Success() || ch.gone && cmd.ProcessState.ExitCode() == 3
 }
@@ -80,12 +80,12 @@ func (r *rig) snapshot(t *testing.T) string {
 	return list.Snapshots[0].SnapshotID
 }
 
-// volumes kills in the middle of each change of a volume. The command is then
-// repeated, and must end in what it ends in without the crash.
+// volumes kills in the middle of each change of a volume. The command is then repeated, and must
+// end in the same state as without the crash.
 func (p *rigs) volumes(t *testing.T, m *matrix) {
 	for _, ch := range changes() {
 		if p.name == "hostpath" && ch.name == "expand" {
-			continue // it does not expand what is in use
+			continue // it does not expand volumes in use
 		}
 		for _, c := range few(24, cases(ch.points, ch.rpcs)) {
 			m.add(t, ch.name+":"+c.String(), family(t)+": "+ch.name+": "+c.described(), func(t *testing.T) {

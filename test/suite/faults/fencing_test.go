@@ -13,17 +13,17 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// short lets a node that is cut off stop its workloads after 5 s, its fence act after
-// 6.3 s, and the leader let go after 9 s.
+// short makes a cut-off node stop its workloads after 5 s, its fence act after 6.3 s, and the
+// leader release its claims after 9 s.
 const short = `
 heartbeat_ttl = "2s"
 stop_after    = "5s"
 stop_margin   = "4s"
 `
 
-// TestFencing cuts one node off, stops the agent of another and kills that of a third, all
-// with a workload that writes. Their volumes go to another node, and at no instant two
-// nodes have one.
+// TestFencing cuts one node off, stops the agent of another and kills that of a third, all with a
+// workload that writes. Their volumes move to another node, and at no instant do two nodes have
+// one.
 func TestFencing(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 3, ServerConfig: short})
@@ -73,7 +73,7 @@ func TestFencing(t *testing.T) {
 		for id := range lost {
 			taker.Run("workload", "stop", "takes-"+id)
 		}
-		for id, h := range lost { // and all goes on
+		for id, h := range lost { // and everything works again
 			c.AwaitStarted(h, id+"-again", id)
 			h.Run("workload", "stop", id+"-again")
 		}
@@ -93,8 +93,8 @@ func TestFencing(t *testing.T) {
 	})
 }
 
-// standsWhileDisconnected waits until the leader has noticed that a node is away, and sees
-// that its claim stands as long as the node is not down.
+// standsWhileDisconnected waits until the leader has noticed that a node is away, and checks that
+// its claim stands until the node is down.
 func standsWhileDisconnected(t *testing.T, c *testcluster.Cluster, through, h *testhost.Host, volume string) {
 	t.Helper()
 	through.Eventually("node "+h.Name+" counts as disconnected", func() error {
@@ -114,7 +114,7 @@ func standsWhileDisconnected(t *testing.T, c *testcluster.Cluster, through, h *t
 	})
 }
 
-// taken is when a volume was published on a host that has it.
+// taken is when a volume was published on its present host.
 func taken(t *testing.T, c *testcluster.Cluster, on *testhost.Host, volume string) int64 {
 	t.Helper()
 	name, all := on.Volume(volume).GetSpec().GetExternalId(), deeds(t, c)
@@ -125,7 +125,7 @@ func taken(t *testing.T, c *testcluster.Cluster, on *testhost.Host, volume strin
 	return all[at].at
 }
 
-// endedBefore fails the test if a program wrote after a moment.
+// endedBefore checks that a program wrote nothing after a moment.
 func endedBefore(t *testing.T, p *program, moment int64) {
 	t.Helper()
 	all := p.wrote()

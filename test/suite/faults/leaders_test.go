@@ -26,16 +26,16 @@ import (
 const (
 	workloads   = 10
 	perWorkload = 100 // volumes
-	// changes of the leader while the driver answers no detach, so that the whole backlog
-	// is there, and changes while it is worked on.
+	// changes of the leader while the driver answers no detach, so that the whole backlog is there,
+	// and changes while it is worked on.
 	changesBefore, changesAmid = 44, 6
 	// portion is how many volumes are detached, at least, between two of the latter.
 	portion = 60
 )
 
-// TestLeadersChange lets a node die that has a thousand volumes, and one leader follow the
-// other while they are released. None is forgotten, and what another node takes meanwhile
-// stays with it, whatever leaders before have still under way.
+// TestLeadersChange lets a node die that has a thousand volumes, and changes the leader again and
+// again while they are released. No release is forgotten, and what another node claims meanwhile
+// stays with it, whatever calls of earlier leaders are still in flight.
 func TestLeadersChange(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a thousand releases under fifty leaders take a minute")
@@ -106,10 +106,10 @@ func TestLeadersChange(t *testing.T) {
 	}
 	taker.AwaitFree(takes.volumes...)
 	onlyWhenAsked(t, c, taker)
-	taker.Run("node", "purge", dying.Name) // which was begun before, and can be finished now
+	taker.Run("node", "purge", dying.Name) // it was begun before, and can finish now
 }
 
-// nodeOnly takes the controller of a host's driver away, before its agent is started.
+// nodeOnly removes the controller of a host's driver, before its agent is started.
 func nodeOnly(t *testing.T, h *testhost.Host) {
 	t.Helper()
 	config, err := os.ReadFile(h.Path("agent.hcl"))
@@ -120,9 +120,9 @@ func nodeOnly(t *testing.T, h *testhost.Host) {
 	h.Write("agent.hcl", strings.Replace(string(config), block, block+"\n  type = \"node\"", 1))
 }
 
-// fill makes a thousand volumes, attaches them to a node, and takes that one down for good: all
-// claims wait for their detach. The drivers do nothing until release. names are the driver's of
-// the volumes.
+// fill makes a thousand volumes, attaches them to a node, and shuts that node down for good: all
+// claims wait for their detach. The drivers do nothing until release is called. names are the
+// driver's ids of the volumes.
 func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []string, release func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -145,11 +145,11 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 		for v := range perWorkload {
 			volumes = append(volumes, volume(w*perWorkload+v))
 		}
-		starts.Go(func() { _ = start(ctx, client, fmt.Sprint("w-", w), volumes...) }) // it does not come to its end
+		starts.Go(func() { _ = start(ctx, client, fmt.Sprint("w-", w), volumes...) }) // it does not finish
 	}
 	server := c.Leader()
 	awaitClaims(t, server, dying, "taken")
-	// Attached they will be, and not mounted.
+	// They get attached, and not mounted.
 	if err := unix.Kill(driverOf(t, dying), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 
 func volume(n int) string { return fmt.Sprintf("v-%d-%d", n/perWorkload, n%perWorkload) }
 
-// each calls fn for some numbers, side by side.
+// each calls fn for the numbers below n in parallel.
 func each(t *testing.T, n int, fn func(i int)) {
 	t.Helper()
 	var running sync.WaitGroup
@@ -189,8 +189,7 @@ func each(t *testing.T, n int, fn func(i int)) {
 	}
 }
 
-// persist does something again until it works, as whoever calls the API does while leaders
-// change, or ctx ends.
+// persist retries until fn works, as an API client does while leaders change, or until ctx ends.
 func persist(ctx context.Context, t *testing.T, what string, fn func(ctx context.Context) error) {
 	t.Helper()
 	for err := fn(ctx); err != nil; err = fn(ctx) {
@@ -202,7 +201,7 @@ func persist(ctx context.Context, t *testing.T, what string, fn func(ctx context
 	}
 }
 
-// create makes a volume, and returns the driver's name of it.
+// create makes a volume, and returns the driver's id of it.
 func create(ctx context.Context, c *api.Client, id string) (name string, err error) {
 	made, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
 		Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
@@ -214,7 +213,7 @@ func create(ctx context.Context, c *api.Client, id string) (name string, err err
 	return made.Msg.GetVolume().GetSpec().GetExternalId(), nil
 }
 
-// start starts a workload with volumes, and waits for the end of that.
+// start starts a workload with volumes, and waits for the result.
 func start(ctx context.Context, c *api.Client, workload string, volumes ...string) error {
 	spec := &hostv1.WorkloadSpec{Id: workload}
 	for _, id := range volumes {
@@ -240,7 +239,7 @@ func claimsOn(t *testing.T, through, of *testhost.Host) []*hostv1.Claim {
 	return n.GetClaims()
 }
 
-// awaitClaims waits until a node has all claims, in a state.
+// awaitClaims waits until all claims of a node are in a state.
 func awaitClaims(t *testing.T, through, of *testhost.Host, state string) {
 	t.Helper()
 	through.Eventually("all claims are "+state, func() error {
@@ -265,21 +264,20 @@ func driverOf(t *testing.T, h *testhost.Host) int {
 	return 0
 }
 
-// taking lets another node take volumes while they are released.
+// taking lets another node claim volumes while they are released.
 type taking struct {
 	t       *testing.T
 	on      *testhost.Host
-	names   []string // the driver's of all volumes
-	volumes []string // those that were taken
+	names   []string // the driver's ids of all volumes
+	volumes []string // those that were claimed
 	running sync.WaitGroup
 }
 
-// one begins to start a workload with a volume that was detached, as soon as that is
-// possible.
+// one starts a workload with a volume that was detached, as soon as that is possible.
 func (k *taking) one(detached map[string]bool) {
 	n := slices.IndexFunc(k.names, func(name string) bool { return detached[name] })
 	id, client, ctx := volume(n), k.on.Client(), testhost.Soon(k.t)
-	k.names[n] = "" // once is enough
+	k.names[n] = "" // once only
 	k.volumes = append(k.volumes, id)
 	k.running.Go(func() {
 		persist(ctx, k.t, "take volume "+id, func(ctx context.Context) error { return start(ctx, client, "takes-"+id, id) })
@@ -290,11 +288,11 @@ func (k *taking) one(detached map[string]bool) {
 type leaders struct {
 	t    *testing.T
 	c    *testcluster.Cluster
-	at   int            // which one leads
+	at   int            // the one that leads
 	back *testhost.Host // was killed, and is coming back
 }
 
-// transfer tells the server that leads to give the lead to the next.
+// transfer transfers leadership to the next server.
 func (l *leaders) transfer() {
 	l.t.Helper()
 	l.awaitBack()
@@ -311,7 +309,7 @@ func (l *leaders) transfer() {
 	l.at = to
 }
 
-// kill kills the server that leads, and waits for another one.
+// kill kills the leader, and waits for another one.
 func (l *leaders) kill() {
 	l.t.Helper()
 	l.awaitBack()
@@ -322,7 +320,7 @@ func (l *leaders) kill() {
 	l.back.Begin()
 }
 
-// awaitBack waits until the server that was killed is there again.
+// awaitBack waits until the killed server is back.
 func (l *leaders) awaitBack() {
 	l.t.Helper()
 	if l.back != nil {
@@ -331,7 +329,7 @@ func (l *leaders) awaitBack() {
 	}
 }
 
-// detached are the volumes that were detached from a host, by the driver's names.
+// detached are the volumes that were detached from a host, by the driver's ids.
 func detached(t *testing.T, c *testcluster.Cluster, from *testhost.Host) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -343,8 +341,7 @@ func detached(t *testing.T, c *testcluster.Cluster, from *testhost.Host) map[str
 	return names
 }
 
-// onlyWhenAsked fails the test for a volume that was detached from a host while it was
-// mounted there.
+// onlyWhenAsked checks that no volume was detached from a host while it was mounted there.
 func onlyWhenAsked(t *testing.T, c *testcluster.Cluster, on *testhost.Host) {
 	t.Helper()
 	mounted := map[string]bool{}

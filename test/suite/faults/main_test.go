@@ -8,8 +8,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// patient lets nodes go on for much longer without servers than a slow machine takes to
-// start them.
+// patient lets nodes run without servers for much longer than a slow machine takes to start them.
 const patient = `
 heartbeat_ttl = "2s"
 stop_after    = "10m"

@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestServers kills all servers at once, and then makes the disk of one slow.
+// TestServers kills all servers at once, and then slows the disk of one.
 func TestServers(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 2, ServerConfig: patient})
@@ -26,8 +26,8 @@ func TestServers(t *testing.T) {
 	})
 }
 
-// serversAway kills all servers, and the agent of a node while they are away. Nothing is
-// unmounted, and no claim is another one afterwards.
+// serversAway kills all servers, and restarts the agent of a node while they are away. Nothing is
+// unmounted, and every claim stays the same.
 func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 	t.Helper()
 	was := map[string]uint64{}
@@ -42,7 +42,7 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 		s.Kill()
 	}
 	n1.Kill()
-	n1.Begin() // it is there before any server
+	n1.Begin() // it starts before any server
 	n1.Eventually("the node's agent answers", func() error { _, err := n1.Status(); return err })
 	for _, s := range c.Servers() {
 		s.Begin()
@@ -55,8 +55,8 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 		if now := n2.Holder(volume).GetIndex(); now != was[volume] {
 			t.Errorf("the claim of %s was %d, and is %d", volume, was[volume], now)
 		}
-		// An agent that was started anew says that it does not know, until it has compared
-		// what it has with the ledger.
+		// A restarted agent reports an unknown state until it has compared its journal with the
+		// ledger.
 		on.Eventually("workload "+workload+" runs", func() error {
 			if out := on.Run("workload", "status", workload); !strings.Contains(out, "running") {
 				return fmt.Errorf("its status: %s", out)
@@ -70,7 +70,7 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 		}
 	}
 
-	// And all goes on.
+	// And everything works again.
 	n1.Run("workload", "stop", "w-node-1")
 	c.AwaitStarted(n2, "again", "v-node-1")
 	n2.Run("workload", "stop", "again")
@@ -78,8 +78,8 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 	n2.AwaitFree("v-node-1", "v-node-2")
 }
 
-// slowDisk lets a volume go to and fro between two nodes while one server writes to its disk
-// ten times a second only. Afterwards that server has all that the others have.
+// slowDisk moves a volume back and forth between two nodes while one server is limited to ten disk
+// writes a second. Afterwards that server has caught up.
 func slowDisk(t *testing.T, c *testcluster.Cluster, slow, n1, n2 *testhost.Host) {
 	t.Helper()
 	undo, err := slow.SlowDisk(t, 10)

@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testcluster"
 )
 
-// watchMounts looks at the kernel's mount table, whenever it changes, to the end of the
-// test: no volume may be mounted on two hosts at once.
+// watchMounts checks the kernel's mount table at every change, to the end of the test: no volume
+// may be mounted on two hosts at once.
 func watchMounts(t *testing.T, c *testcluster.Cluster) {
 	t.Helper()
 	table, err := os.Open("/proc/self/mountinfo")
@@ -50,7 +50,7 @@ func watchMounts(t *testing.T, c *testcluster.Cluster) {
 	t.Cleanup(func() { close(stop); watching.Wait() })
 }
 
-// mountedOn are the hosts that have a volume mounted, by the driver's name of it.
+// mountedOn are the hosts that have a volume mounted, by the driver's id of it.
 func mountedOn(t *testing.T, table *os.File, c *testcluster.Cluster) map[string]map[string]bool {
 	on := map[string]map[string]bool{}
 	if _, err := table.Seek(0, 0); err != nil {
@@ -78,14 +78,14 @@ func mountedOn(t *testing.T, table *os.File, c *testcluster.Cluster) map[string]
 	return on
 }
 
-// deed is a line of the drivers' log: when it was done, by CLOCK_BOOTTIME, for which node,
-// what, to which volume, and where: a path, or the node whose controller did it.
+// deed is a line of the drivers' log: when (CLOCK_BOOTTIME), on which node, what, to which volume,
+// and where: a path, or the node whose controller did it.
 type deed struct {
 	at                        int64
 	node, what, volume, where string
 }
 
-// deeds are what the drivers of all hosts did, in the order in which they did it.
+// deeds are what the drivers of all hosts did, in order.
 func deeds(t *testing.T, c *testcluster.Cluster) (all []deed) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(c.Volumes, ".log"))

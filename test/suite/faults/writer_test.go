@@ -18,12 +18,12 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// writes is the first argument of this program where it is a workload's: a file and
-// who writes follow. It is the name of that file too.
+// writes is the first argument of this program when it runs as a workload's; a file and the
+// writer's name follow. It is the name of that file too.
 const writes = "writes"
 
-// boottime is the clock that leases are counted by, which all hosts of a test share, in
-// nanoseconds.
+// boottime reads CLOCK_BOOTTIME in nanoseconds, which all hosts of a test share and which leases
+// are counted by.
 func boottime() int64 {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
@@ -32,7 +32,7 @@ func boottime() int64 {
 	return now.Nano()
 }
 
-// write appends a line to a file again and again: the time, and who writes.
+// write appends the time and the writer's name to a file again and again.
 func write(path, who string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -51,9 +51,9 @@ func write(path, who string) error {
 type program struct {
 	t     *testing.T
 	cmd   *exec.Cmd
-	out   bytes.Buffer // to be read when it has ended
+	out   bytes.Buffer // to be read after its end
 	ended chan struct{}
-	file  string // as the storage has it
+	file  string // as seen on the storage
 	who   string
 }
 
@@ -103,7 +103,7 @@ func (p *program) wrote() (at []int64) {
 	return at
 }
 
-// awaitEnd waits until the program has ended, by whoever's hand.
+// awaitEnd waits until the program has ended for any reason.
 func (p *program) awaitEnd() {
 	p.t.Helper()
 	select {

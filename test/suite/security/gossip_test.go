@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// wiretap collects what is gossiped to a host.
+// wiretap collects the gossip sent to a host.
 type wiretap struct {
 	fd   int
 	done chan struct{}
@@ -29,7 +29,7 @@ type wiretap struct {
 	packets [][]byte
 }
 
-// tap begins to collect.
+// tap starts to collect.
 func tap(t *testing.T, h *testhost.Host) *wiretap {
 	t.Helper()
 	w := &wiretap{done: make(chan struct{})}
@@ -81,8 +81,8 @@ func (w *wiretap) all() [][]byte {
 	return slices.Clone(w.packets)
 }
 
-// Gossip that is sent again, with what it said of a node that was dead, changes nothing; gossip
-// with another key, or in clear, is none.
+// Replayed gossip, with the state of a node that was dead then, changes nothing; gossip with
+// another key or in the clear is ignored.
 func replayedGossip(t *testing.T, i intruder) {
 	leader, n2 := i.c.Leader(), i.c.Host("node-2")
 	heard := tap(t, leader)
@@ -148,7 +148,7 @@ func replayedGossip(t *testing.T, i intruder) {
 		}
 	}
 	for _, h := range i.c.Hosts {
-		h.Eventually(h.Name+" sees all members alive", func() error { // what comes from a host may be late
+		h.Eventually(h.Name+" sees all members alive", func() error { // a host's own messages may be late
 			out := h.Run("server", "members")
 			if strings.Contains(out, "stranger") {
 				t.Errorf("%s sees a stranger:\n%s", h.Name, out)

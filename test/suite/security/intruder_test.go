@@ -38,7 +38,7 @@ const (
 	httpProtocol  = "http/1.1"
 )
 
-// intruder is somebody in the cluster's network.
+// intruder is a stranger in the cluster's network.
 type intruder struct {
 	t   *testing.T
 	c   *testcluster.Cluster
@@ -105,7 +105,7 @@ func (i intruder) speak(to *testhost.Host, as *tls.Config, protocol string) (*tl
 	return conn, nil
 }
 
-// heard says how a connection on which nothing is asked ends: the error of the first read.
+// heard is how a silent connection ends: the error of the first read.
 func heard(conn net.Conn) error {
 	_ = conn.SetReadDeadline(time.Now().Add(testhost.Wait))
 	_, err := conn.Read(make([]byte, 1))
@@ -133,7 +133,7 @@ func (raw) Marshal(v any) ([]byte, error)      { return v.([]byte), nil }
 func (raw) Unmarshal(data []byte, v any) error { *v.(*[]byte) = bytes.Clone(data); return nil }
 func (raw) Name() string                       { return "proto" }
 
-// message has the fields node (1) and, where there is one, another (2).
+// message has the fields node (1) and, if there is one, another (2).
 func message(node string, second []byte) []byte {
 	m := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), node)
 	if second != nil {
@@ -142,7 +142,7 @@ func message(node string, second []byte) []byte {
 	return m
 }
 
-// call makes one call, with a node's secret where there is one.
+// call makes one call, with a node's secret if there is one.
 func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte) error {
 	ctx, cancel := context.WithTimeout(i.t.Context(), testhost.Wait)
 	defer cancel()
@@ -154,7 +154,7 @@ func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte)
 	if err := conn.Invoke(ctx, method, msg, &answer); err != nil || !strings.HasSuffix(method, "/Apply") {
 		return err
 	}
-	// What became of a command is in the answer.
+	// A command's outcome is in the answer.
 	applied, _ := field(answer, 1)
 	refused, ok := field(applied, 2)
 	if !ok {
@@ -184,7 +184,7 @@ func field(message []byte, number protowire.Number) (value []byte, ok bool) {
 	return nil, false
 }
 
-// ask makes one call to the server that leads, which may change.
+// ask makes one call to the leader, which may change.
 func (i intruder) ask(servers []*grpc.ClientConn, method, secret string, msg []byte) (err error) {
 	i.c.Hosts[0].Eventually("the server that leads answers", func() error {
 		for _, conn := range servers {
@@ -232,7 +232,7 @@ func entry(t *testing.T, c command.Command) []byte {
 	return data
 }
 
-// denied fails where a call was not refused as one that the caller may not make.
+// denied checks that a call was refused for lack of permission.
 func denied(t *testing.T, what string, err error) {
 	t.Helper()
 	if code := status.Code(err); code != codes.PermissionDenied && code != codes.Unimplemented {
@@ -240,8 +240,7 @@ func denied(t *testing.T, what string, err error) {
 	}
 }
 
-// goesOn fails where the cluster does not do its work: a workload of a node takes its volume
-// and lets go of it.
+// goesOn checks that the cluster works: a workload of a node gets its volume and releases it.
 func goesOn(t *testing.T, c *testcluster.Cluster) {
 	t.Helper()
 	n := c.Host("node-1")
@@ -249,7 +248,7 @@ func goesOn(t *testing.T, c *testcluster.Cluster) {
 	n.Run("workload", "stop", "meanwhile")
 }
 
-// logged waits until a line of some host's log has all of these words.
+// logged waits for a line in some host's log that has all of these words.
 func logged(hosts []*testhost.Host, words ...string) {
 	hosts[0].Eventually("a log says "+strings.Join(words, " … "), func() error {
 		for _, h := range hosts {

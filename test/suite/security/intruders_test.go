@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
-// Whoever has a certificate, a network or a socket, and no right, is refused, logged, and
-// harmless: a workload's claim stands throughout, and others are taken.
+// A caller with a certificate, a network or a socket, but without the right, is refused, logged,
+// and harmless: a workload's claim stands throughout, and other claims are granted.
 func TestIntruders(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 2})
@@ -60,8 +60,8 @@ func TestIntruders(t *testing.T) {
 	n1.Run("workload", "stop", "db")
 }
 
-// Only servers speak raft, only agents call agents, and only those whom the cluster's
-// authority knows speak at all.
+// Only servers speak raft, only agents call agents, and only peers that the cluster's authority
+// signed are served at all.
 func wrongCertificates(t *testing.T, i intruder) {
 	i.c.Cert("cli", "operator")
 	other := t.TempDir()
@@ -92,7 +92,7 @@ func wrongCertificates(t *testing.T, i intruder) {
 		for _, protocol := range protocols {
 			conn, err := i.speak(leader, as, protocol)
 			if err == nil {
-				err = heard(conn) // with TLS 1.3 a client hears of a refusal at its first read
+				err = heard(conn) // with TLS 1.3 the client gets a refusal at its first read
 				_ = conn.Close()
 			}
 			if err == nil || !strings.Contains(err.Error(), "tls:") {
@@ -103,7 +103,7 @@ func wrongCertificates(t *testing.T, i intruder) {
 	logged(i.c.Servers(), "a connection was refused", "may not speak "+raftProtocol)
 }
 
-// A node that was taken over has its certificate and its secret, and speaks for itself only.
+// A node that was taken over has its certificate and its secret, and acts for itself only.
 func callsOfANode(t *testing.T, i intruder) {
 	n1, n2 := i.c.Host("node-1"), i.c.Host("node-2")
 	own, others := secretOf(t, n2), secretOf(t, n1)
@@ -165,7 +165,7 @@ func callsOfANode(t *testing.T, i intruder) {
 
 const huge = 100 << 20
 
-// 100 MB are refused before they are taken in.
+// 100 MB are refused before they are read.
 func hugeRequests(t *testing.T, i intruder) {
 	leader, n2 := i.c.Leader(), i.c.Host("node-2")
 	body := bytes.Repeat([]byte("x"), huge)

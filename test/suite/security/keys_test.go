@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testns.Main(m, 3) }
 
-// password is a secret of a volume: it must be in no file.
+// password is a secret of a volume: no file may contain it.
 const password = "correct-horse-battery"
 
 // secretVolume registers a volume with a secret.
@@ -78,8 +78,8 @@ func onDisk(t *testing.T, h *testhost.Host) (ids []string) {
 	return ids
 }
 
-// awaitOnly waits until a key is the only one, on all servers and in the ledger, and
-// returns how much it seals.
+// awaitOnly waits until a key is the only one, on all servers and in the ledger, and returns how
+// many secrets it seals.
 func awaitOnly(t *testing.T, c *testcluster.Cluster, id string) (sealed int64) {
 	t.Helper()
 	for _, h := range c.Servers() {
@@ -104,7 +104,7 @@ func awaitOnly(t *testing.T, c *testcluster.Cluster, id string) (sealed int64) {
 	return sealed
 }
 
-// rotate changes the key, again where the lead was changing.
+// rotate rotates the key, and retries while the leader changes.
 func rotate(h *testhost.Host) (id string) {
 	h.Eventually("the key is changed", func() error {
 		r := h.Try("operator", "secrets", "rotate", "-o", "json")
@@ -119,8 +119,8 @@ func rotate(h *testhost.Host) (id string) {
 	return id
 }
 
-// A cluster's key is on every server before it seals, and a change of keys ends with the
-// new one alone, whoever leads meanwhile. What a driver is given stays the same.
+// A cluster's key is on every server before it seals, and a rotation ends with the new key alone,
+// also when the leader changes meanwhile. The driver gets the same secrets throughout.
 func TestKeysOfACluster(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 1})
@@ -163,7 +163,7 @@ func TestKeysOfACluster(t *testing.T) {
 		}
 	}
 	third := rotate(n)
-	c.Leader().Kill() // what is left is the next one's
+	c.Leader().Kill() // the next leader finishes
 	c.Leader()
 	for _, h := range c.Servers() {
 		if !h.Alive() {
@@ -173,7 +173,7 @@ func TestKeysOfACluster(t *testing.T) {
 	if sealed := awaitOnly(t, c, third); sealed != 20 {
 		t.Fatalf("the last key seals %d records", sealed)
 	}
-	n.Run("workload", "start", c.Workload(n, "w", "v7")) // its secrets are opened
+	n.Run("workload", "start", c.Workload(n, "w", "v7")) // its secrets are unsealed
 	n.Run("workload", "stop", "w")
 
 	backup := n.Path("ledger.snapshot")
@@ -181,7 +181,7 @@ func TestKeysOfACluster(t *testing.T) {
 	nowhere(t, append(files(t, c.Servers()), backup))
 }
 
-// files are all that hosts have written.
+// files are all files that hosts have written.
 func files(t *testing.T, hosts []*testhost.Host) (paths []string) {
 	t.Helper()
 	for _, h := range hosts {
@@ -201,7 +201,7 @@ func files(t *testing.T, hosts []*testhost.Host) (paths []string) {
 	return paths
 }
 
-// nowhere fails for a file that has a secret in clear.
+// nowhere checks that no file has a secret in the clear.
 func nowhere(t *testing.T, paths []string) {
 	t.Helper()
 	for _, path := range paths {
@@ -212,8 +212,8 @@ func nowhere(t *testing.T, paths []string) {
 	}
 }
 
-// A host that is alone has a key of its own, which becomes the first one of the cluster that
-// the host becomes.
+// A standalone host has a key of its own, which becomes the first key of the cluster that the host
+// becomes.
 func TestKeysOfAHostThatBecomesACluster(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{Servers: 1})
@@ -256,7 +256,7 @@ func TestKeysOfAHostThatBecomesACluster(t *testing.T) {
 	h.Start()
 	use()
 
-	// Without its file a key that is needed is asked for by name, and taken as soon as it is back.
+	// A needed key whose file is missing is asked for by name, and used as soon as it is back.
 	h.Stop()
 	file := h.Path("data/secrets.keys/" + changed + ".key")
 	key, err := os.ReadFile(file)

@@ -26,8 +26,8 @@ func dialSocket(t *testing.T, h *testhost.Host) net.Conn {
 
 const request = "POST /pannier.host.v1.VolumeService/RegisterVolume HTTP/1.1\r\nHost: pannier\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
-// post sends a request over a connection and returns the first line of the answer; it is
-// empty where the connection was cut off before one could be read.
+// post sends a request over a connection and returns the first line of the answer; empty if the
+// connection was closed before one could be read.
 func post(t *testing.T, conn net.Conn, body []byte) string {
 	t.Helper()
 	defer conn.Close()
@@ -60,14 +60,14 @@ func cutOff(err error) bool {
 	return false
 }
 
-// refusedHTTP says whether an answer is a refusal, or a connection that was cut off.
+// refusedHTTP reports whether an answer is a refusal or a closed connection.
 func refusedHTTP(line string) bool {
 	return line == "" || strings.HasPrefix(line, "HTTP/1.1 4") || strings.HasPrefix(line, "HTTP/1.1 5")
 }
 
-// Clients that say nothing, or a byte at a time, and thousands of connections have a place of
-// their own to wait in: others are served meanwhile. Who does not say in time who it is, or
-// what it wants, is cut off.
+// Clients that send nothing, or one byte at a time, and thousands of connections wait in a place of
+// their own: others are served meanwhile. A client that does not identify itself or send its
+// request in time is disconnected.
 func slowClients(t *testing.T, i intruder) {
 	leader := i.c.Leader()
 	operator := i.ours("cli", "operator")
@@ -102,7 +102,7 @@ func slowClients(t *testing.T, i intruder) {
 		all = append(all, silent, header, body, local)
 		toBeCut = append(toBeCut, silent, header)
 	}
-	// Of strangers from one address a hundred are heard, the others are cut off at once.
+	// A hundred strangers from one address are served, the others are disconnected at once.
 	strangers := i.connect(leader, testcluster.RPCPort, 2000)
 	all = append(append(all, strangers...), i.connect(leader, httpPort, 1000)...)
 	goesOn(t, i.c)
@@ -114,10 +114,10 @@ func slowClients(t *testing.T, i intruder) {
 	logged(i.c.Servers(), "a connection was refused", "not_told=")
 }
 
-// httpPort is where health, metrics and, by HTTPS, the API are served.
+// httpPort serves health, metrics and, over HTTPS, the API.
 const httpPort = 7420
 
-// connect makes connections that say nothing.
+// connect makes connections that send nothing.
 func (i intruder) connect(to *testhost.Host, port uint16, count int) (open []net.Conn) {
 	i.t.Helper()
 	err := i.net.Do(func() error {
