@@ -142,7 +142,7 @@ func (a *app) specOrID(arg string) (namespace, id string, err error) {
 		spec, err := a.readWorkload(arg)
 		return spec.GetNamespace(), spec.GetId(), err
 	}
-	if err := config.CheckID(arg); err != nil {
+	if err := claim.CheckID(arg); err != nil {
 		return "", "", &usageError{err: fmt.Errorf("workload id: %w", err)}
 	}
 	return a.namespaceOr(claim.DefaultNamespace), arg, nil

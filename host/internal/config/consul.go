@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -33,7 +34,7 @@ func (l *loader) consulBlocks(s *section, dir string) {
 		if name == "" {
 			name = service.DefaultConsul
 		}
-		if err := CheckID(name); err != nil {
+		if err := claim.CheckID(name); err != nil {
 			in.problems.add(block.DefRange, "%s: name %v", in.path, err)
 			continue
 		}

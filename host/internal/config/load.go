@@ -302,3 +302,44 @@ func firstThatIs(paths ...string) string {
 	}
 	return paths[len(paths)-1]
 }
+
+var logLevels = []string{"trace", "debug", "info", "warn", "error"}
+
+var (
+	portsFields = fields{attrs: []string{"http", "rpc", "serf", "min_dynamic_port", "max_dynamic_port"}}
+	gcFields    = fields{attrs: []string{"interval", "claim_threshold", "driver_threshold", "workload_threshold", "node_threshold"}}
+)
+
+func (l *loader) ports(s *section) {
+	block := s.one("ports")
+	if block == nil {
+		return
+	}
+	l.cluster.ports = block.DefRange
+	in := s.inner(block, portsFields)
+	in.port("http", 0, &l.agent.HTTPPort)
+	in.port("rpc", 0, &l.agent.RPCPort)
+	in.port("serf", 0, &l.agent.SerfPort)
+	in.port("min_dynamic_port", 1, &l.agent.MinDynamicPort)
+	in.port("max_dynamic_port", 1, &l.agent.MaxDynamicPort)
+}
+
+func (s *section) port(name string, lowest int64, dst *int) {
+	port := int64(*dst)
+	s.integer(name, lowest, 65535, &port)
+	*dst = int(port)
+}
+
+func (l *loader) gc(s *section) {
+	block := s.one("gc")
+	if block == nil {
+		return
+	}
+	gc := &l.agent.GC
+	in := s.inner(block, gcFields)
+	in.duration("interval", &gc.Interval)
+	in.duration("claim_threshold", &gc.ClaimThreshold)
+	in.duration("driver_threshold", &gc.DriverThreshold)
+	in.duration("workload_threshold", &gc.WorkloadThreshold)
+	in.duration("node_threshold", &gc.NodeThreshold)
+}

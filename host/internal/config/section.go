@@ -4,13 +4,17 @@ import (
 	"fmt"
 	"maps"
 	"math/big"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // fields are the keys of one kind of block.
@@ -355,5 +359,41 @@ func kindOf(v cty.Value) string {
 		return "a list"
 	default:
 		return "an object"
+	}
+}
+
+// absolutePath reads a path of a container, which is never made absolute here.
+func (s *section) absolutePath(name string, dst *string) {
+	var text string
+	if !s.str(name, &text) {
+		return
+	}
+	if err := checkAbsolute(text); err != nil {
+		s.fail(name, "%v", err)
+		return
+	}
+	*dst = text
+}
+
+// checkAbsolute wants an absolute path without . and .. in it.
+func checkAbsolute(path string) error {
+	switch {
+	case !strings.HasPrefix(path, "/"):
+		return fmt.Errorf("%q is not an absolute path", path)
+	case path != filepath.Clean(path):
+		return fmt.Errorf("%q is not a clean path; write %q", path, filepath.Clean(path))
+	case strings.ContainsFunc(path, unicode.IsControl): // it may go into lines for systemd and Docker
+		return fmt.Errorf("%q has a control character", path)
+	}
+	return nil
+}
+
+// id checks a field that names something; problems stand at the field, or at the
+// section when it is absent.
+func (s *section) id(name, value string) {
+	if value == "" {
+		s.fail(name, "is required")
+	} else if err := claim.CheckID(value); err != nil {
+		s.fail(name, "%v", err)
 	}
 }

@@ -2,9 +2,11 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -75,4 +77,99 @@ func readFile(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, maxFile+1))
+}
+
+// contentOf reads a body by its fields. Each named block then has one label, which is
+// empty where none was written.
+//
+// HCL wants the same labels on all blocks of a type, so in its own syntax an empty one
+// is added. In JSON an object of nothing but objects is taken for blocks with labels.
+func contentOf(body hcl.Body, f fields) (*hcl.BodyContent, hcl.Diagnostics) {
+	native, isNative := body.(*hclsyntax.Body)
+	schema := f.schema(isNative)
+	for _, name := range f.named {
+		header := hcl.BlockHeaderSchema{Type: name}
+		if isNative {
+			header.LabelNames = []string{"name"}
+			native = withLabels(native, name)
+			body = native
+		}
+		schema.Blocks = append(schema.Blocks, header)
+	}
+	content, diags := body.Content(schema)
+	if content == nil {
+		return &hcl.BodyContent{}, diags
+	}
+	if isNative || len(f.named) == 0 {
+		return content, diags
+	}
+	var blocks hcl.Blocks
+	for _, block := range content.Blocks {
+		if slices.Contains(f.named, block.Type) {
+			blocks = append(blocks, labelsOfJSON(block)...)
+		} else {
+			blocks = append(blocks, block)
+		}
+	}
+	content.Blocks = blocks
+	return content, diags
+}
+
+// withLabels is the body with an empty label on the blocks of a type that have none.
+func withLabels(body *hclsyntax.Body, typeName string) *hclsyntax.Body {
+	out := *body
+	out.Blocks = slices.Clone(body.Blocks)
+	for i, block := range out.Blocks {
+		if block.Type == typeName && len(block.Labels) == 0 {
+			labelled := *block
+			labelled.Labels, labelled.LabelRanges = []string{""}, []hcl.Range{block.TypeRange}
+			out.Blocks[i] = &labelled
+		}
+	}
+	return &out
+}
+
+// labelsOfJSON is a block of JSON with its label: several blocks where its object has
+// several labels.
+func labelsOfJSON(block *hcl.Block) hcl.Blocks {
+	attrs, _ := block.Body.JustAttributes()
+	labelled := len(attrs) > 0
+	for _, attr := range attrs {
+		labelled = labelled && isBlock(attr.Expr)
+	}
+	if !labelled {
+		block.Labels, block.LabelRanges = []string{""}, []hcl.Range{block.TypeRange}
+		return hcl.Blocks{block}
+	}
+	var out hcl.Blocks
+	for label := range attrs {
+		content, _, _ := block.Body.PartialContent(&hcl.BodySchema{Blocks: []hcl.BlockHeaderSchema{{Type: label}}})
+		for _, inner := range content.Blocks {
+			inner.Labels, inner.LabelRanges = []string{label}, []hcl.Range{inner.TypeRange}
+			inner.Type = block.Type
+			out = append(out, inner)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *hcl.Block) int { return cmp.Compare(a.DefRange.Start.Byte, b.DefRange.Start.Byte) })
+	return out
+}
+
+// isBlock says whether a value of JSON may be the body of a block, or of several.
+func isBlock(expr hcl.Expression) bool {
+	v, diags := expr.Value(nil)
+	if diags.HasErrors() || v.IsNull() {
+		return false
+	}
+	if v.Type().IsObjectType() {
+		return true
+	}
+	if !v.Type().IsTupleType() || v.LengthInt() == 0 {
+		return false
+	}
+	for it := v.ElementIterator(); it.Next(); {
+		if _, element := it.Element(); element.IsNull() || !element.Type().IsObjectType() {
+			return false
+		}
+	}
+	return true
 }

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -137,7 +138,7 @@ func TestBadVolumes(t *testing.T) {
 		"two sources":            {with("clone_id = \"a\"\nsnapshot_id = \"b\""), []string{`v.hcl:9: snapshot_id: clone_id is given too; a volume is made of one of them at most`}},
 		"variable":               {with(`name = "${x}"`), []string{`v.hcl:8: name: variables are not allowed here; write $${ for a literal ${`}},
 		"NUL":                    {with(`name = "\u0000"`), []string{`v.hcl:8: name: must not contain a NUL character`}},
-		"namespace":              {with(`namespace = "../x"`), []string{`v.hcl:8: namespace: "../x" may have letters, digits and - _ . only`}},
+		"namespace":              {with(`namespace = "../x"`), []string{`v.hcl:8: namespace: "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`}},
 		"no topology segments":   {with("topology_request {\nrequired {\ntopology {}\n}\n}"), []string{`v.hcl:10: topology_request: required: topology: a segments block with at least one key is required`}},
 		"parameter":              {with("parameters {\na = []\n}"), []string{`v.hcl:9: parameters.a: a string is required, not a list`}},
 		"secret":                 {with("secrets {\na = \"geheim${x}\"\n}"), []string{`v.hcl:9: secrets.a: a plain string is required; write $${ for a literal ${`}},
@@ -158,11 +159,11 @@ func TestBadVolumes(t *testing.T) {
 			`v.hcl:1: type: "" is not supported; write type = "csi"`,
 			`v.hcl:1: capability: at least one block is required`,
 		}},
-		"id with a path":  {strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1), []string{`v.hcl:1: id: "../../etc" may have letters, digits and - _ . only`}},
-		"id of two dots":  {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: ".." is not allowed`}},
-		"id of 129":       {strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1), []string{`v.hcl:1: id: has 129 characters, 128 are allowed`}},
+		"id with a path":  {strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1), []string{`v.hcl:1: id: "../../etc" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`}},
+		"id of two dots":  {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: must not be ".."`}},
+		"id of 129":       {strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1), []string{`v.hcl:1: id: is longer than 128 characters (129)`}},
 		"type":            {strings.Replace(goodVolume, `"csi"`, `"host"`, 1), []string{`v.hcl:2: type: "host" is not supported; write type = "csi"`}},
-		"id with newline": {strings.Replace(goodVolume, `"v"`, `"v\n"`, 1), []string{`v.hcl:1: id: "v\n" may have letters, digits and - _ . only`}},
+		"id with newline": {strings.Replace(goodVolume, `"v"`, `"v\n"`, 1), []string{`v.hcl:1: id: "v\n" has the character '\n': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ParseVolume("v.hcl", []byte(c.src))
@@ -221,7 +222,7 @@ func FuzzVolume(f *testing.F) {
 	f.Add("v.hcl", []byte(`id = [for x in {}: x] secrets { a = "${b}" } capacity_min = 1e999999999`))
 	f.Fuzz(func(t *testing.T, name string, src []byte) {
 		spec, err := ParseVolume(name, src)
-		if err == nil && (CheckID(spec.Id) != nil || CheckID(spec.PluginId) != nil || len(spec.Capabilities) == 0) {
+		if err == nil && (claim.CheckID(spec.Id) != nil || claim.CheckID(spec.PluginId) != nil || len(spec.Capabilities) == 0) {
 			t.Fatalf("accepted: %v", spec)
 		}
 	})

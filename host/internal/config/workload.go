@@ -2,6 +2,8 @@ package config
 
 import (
 	"errors"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -10,6 +12,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 var (
@@ -63,7 +66,7 @@ func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
 func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	spec := &hostv1.WorkloadSpec{Id: block.Labels[0]}
 	in := s.inner(block, workloadFields)
-	if err := CheckID(spec.Id); err != nil {
+	if err := claim.CheckID(spec.Id); err != nil {
 		s.problems.add(block.DefRange, "%s: id %v", in.path, err)
 	}
 	if in.str("namespace", &spec.Namespace) {
@@ -105,7 +108,7 @@ func (s *section) awaited(name, own string, others map[string]bool, dst *[]strin
 		if !qualified {
 			namespace, id = claim.DefaultNamespace, ref
 		}
-		switch err := errors.Join(CheckID(namespace), CheckID(id)); {
+		switch err := errors.Join(claim.CheckID(namespace), claim.CheckID(id)); {
 		case err != nil:
 			s.fail(name, "%q is neither ID nor NAMESPACE/ID of a workload: %v", ref, err)
 		case ref == own:
@@ -141,7 +144,7 @@ func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.Device
 func (s *section) request(block *hcl.Block, seen map[string]bool, destinations map[string]string) *hostv1.VolumeRequest {
 	r := &hostv1.VolumeRequest{Name: block.Labels[0]}
 	in := s.inner(block, requestFields)
-	if err := CheckID(r.Name); err != nil {
+	if err := claim.CheckID(r.Name); err != nil {
 		s.problems.add(block.DefRange, "%s: name %v", in.path, err)
 	}
 	if seen[r.Name] {
@@ -168,4 +171,137 @@ func (s *section) request(block *hcl.Block, seen map[string]bool, destinations m
 		destinations[r.Destination] = r.Name
 	}
 	return r
+}
+
+// Nomad's network block; a workload here has its node's network.
+var (
+	networkFields = fields{
+		attrs: []string{"mode"}, labelled: []string{"port"},
+		refused: map[string]string{
+			"dns":      "a workload has its node's resolver; leave it out",
+			"cni":      "a workload has its node's network; leave it out",
+			"hostname": "a workload has its node's name; leave it out",
+		},
+	}
+	portFields = fields{
+		attrs: []string{"static"},
+		refused: map[string]string{
+			"to":               "a workload has its node's network, where a port is one number inside and outside; leave it out",
+			"host_network":     "a port is taken on all addresses of the node; leave it out",
+			"ignore_collision": "a port is given to one workload of the node only; leave it out",
+		},
+	}
+)
+
+func (s *section) ports() []*hostv1.Port {
+	block := s.one("network")
+	if block == nil {
+		return nil
+	}
+	in := s.inner(block, networkFields)
+	var mode string
+	if in.str("mode", &mode) && mode != "host" {
+		in.fail("mode", `%q is not supported: a workload has its node's network; leave it out, or write mode = "host"`, mode)
+	}
+	var ports []*hostv1.Port
+	labels, numbers := map[string]bool{}, map[int64]string{}
+	for _, block := range in.content.Blocks.OfType("port") {
+		label := block.Labels[0]
+		in := in.inner(block, portFields)
+		if err := service.CheckLabel(label); err != nil {
+			in.problems.add(block.DefRange, "%s: %v", in.path, err)
+		}
+		if labels[label] {
+			in.problems.add(block.DefRange, "%s: block given twice; each needs a label of its own", in.path)
+		}
+		labels[label] = true
+		var static int64
+		in.integer("static", 1, 65535, &static)
+		if other, taken := numbers[static]; taken && static > 0 {
+			in.fail("static", "%d is that of port %q too", static, other)
+		}
+		numbers[static] = label
+		ports = append(ports, &hostv1.Port{Label: label, Static: int32(static)})
+	}
+	return ports
+}
+
+var validEnv = regexp.MustCompile(`^[^=\x00]+$`)
+
+// exec reads the workload's program. Its arguments and its environment keep their
+// variables; what is run is no variable.
+func (s *section) exec(variables *later) *hostv1.Exec {
+	block := s.one("exec")
+	if block == nil {
+		return nil
+	}
+	in := s.inner(block, fields{attrs: []string{"command", "args", "user"}, blocks: []string{"env"}})
+	e := &hostv1.Exec{}
+	in.str("command", &e.Command)
+	if strings.TrimSpace(e.Command) == "" {
+		in.fail("command", "is required")
+	}
+	in.str("user", &e.User)
+	in.later = variables
+	in.strings("args", &e.Args)
+	e.Env = in.env()
+	return e
+}
+
+func (s *section) env() map[string]string {
+	env := s.free("env", false)
+	for name := range env {
+		if !validEnv.MatchString(name) {
+			s.fail("env", "%q cannot be the name of a variable", name)
+		}
+	}
+	return env
+}
+
+// sidecars reads the programs beside the workload's own: each is the proxy of one of
+// the services.
+func (s *section) sidecars(variables *later, services []service.Service) []*hostv1.Sidecar {
+	var proxied []string
+	for _, one := range services {
+		if one.Proxied() {
+			proxied = append(proxied, one.Name)
+		}
+	}
+	taken := map[string]bool{}
+	return list(s.content.Blocks.OfType("sidecar"), func(_ int, block *hcl.Block) *hostv1.Sidecar {
+		in := s.inner(block, fields{attrs: []string{"service", "command", "user"}, blocks: []string{"env"}})
+		c := &hostv1.Sidecar{}
+		in.str("service", &c.Service)
+		in.str("user", &c.User)
+		in.proxyOf(c.Service, proxied, taken)
+		in.later = variables
+		in.strings("command", &c.Command)
+		if len(c.Command) == 0 || strings.TrimSpace(c.Command[0]) == "" {
+			in.fail("command", `is required: a list of the program and its arguments, such as ["envoy", "-c", "${bootstrap}"]`)
+		}
+		c.Env = in.env()
+		return c
+	})
+}
+
+// proxyOf checks which service a sidecar is the proxy of; proxied are those that have
+// one.
+func (s *section) proxyOf(name string, proxied []string, taken map[string]bool) {
+	switch {
+	case len(proxied) == 0:
+		s.fail("service", "no service of the workload has a proxy; write a connect block with sidecar_service or gateway")
+		return
+	case name == "" && len(proxied) > 1:
+		s.fail("service", "is required, since several services have a proxy: %s", strings.Join(proxied, ", "))
+		return
+	case name == "":
+		name = proxied[0]
+	case !slices.Contains(proxied, name):
+		s.fail("service", "%q is no service with a proxy; these are: %s", name, strings.Join(proxied, ", "))
+		return
+	}
+	if taken[name] {
+		s.fail("service", "%q has a sidecar already", name)
+	}
+	taken[name] = true
 }

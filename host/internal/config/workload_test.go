@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
@@ -91,13 +92,13 @@ func TestBadWorkloads(t *testing.T) {
 		"nothing":            {"", `w.hcl:1: workload: a workload block with a name is required`},
 		"two":                {"workload \"a\" {}\nworkload \"b\" {}", `w.hcl:2: workload: a second one in this file; write one file a workload`},
 		"no label":           {"workload {}", `w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`},
-		"id":                 {"workload \"../w\" {}", `w.hcl:1: workload "../w": id "../w" may have letters, digits and - _ . only`},
-		"id of 129":          {`workload "` + strings.Repeat("a", 129) + `" {}`, `w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id has 129 characters, 128 are allowed`},
+		"id":                 {"workload \"../w\" {}", `w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
+		"id of 129":          {`workload "` + strings.Repeat("a", 129) + `" {}`, `w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`},
 		"unknown key":        {"workload \"w\" {\nnamspace = \"a\"\n}", `w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`},
 		"namespace":          {"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`},
 		"unknown volume key": {volume(good + "\nreadonly = true"), `w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`},
 		"no source":          {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required`},
-		"bad source":         {volume("source = \"a/b\"\ndestination = \"/d\""), `w.hcl:3: workload "w": volume "a": source: "a/b" may have letters, digits and - _ . only`},
+		"bad source":         {volume("source = \"a/b\"\ndestination = \"/d\""), `w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
 		"no destination":     {volume(`source = "s"`), `w.hcl:2: workload "w": volume "a": destination: is required: an absolute path for the workload to find the volume at`},
 		"relative":           {volume("source = \"s\"\ndestination = \"d\""), `w.hcl:4: workload "w": volume "a": destination: "d" is not an absolute path`},
 		"not clean":          {volume("source = \"s\"\ndestination = \"/a/../b\""), `w.hcl:4: workload "w": volume "a": destination: "/a/../b" is not a clean path; write "/b"`},
@@ -108,7 +109,7 @@ func TestBadWorkloads(t *testing.T) {
 		"one destination":    {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}", `w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`},
 		"after itself":       {"workload \"w\" {\nafter = [\"v\", \"w\"]\n}", `w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`},
 		"after twice":        {"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}", `w.hcl:3: workload "w": replaces: workload "v" is named twice`},
-		"after a bad name":   {"workload \"w\" {\nafter = [\"a/b/c\"]\n}", `w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" may have letters, digits and - _ . only`},
+		"after a bad name":   {"workload \"w\" {\nafter = [\"a/b/c\"]\n}", `w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
 		"exec twice":         {"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}", `w.hcl:5: workload "w": exec: block given twice, first on line 2`},
 		"no command":         {"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`},
 		"command":            {"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}", `w.hcl:3: workload "w": exec: command: a string is required, not a list`},
@@ -141,7 +142,7 @@ func FuzzWorkload(f *testing.F) {
 			return
 		}
 		for _, v := range spec.Volumes {
-			if CheckID(v.Source) != nil || checkAbsolute(v.Destination) != nil || v.Destination == "/" {
+			if claim.CheckID(v.Source) != nil || checkAbsolute(v.Destination) != nil || v.Destination == "/" {
 				t.Fatalf("accepted: %v", spec)
 			}
 		}

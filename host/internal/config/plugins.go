@@ -1,59 +1,17 @@
 package config
 
 import (
-	"fmt"
 	"math"
-	"path/filepath"
 	"regexp"
 	"strings"
-	"unicode"
 
 	"github.com/dustin/go-humanize"
 	"github.com/hashicorp/go-version"
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
-
-var logLevels = []string{"trace", "debug", "info", "warn", "error"}
-
-var (
-	portsFields = fields{attrs: []string{"http", "rpc", "serf", "min_dynamic_port", "max_dynamic_port"}}
-	gcFields    = fields{attrs: []string{"interval", "claim_threshold", "driver_threshold", "workload_threshold", "node_threshold"}}
-)
-
-func (l *loader) ports(s *section) {
-	block := s.one("ports")
-	if block == nil {
-		return
-	}
-	l.cluster.ports = block.DefRange
-	in := s.inner(block, portsFields)
-	in.port("http", 0, &l.agent.HTTPPort)
-	in.port("rpc", 0, &l.agent.RPCPort)
-	in.port("serf", 0, &l.agent.SerfPort)
-	in.port("min_dynamic_port", 1, &l.agent.MinDynamicPort)
-	in.port("max_dynamic_port", 1, &l.agent.MaxDynamicPort)
-}
-
-func (s *section) port(name string, lowest int64, dst *int) {
-	port := int64(*dst)
-	s.integer(name, lowest, 65535, &port)
-	*dst = int(port)
-}
-
-func (l *loader) gc(s *section) {
-	block := s.one("gc")
-	if block == nil {
-		return
-	}
-	gc := &l.agent.GC
-	in := s.inner(block, gcFields)
-	in.duration("interval", &gc.Interval)
-	in.duration("claim_threshold", &gc.ClaimThreshold)
-	in.duration("driver_threshold", &gc.DriverThreshold)
-	in.duration("workload_threshold", &gc.WorkloadThreshold)
-	in.duration("node_threshold", &gc.NodeThreshold)
-}
 
 var checksumForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
@@ -123,7 +81,7 @@ func (s *section) count(name string, lowest int64, dst *int) {
 // label checks a block's name, which may stand once in a file.
 func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool {
 	name := block.Labels[0]
-	if err := CheckID(name); err != nil {
+	if err := claim.CheckID(name); err != nil {
 		in.problems.add(block.DefRange, "%s: name %v", in.path, err)
 		return false
 	}
@@ -191,30 +149,4 @@ func driverVariables(id, endpoint string) map[string]cty.Value {
 		vars["endpoint"] = cty.StringVal(endpoint)
 	}
 	return vars
-}
-
-// absolutePath reads a path of a container, which is never made absolute here.
-func (s *section) absolutePath(name string, dst *string) {
-	var text string
-	if !s.str(name, &text) {
-		return
-	}
-	if err := checkAbsolute(text); err != nil {
-		s.fail(name, "%v", err)
-		return
-	}
-	*dst = text
-}
-
-// checkAbsolute wants an absolute path without . and .. in it.
-func checkAbsolute(path string) error {
-	switch {
-	case !strings.HasPrefix(path, "/"):
-		return fmt.Errorf("%q is not an absolute path", path)
-	case path != filepath.Clean(path):
-		return fmt.Errorf("%q is not a clean path; write %q", path, filepath.Clean(path))
-	case strings.ContainsFunc(path, unicode.IsControl): // it may go into lines for systemd and Docker
-		return fmt.Errorf("%q has a control character", path)
-	}
-	return nil
 }
