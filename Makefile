@@ -25,7 +25,9 @@ GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -p 4 -timeout 10m
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
+MODULES     := . sdk examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
+# ./... leaves out modules below this one.
+PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
 FUZZTIME    := 10s
 
@@ -60,7 +62,7 @@ LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
 test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
-	$(GO_TEST) $(LONGEST:%=./%) $$(go list ./... | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
+	$(GO_TEST) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
 	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
 
 .PHONY: test-cluster
@@ -69,7 +71,7 @@ test-cluster: ## Run the tests of clusters only: several hosts, each in a networ
 
 .PHONY: quick
 quick: ## Build everything and run the fast tests: no root, no servers, under a minute (the inner loop)
-	go build ./...
+	go build $(PACKAGES)
 	$(GO_TEST) $$(tools/quick)
 
 .PHONY: race
@@ -122,7 +124,7 @@ bench: consul ## Measure what Pannier costs, and keep the table in bench/results
 
 .PHONY: lint
 lint: ## Check the Go code, its import rules and the protobuf files
-	"$$(tools/tool golangci-lint)" run ./...
+	"$$(tools/tool golangci-lint)" run $(PACKAGES)
 	"$$(tools/tool buf)" lint
 
 .PHONY: proto
@@ -138,12 +140,16 @@ generate-check: proto ## Fail when the committed generated code is not what the 
 
 .PHONY: tidy-check
 tidy-check: ## Fail when a go.mod or go.sum is not tidy
-	@for module in $(MODULES); do echo "go mod tidy -diff: $$module"; (cd "$$module" && go mod tidy -diff); done
+	@tools/tidy -diff $(MODULES)
 	@echo "go.mod and go.sum are tidy"
+
+.PHONY: tidy
+tidy: ## Tidy each go.mod and go.sum
+	@tools/tidy $(MODULES)
 
 .PHONY: vuln
 vuln: ## Look for known vulnerabilities in what is used
-	"$$(tools/tool govulncheck)" ./...
+	"$$(tools/tool govulncheck)" $(PACKAGES)
 
 .PHONY: clean
 clean: ## Remove what was built in the tree (the cache stays)

@@ -21,10 +21,10 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk/internal/programtest"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestQueueKeepsWhatIsNotAcknowledged(t *testing.T) {
@@ -96,7 +96,7 @@ func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.Client
 	if err := os.WriteFile(file, bundle, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(testbin.BuildDir(t, "testdata/emitter"))
+	cmd := exec.Command(programtest.Build(t, "testdata/emitter"))
 	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	known := map[int]goplugin.PluginSet{}

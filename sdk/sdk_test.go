@@ -15,14 +15,14 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/pannier/pannier/sdk/internal/programtest"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestRunByHandExplainsItself(t *testing.T) {
-	out, err := exec.Command(testbin.BuildDir(t, "testdata/minimal")).CombinedOutput()
+	out, err := exec.Command(programtest.Build(t, "testdata/minimal")).CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("ended with %v", err)

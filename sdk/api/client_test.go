@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -192,5 +193,24 @@ func TestPermissionDeniedSaysWhoMay(t *testing.T) {
 	err = &api.UnreachableError{Address: "unix://" + socket, Err: syscall.EACCES}
 	if text := err.Error(); !strings.HasPrefix(text, "no permission to call the agent at unix://"+socket) || !strings.HasSuffix(text, "run the command as root") {
 		t.Fatal(text)
+	}
+}
+
+// A server without TLS at an https address is reported as an unreachable agent.
+func TestNoTLSThere(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, l)
+	client, err := api.New("https://" + l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	_, err = client.Agent.Status(t.Context(), connect.NewRequest(&hostv1.StatusRequest{}))
+	unreachable, record := (*api.UnreachableError)(nil), tls.RecordHeaderError{}
+	if !errors.As(err, &unreachable) || !errors.As(unreachable.Err, &record) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -16,20 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/internal/programtest"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
-	"github.com/pannier/pannier/test/lib/testbin"
-	"github.com/pannier/pannier/test/lib/testns"
 )
 
 var full = flag.Bool("full", false, "run the whole kit with every bad plugin")
 
 // sideBySide is how many plugins are checked at the same time: most of them wait.
-const sideBySide = 6
+const sideBySide = "6"
 
 func TestMain(m *testing.M) {
 	conformance.Patience(4 * time.Second)
-	testns.SideBySide(sideBySide)
+	// m.Run parses the command line after this, and so a flag given there wins.
+	if err := flag.Set("test.parallel", sideBySide); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -55,7 +57,7 @@ func check(t *testing.T, mode, kind, one string) *conformance.Report {
 		}
 	}
 	report, err := run(t.Context(), conformance.Config{
-		Binary: testbin.BuildDir(t, "testdata/plugin"),
+		Binary: programtest.Build(t, "testdata/plugin"),
 		Args:   []string{mode, kind, state},
 		Config: []byte(`{"answer":"forty-two"}`),
 		Driver: storage.Driver{ID: "d", Endpoint: endpoint},
@@ -90,8 +92,15 @@ func serve(t *testing.T, socket string) string {
 	return socket
 }
 
+func requireRoot(t *testing.T, notCovered string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skipf("needs root (mounts); not covered: %s", notCovered)
+	}
+}
+
 func TestGood(t *testing.T) {
-	testbin.RequireRoot(t, "the kit with a plugin that mounts")
+	requireRoot(t, "the kit with a plugin that mounts")
 	for kind, skipped := range map[string][]string{
 		"storage":      nil,
 		"identity":     {"stop.streams"},
@@ -178,7 +187,7 @@ var bad = []struct{ mode, kind, check, says string }{
 // TestBad sees that what a plugin does wrong fails its check, and no other: of a fifth of
 // the plugins, or of all with -full. The rest have that check only, and what it builds on.
 func TestBad(t *testing.T) {
-	testbin.RequireRoot(t, "the kit with plugins that mount")
+	requireRoot(t, "the kit with plugins that mount")
 	if testing.Short() {
 		t.Skip("long: the kit with plugins that are bad")
 	}

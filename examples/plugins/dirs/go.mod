@@ -2,10 +2,8 @@ module example.com/dirs
 
 go 1.26.8
 
-replace github.com/pannier/pannier => ../../..
-
 require (
-	github.com/pannier/pannier v0.0.0-00010101000000-000000000000
+	github.com/pannier/pannier/sdk v0.1.0
 	golang.org/x/sys v0.48.0
 	google.golang.org/grpc v1.85.0
 )

@@ -39,11 +39,11 @@ guide for authors.`,
 			}
 		},
 	}
-	cmd.Flags().StringVar(&p.SDKPath, "sdk", "", "the `PATH` of a checkout of "+newplugin.SDK+" to build with (default: a release)")
+	cmd.Flags().StringVar(&p.SDKDir, "sdk", "", "build with the SDK in `DIR`, a checkout of pannier (default: a release)")
 	cmd.Flags().StringVar(&p.Module, "module", "", "the `NAME` of the module (default: example.com/ and the folder's name)")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		p.Kind, p.Dir = args[0], args[1]
-		if p.SDKPath == "" && release.MatchString(a.opts.Version) {
+		if p.SDKDir == "" && release.MatchString(a.opts.Version) {
 			p.SDKVersion = "v" + strings.TrimPrefix(a.opts.Version, "v")
 		}
 		return a.newPlugin(ctx, p)
@@ -51,8 +51,8 @@ guide for authors.`,
 	return cmd
 }
 
-// release is the version of a build of a release; others have no SDK to be fetched.
-var release = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+$`)
+// release matches the version of a release, which the SDK was published with too. Other builds have no SDK to fetch.
+var release = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
 
 func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 	files, err := newplugin.Write(p)
@@ -61,8 +61,8 @@ func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 	}
 	if err := tidy(ctx, p.Dir); err != nil {
 		hint := "put that right, then run: cd " + p.Dir + " && go mod tidy"
-		if p.SDKPath == "" {
-			hint = "where there is no release of " + newplugin.SDK + " to be had, give a checkout of it: -sdk PATH"
+		if p.SDKDir == "" {
+			hint = "without a release of " + newplugin.SDK + ", build with a checkout of pannier: -sdk DIR"
 		}
 		return &hintError{err: fmt.Errorf("the module is written to %s, but what it needs could not be looked up: %w", p.Dir, err), hint: hint}
 	}

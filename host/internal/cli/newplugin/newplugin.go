@@ -17,7 +17,7 @@ import (
 )
 
 // SDK is the module of the packages that a plugin is written with.
-const SDK = "github.com/pannier/pannier"
+const SDK = "github.com/pannier/pannier/sdk"
 
 // Plugin says what is to be written.
 type Plugin struct {
@@ -28,8 +28,9 @@ type Plugin struct {
 	Dir string
 	// Module is the module's path; empty: example.com/NAME.
 	Module string
-	// SDKPath is a checkout of SDK that the module is built with, in place of a release.
-	SDKPath string
+	// SDKDir is a checkout of pannier, or of its folder sdk, that the module is built with in place of a release:
+	// go.mod gets a replace directive.
+	SDKDir string
 	// SDKVersion is the release of SDK that the module is built with, such as "v1.2.0";
 	// empty: the go command chooses.
 	SDKVersion string
@@ -146,26 +147,29 @@ func (p Plugin) check() (*filled, error) {
 	if !goodModule.MatchString(f.Module) {
 		return nil, fmt.Errorf("%q is not a module's path such as example.com/%s", f.Module, f.Name)
 	}
-	if p.SDKPath != "" {
-		if f.SDKPath, err = checkout(p.SDKPath); err != nil {
+	if p.SDKDir != "" {
+		if f.SDKDir, err = checkout(p.SDKDir); err != nil {
 			return nil, err
 		}
 	}
 	return f, nil
 }
 
-// checkout is the absolute path of a checkout of SDK.
-func checkout(path string) (string, error) {
-	abs, err := filepath.Abs(path)
+// checkout returns the absolute path of the SDK in dir, which is a checkout of pannier or the SDK's folder in one.
+func checkout(dir string) (string, error) {
+	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return "", fmt.Errorf("find the checkout: %w", err)
+	}
+	if _, err := os.Stat(filepath.Join(abs, "sdk", "go.mod")); err == nil {
+		abs = filepath.Join(abs, "sdk")
 	}
 	mod, err := os.ReadFile(filepath.Join(abs, "go.mod"))
 	if err != nil {
 		return "", fmt.Errorf("look into the checkout: %w", err)
 	}
 	if first, _, _ := strings.Cut(string(mod), "\n"); strings.TrimSpace(first) != "module "+SDK {
-		return "", fmt.Errorf("%s is not a checkout of %s: its go.mod says %q", path, SDK, first)
+		return "", fmt.Errorf("%s is not a checkout of %s: its go.mod says %q", dir, SDK, first)
 	}
 	return abs, nil
 }

@@ -17,7 +17,7 @@ func TestEachKindBuildsAndTests(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "my-"+kind)
-			files, err := Write(Plugin{Kind: kind, Dir: dir, SDKPath: testbin.Root()})
+			files, err := Write(Plugin{Kind: kind, Dir: dir, SDKDir: testbin.Root()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,8 +72,8 @@ func TestRefused(t *testing.T) {
 		"a file":                   {Plugin{Kind: "storage", Dir: filepath.Join(full, "mine")}, "not a directory"},
 		"a name that is none":      {Plugin{Kind: "storage", Dir: filepath.Join(full, "a b")}, `"a b"`},
 		"a module that is none":    {Plugin{Kind: "storage", Dir: empty(), Module: "a b"}, `"a b"`},
-		"a checkout of nothing":    {Plugin{Kind: "storage", Dir: empty(), SDKPath: full}, "go.mod"},
-		"a checkout of another":    {Plugin{Kind: "storage", Dir: empty(), SDKPath: filepath.Join(testbin.Root(), "tools")}, "not a checkout"},
+		"a checkout of nothing":    {Plugin{Kind: "storage", Dir: empty(), SDKDir: full}, "go.mod"},
+		"a checkout of another":    {Plugin{Kind: "storage", Dir: empty(), SDKDir: filepath.Join(testbin.Root(), "tools")}, "not a checkout"},
 	} {
 		files, err := Write(tc.p)
 		if err == nil || !strings.Contains(err.Error(), tc.says) {

@@ -1,7 +1,7 @@
-package api_test
+package pki_test
 
 import (
-	"crypto/tls"
+	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -17,6 +17,14 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
+
+type agent struct {
+	hostv1connect.UnimplementedAgentServiceHandler
+}
+
+func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+	return connect.NewResponse(&hostv1.StatusResponse{Name: "n"}), nil
+}
 
 // seen is what an agent saw of a call.
 type seen struct {
@@ -112,24 +120,5 @@ func TestTLSFilesThatCannotBeUsed(t *testing.T) {
 		if _, err := api.New("unix:///s", api.WithTLS(c)); err != nil {
 			t.Errorf("over a socket: %v", err)
 		}
-	}
-}
-
-// What does not speak TLS is no agent that can be reached over https.
-func TestNoTLSThere(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve(t, l)
-	client, err := api.New("https://" + l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	_, err = client.Agent.Status(t.Context(), connect.NewRequest(&hostv1.StatusRequest{}))
-	unreachable, record := (*api.UnreachableError)(nil), tls.RecordHeaderError{}
-	if !errors.As(err, &unreachable) || !errors.As(unreachable.Err, &record) {
-		t.Errorf("got %v", err)
 	}
 }
