@@ -41,7 +41,7 @@ func TestLinkedDataDir(t *testing.T) {
 	h.NothingInUse()
 }
 
-// Only root, and whom the agent is told to trust, gets at what is in the data
+// Only root, and users that the agent is configured to trust, can read what is in the data
 // directory.
 func TestDataDirIsClosed(t *testing.T) {
 	t.Parallel()
@@ -58,7 +58,7 @@ func TestDataDirIsClosed(t *testing.T) {
 		}
 		if strings.Contains(path, "/plugins/") {
 			if d.IsDir() && filepath.Base(filepath.Dir(path)) == "plugins" {
-				return filepath.SkipDir // for plugins that run as another user; has its own tests
+				return filepath.SkipDir // for plugins that run as another user; it has its own tests
 			}
 			return nil
 		}
@@ -66,7 +66,7 @@ func TestDataDirIsClosed(t *testing.T) {
 			t.Errorf("%s is %s", strings.TrimPrefix(path, h.Dir), info.Mode())
 		}
 		if d.IsDir() {
-			return filepath.SkipDir // what is closed hides what is in it
+			return filepath.SkipDir // a closed folder hides its content
 		}
 		return nil
 	})

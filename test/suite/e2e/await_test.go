@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// following is a workload with a volume that comes after others; keys are lines of its spec.
+// following is a workload with a volume that waits for others; keys are lines of its spec.
 func following(h *testhost.Host, id, keys string) string {
 	return h.Write(id+".hcl", fmt.Sprintf(`
 workload %q {
@@ -26,7 +26,7 @@ workload %q {
 `, id, keys, h.Path("mnt")))
 }
 
-// waiting starts a workload, which waits, and returns how its start ends.
+// waiting starts a workload, which waits, and returns the result of its start.
 func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) (ended chan error) {
 	t.Helper()
 	cmd := h.Command("workload", "start", spec)
@@ -56,8 +56,8 @@ func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) 
 	return ended
 }
 
-// A workload waits for another one over a restart of the agent, takes its volume when nothing is
-// left of it, and is taken over itself by one that replaces it.
+// A workload waits for another one over a restart of the agent, claims its volume when nothing is
+// left of it, and is replaced itself by the next one.
 func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))

@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// storm is 64 workloads that start and stop at once on 32 volumes, half of them for
-// one user at a time, half shared.
+// storm is 64 workloads that start and stop at once on 32 volumes: half of these take one user at a
+// time, half are shared.
 type storm struct {
 	h    *testhost.Host
 	d    *faultydriver.Driver
@@ -62,8 +62,8 @@ func access(n int) string {
 	return "single-node-multi-writer"
 }
 
-// rounds has every workload start with one to three volumes and stop, again and
-// again. An agent that is away is called again.
+// rounds has every workload start with one to three volumes and stop, repeatedly. Calls to an agent
+// that is down are repeated.
 func (s *storm) rounds(ctx context.Context, rounds int) error {
 	var wg sync.WaitGroup
 	errs := make([]error, stormWorkloads)
@@ -96,7 +96,7 @@ func (s *storm) round(ctx context.Context, workload string, r *rand.Rand) error 
 	}
 	s.started.Add(1)
 	err = s.persist(ctx, func() error { return stop(ctx, s.c, workload) })
-	if connect.CodeOf(err) == connect.CodeNotFound { // it ended while the agent was away
+	if connect.CodeOf(err) == connect.CodeNotFound { // it ended while the agent was down
 		err = nil
 	}
 	if err != nil {
@@ -105,7 +105,7 @@ func (s *storm) round(ctx context.Context, workload string, r *rand.Rand) error 
 	return nil
 }
 
-// persist makes a call again for as long as the agent is not there.
+// persist repeats a call while the agent is down.
 func (s *storm) persist(ctx context.Context, call func() error) error {
 	for {
 		err := call()
@@ -116,7 +116,7 @@ func (s *storm) persist(ctx context.Context, call func() error) error {
 	}
 }
 
-// cutOff says that the agent was not there, or went away in the middle of a call.
+// cutOff reports that the agent was down, or went down in the middle of a call.
 func cutOff(err error) bool {
 	if err == nil {
 		return false
@@ -125,13 +125,12 @@ func cutOff(err error) bool {
 		slices.ContainsFunc([]string{"EOF", "connection reset", "broken pipe"}, func(s string) bool { return strings.Contains(err.Error(), s) })
 }
 
-// watch looks at the ledger until the context ends, and returns what it must never
-// show.
+// watch reads the ledger until the context ends, and returns what violates its rules.
 func (s *storm) watch(ctx context.Context) (forbidden []string) {
 	for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		list, err := s.c.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{}))
 		if err != nil {
-			continue // the agent is away
+			continue // the agent is down
 		}
 		for _, v := range list.Msg.GetVolumes() {
 			exclusive := v.GetSpec().GetCapabilities()[0].GetAccessMode() == "single-node-single-writer"
@@ -143,8 +142,7 @@ func (s *storm) watch(ctx context.Context) (forbidden []string) {
 	return forbidden
 }
 
-// run runs the storm, with something that happens in the middle of it, and checks
-// all that must be true of it.
+// run runs the storm, with a fault in the middle of it, and checks every invariant.
 func (s *storm) run(t *testing.T, rounds int, meanwhile func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*testhost.Wait)
@@ -179,7 +177,7 @@ func (s *storm) run(t *testing.T, rounds int, meanwhile func()) {
 	}
 }
 
-// Nothing is ever used by two that must not, staged twice, or left.
+// No volume is used by two workloads that may not share it, staged twice, or left behind.
 func TestStorm(t *testing.T) {
 	t.Parallel()
 	s := newStorm(t)
@@ -189,8 +187,7 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// The agent is killed in the middle of it, twice: who used a volume is not
-// forgotten.
+// The agent is killed in the middle of it, twice: it still knows who uses each volume.
 func TestStormOverARestart(t *testing.T) {
 	t.Parallel()
 	s := newStorm(t)
@@ -215,8 +212,8 @@ func (s *storm) someStarts(n int64) error {
 	return nil
 }
 
-// The users of a shared volume keep its one staging mount over a restart, until the
-// last of them stops.
+// The users of a shared volume keep its one staging mount over a restart, until the last of them
+// stops.
 func TestSharedStagingOverARestart(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)

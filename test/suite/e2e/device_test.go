@@ -34,7 +34,7 @@ func withDevices(t *testing.T) *testhost.Host {
 
 var spaces = regexp.MustCompile(" +")
 
-// putDevices puts the plugin into the host's plugin directory, with more at its end.
+// putDevices installs the plugin in the host's plugin directory, with more appended to it.
 func putDevices(t *testing.T, h *testhost.Host, more string) {
 	t.Helper()
 	data, err := os.ReadFile(testbin.Build(t, "test/lib/pseudodevices"))
@@ -50,8 +50,8 @@ func putDevices(t *testing.T, h *testhost.Host, more string) {
 	}
 }
 
-// devicesAre waits until the host's list of devices has each of the texts, whose columns
-// are one space apart.
+// devicesAre waits until the host's list of devices contains each of the texts, with one space
+// between columns.
 func devicesAre(t *testing.T, h *testhost.Host, texts ...string) {
 	t.Helper()
 	h.Eventually("the devices are as they should be", func() error {
@@ -119,8 +119,8 @@ func TestDevicesForDockerAndSystemd(t *testing.T) {
 	h.Run("workload", "stop", spec)
 }
 
-// The device that a workload has becomes unhealthy: it is told of, and the workload goes
-// on. Its plugin is swapped meanwhile, and the host is killed: it still has the device.
+// A workload's device becomes unhealthy: that is reported, and the workload continues. Meanwhile
+// its plugin is swapped and the host is killed: the workload keeps the device.
 func TestAWorkloadKeepsItsDevice(t *testing.T) {
 	t.Parallel()
 	h := withDevices(t)
@@ -146,7 +146,7 @@ func TestAWorkloadKeepsItsDevice(t *testing.T) {
 	if err := os.Remove(h.Path("sick/zero-0")); err != nil {
 		t.Fatal(err)
 	}
-	devicesAre(t, h, "zero-0 healthy default/w") // as the new process tells
+	devicesAre(t, h, "zero-0 healthy default/w") // reported by the new process
 	h.Kill()
 	h.Launch()
 	both := deviceWorkload(h, "both", "pannier/pseudo/zero", 2, "")

@@ -17,8 +17,8 @@ import (
 // image has a shell and stays.
 const image = "redis"
 
-// TestDocker runs workloads and drivers in real containers. The host of each
-// test lives in dockerd's mount namespace.
+// TestDocker runs workloads and drivers in real containers. The host of each test lives in
+// dockerd's mount namespace.
 func TestDocker(t *testing.T) {
 	t.Parallel()
 	d := docker.Start(t, "workloads and drivers in containers")
@@ -43,8 +43,8 @@ func TestDocker(t *testing.T) {
 	t.Run("mesh", func(t *testing.T) { dockerMesh(t, d) })
 }
 
-// documented runs the lines of a page's code block that a comment names, with
-// this host's paths in the place of the usual ones.
+// documented runs the lines of a named code block of a page, with the usual paths replaced by this
+// host's.
 func documented(t *testing.T, h *testhost.Host, d *docker.Daemon, page, name string, replace ...string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(testbin.Root(), "docs", page))
@@ -72,13 +72,13 @@ func documented(t *testing.T, h *testhost.Host, d *docker.Daemon, page, name str
 	}
 }
 
-// remove removes a container when the test ends, if it is still there.
+// remove removes a container when the test ends, if it still exists.
 func remove(t *testing.T, d *docker.Daemon, name string) {
 	t.Cleanup(func() { _, _ = d.Try("rm", "--force", name) })
 }
 
-// container prepares a container's command, with the flags that the start of a
-// workload prints, as a shell would split them.
+// container prepares a container's command with the flags that a workload's start prints, split as
+// a shell splits them.
 func container(flags string, more ...string) []string {
 	return append(append([]string{"run"}, strings.Fields(flags)...), more...)
 }
@@ -145,7 +145,7 @@ func dockerBlock(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// A container that still runs keeps the volume: its mount is a copy of the host's.
+// A running container keeps the volume: its mount is a copy of the host's.
 func dockerOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	volume(h, drivers[0], "data", "single-node-single-writer", "")
 	flags := h.Run("workload", "start", "-o", "docker", workload(h, "first", "data", ""))
@@ -154,7 +154,7 @@ func dockerOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	stopped := stopWaits(t, h, "first", `"data"`, "(sleep)", "read-write", strings.TrimSpace(d.Run(t, "inspect", "--format", "{{.Id}}", "first")))
 
 	h.Refused(4, []string{`workload "first"`}, "workload", "start", workload(h, "second", "data", ""))
-	d.Run(t, "exec", "first", "touch", h.Path("mnt")+"/file") // it works on
+	d.Run(t, "exec", "first", "touch", h.Path("mnt")+"/file") // it still works
 	d.Run(t, "rm", "--force", "first")
 	stopped()
 	h.NothingInUse()
@@ -162,7 +162,7 @@ func dockerOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// Whose copy a container has cannot be told: the last workload waits for all.
+// Which container has which copy cannot be told: the last workload waits for all.
 func dockerSharedOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	volume(h, drivers[0], "data", "single-node-multi-writer", "")
 	flags := h.Run("workload", "start", "-o", "docker", workload(h, "first", "data", ""))
@@ -187,8 +187,8 @@ func dockerBlockOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// stopWaits stops a workload and waits until its status says that somebody still
-// uses the volume, with these words. The result waits for the stop's end.
+// stopWaits stops a workload and waits until its status says with these words that the volume is
+// still in use. The channel delivers the stop's result.
 func stopWaits(t *testing.T, h *testhost.Host, id string, words ...string) (stopped func()) {
 	t.Helper()
 	var out bytes.Buffer
@@ -225,8 +225,8 @@ func stopWaits(t *testing.T, h *testhost.Host, id string, words ...string) (stop
 	}
 }
 
-// inContainer is a driver block for csi-local in a container, which is started by
-// the documented lines with some replaced.
+// inContainer is a driver block for csi-local in a container, which the documented lines start,
+// with some replaced.
 func inContainer(t *testing.T, d *docker.Daemon, replace ...string) *testhost.Host {
 	t.Helper()
 	h := testhost.New(t, "")
@@ -268,7 +268,7 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 	if got := d.Run(t, container(flags, "--rm", image, "cat", file)...); got != "kept\n" {
 		t.Errorf("after a restart of the driver a container reads %q", got)
 	}
-	h.Run("workload", "stop", "w") // waits until the driver is healthy again
+	h.Run("workload", "stop", "w") // it waits until the driver is healthy again
 	h.NothingInUse()
 	if got := h.Run("workload", "run", h.Path("w.hcl"), "--", "cat", file); got != "kept\n" {
 		t.Errorf("the next run reads %q", got)
@@ -277,7 +277,7 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 
 	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))
 	device := h.Path("mnt")
-	if err := os.Remove(device); err != nil { // a folder, for the runs before
+	if err := os.Remove(device); err != nil { // a folder that an earlier run may have left
 		t.Fatal(err)
 	}
 	raw := workload(h, "b", "raw", "")
@@ -291,7 +291,7 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 	h.Run("volume", "delete", "data")
 }
 
-// Where the driver's mounts do not reach the host, nothing may start.
+// Nothing may start where the driver's mounts do not reach the host.
 func dockerDriverAlone(t *testing.T, d *docker.Daemon) {
 	h := inContainer(t, d, ":/csi:rshared", ":/csi")
 	volume(h, drivers[0], "data", "single-node-writer", "")
@@ -301,8 +301,8 @@ func dockerDriverAlone(t *testing.T, d *docker.Daemon) {
 	h.Run("volume", "delete", "data")
 }
 
-// dockerMesh has a container in the place of Envoy, which does with the bootstrap what
-// Envoy does first.
+// dockerMesh runs a container in the place of Envoy, which does with the bootstrap what Envoy does
+// first.
 func dockerMesh(t *testing.T, d *docker.Daemon) {
 	m := newMesh(t, minted, "")
 	m.Namespace = d.PID()
@@ -340,7 +340,7 @@ workload "web" {
 		t.Errorf("another user reads the token: %v", err)
 	}
 
-	// Files that the agent writes again at its start are those that containers see.
+	// Containers see the files that the agent writes again at its start.
 	status := m.service("web")
 	if out, err := m.InNamespace("rm", status.GetTokenFile(), status.GetBootstrapFile()).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -359,8 +359,8 @@ workload "web" {
 	m.nothingInMesh()
 }
 
-// dockerToken is the token that the container of web finds where it is told to look,
-// and wants it to be what Consul has given the service.
+// dockerToken checks that the container of web finds, where it is told to look, the token that
+// Consul has issued for the service.
 func dockerToken(t *testing.T, m *mesh, d *docker.Daemon) (secret string) {
 	t.Helper()
 	secret = d.Run(t, "exec", "web", "sh", "-c", `cat "$CONSUL_HTTP_TOKEN_FILE"`)

@@ -12,7 +12,7 @@ import (
 type driver struct {
 	id    string
 	block func(t testing.TB) string // its csi_driver block
-	// enforces says that a volume cannot hold more than its capacity.
+	// enforces: a volume cannot hold more than its capacity.
 	enforces bool
 	expands  bool // online
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// Tests with many calls make them through the API, since a command costs a process.
+// Tests with many calls use the API, since each command costs a process.
 
 // spec is a volume that the faulty driver knows under the same id.
 func spec(id, access string) *hostv1.VolumeSpec {
@@ -26,7 +26,7 @@ func spec(id, access string) *hostv1.VolumeSpec {
 	}
 }
 
-// register makes the driver and the host know a volume.
+// register makes the volume known to the driver and the host.
 func register(ctx context.Context, c *api.Client, d *faultydriver.Driver, id, access string) error {
 	d.AddVolume(id)
 	_, err := c.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec(id, access)}))
@@ -60,7 +60,7 @@ func stop(ctx context.Context, c *api.Client, id string) error {
 	return stream.Err()
 }
 
-// startAndStop is what has to work after every fault.
+// startAndStop must work after every fault.
 func startAndStop(ctx context.Context, c *api.Client, id string, volumes ...string) error {
 	if err := start(ctx, c, id, volumes...); err != nil {
 		return fmt.Errorf("a start afterwards: %w", err)
@@ -71,8 +71,8 @@ func startAndStop(ctx context.Context, c *api.Client, id string, volumes ...stri
 	return nil
 }
 
-// cases runs all of them at once, since most of their time is waiting, and fails the
-// test for each that returns an error.
+// cases runs all of them in parallel, since they mostly wait, and fails the test for each that
+// returns an error.
 type cases struct {
 	t  *testing.T
 	wg sync.WaitGroup

@@ -15,28 +15,27 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// answers are all codes with which a driver can fail, and one that gRPC does not
-// define.
+// answers are all codes with which a driver can fail, and one that gRPC does not define.
 var answers = []codes.Code{
 	codes.Canceled, codes.Unknown, codes.InvalidArgument, codes.DeadlineExceeded, codes.NotFound, codes.AlreadyExists,
 	codes.PermissionDenied, codes.ResourceExhausted, codes.FailedPrecondition, codes.Aborted, codes.OutOfRange,
 	codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss, codes.Unauthenticated, 99,
 }
 
-// passes says that a call is made again at once after a code (docs/drivers.md).
+// passes reports whether a call is repeated at once after a code (docs/drivers.md).
 func passes(code codes.Code) bool {
 	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}, code)
 }
 
-// The calls of a start, and those of a stop, of which NotFound is the success.
+// The calls of a start, and those of a stop, for which NotFound is success.
 var (
 	startCalls = []string{"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"}
 	stopCalls  = []string{"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume"}
 )
 
-// Each call of a start and of a stop is answered with each code. A code that passes
-// is seen by nobody; any other fails a start, which is undone, and delays a stop,
-// which finishes by itself. Then a start and a stop work.
+// Each call of a start and of a stop is answered with each code. A code after which the call is
+// repeated is not visible; any other fails a start, which is undone, and delays a stop, which
+// finishes by itself. Then a start and a stop work.
 func TestEachCodeAtEachCallOfAWorkload(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -58,7 +57,7 @@ func TestEachCodeAtEachCallOfAWorkload(t *testing.T) {
 	lawful(t, d)
 }
 
-// codeAt has one call of a volume's workload fail twice, where it comes to that.
+// codeAt makes one call of a volume's workload fail, twice if it is repeated.
 func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.Code, volume string, start, stop func(context.Context) error) error {
 	starting := slices.Contains(startCalls, rpc)
 	calls, fails := 3, false
@@ -89,7 +88,7 @@ func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.
 	return stop(ctx)
 }
 
-// shownCode is the code with which the API passes on that of a driver.
+// shownCode is the API's code for a driver's code.
 func shownCode(code codes.Code) connect.Code {
 	if code > codes.Unauthenticated {
 		return connect.CodeUnknown
@@ -97,9 +96,9 @@ func shownCode(code codes.Code) connect.Code {
 	return connect.Code(code)
 }
 
-// Each call that makes, changes or removes a volume or a snapshot is answered with
-// each code. The caller is told the code, unless the call was made again; the volume
-// is then as it was, and the same call works.
+// Each call that creates, changes or removes a volume or a snapshot is answered with each code. The
+// caller gets the code, unless the call was repeated; the volume is then unchanged, and the same
+// call works.
 func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -145,7 +144,7 @@ func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 		all.run(op.rpc, func() error { return op.withEachCode(t.Context(), d) })
 	}
 	all.wg.Wait()
-	all.run(mounted.rpc, func() error { return mounted.withEachCode(t.Context(), d) }) // it makes ControllerExpandVolume too
+	all.run(mounted.rpc, func() error { return mounted.withEachCode(t.Context(), d) }) // it calls ControllerExpandVolume too
 	all.wg.Wait()
 	h.NothingInUse()
 	lawful(t, d)
@@ -167,12 +166,12 @@ func (op operation) withEachCode(ctx context.Context, d *faultydriver.Driver) er
 	return errors.Join(errs...)
 }
 
-// succeeds says that a code is none of the caller's business.
+// succeeds reports whether a code is not visible to the caller.
 func (op operation) succeeds(code codes.Code) bool {
 	switch op.rpc {
 	case "DeleteVolume", "DeleteSnapshot":
 		return passes(code) || code == codes.NotFound
-	case "ValidateVolumeCapabilities": // as by older drivers
+	case "ValidateVolumeCapabilities": // as with older drivers
 		return passes(code) || code == codes.Unimplemented
 	default:
 		return passes(code)
@@ -184,7 +183,7 @@ func expand(ctx context.Context, c hostv1connect.VolumeServiceClient, volume str
 	return err
 }
 
-// answered makes the call with an RPC that fails, twice where it comes to that.
+// answered makes the call, with an RPC that fails, twice if it is repeated.
 func (op operation) answered(ctx context.Context, d *faultydriver.Driver, code codes.Code) error {
 	volume := fmt.Sprintf("%s-%d", op.rpc, code)
 	fails, calls := 1, 1

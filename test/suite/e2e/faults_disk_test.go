@@ -37,7 +37,7 @@ func newDisk(t *testing.T, h *testhost.Host, size int64) disk {
 	return d
 }
 
-// leave fills the disk up to so many free bytes.
+// leave fills the disk until that many bytes are free.
 func (d disk) leave(t *testing.T, free int64) {
 	t.Helper()
 	f, err := os.OpenFile(d.filler, os.O_CREATE|os.O_WRONLY, 0o600)
@@ -55,9 +55,9 @@ func (d disk) leave(t *testing.T, free int64) {
 	}
 }
 
-// The disk under the data directory fills up. The host starts nothing more and says
-// why, goes on releasing while there is some space, survives when there is none, and
-// goes on by itself when there is space again. No claim is lost.
+// The disk under the data directory fills up. The host refuses starts and says why, continues to
+// release while some space is left, survives without any, and recovers by itself when there is
+// space again. No claim is lost.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
@@ -97,7 +97,7 @@ func TestFullDisk(t *testing.T) {
 	claims(t, h, 0)
 	must(t, startAndStop(t.Context(), c, "three", "a", "b", "c"))
 	claims(t, h, 0)
-	if got := h.Mounts(); len(got) != 1 { // the disk
+	if got := h.Mounts(); len(got) != 1 { // the disk's own
 		t.Errorf("what is mounted is %q", got)
 	}
 	lawful(t, d)

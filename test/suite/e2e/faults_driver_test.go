@@ -18,9 +18,9 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// The driver hangs in each call of a start and of a stop. The caller is gone at its
-// own deadline and not later; the host keeps the claim and the mounts, and finishes
-// what was asked for as soon as the driver is there again.
+// The driver hangs in each call of a start and of a stop. The caller returns at its own deadline;
+// the host keeps the claim and the mounts, and finishes the request as soon as the driver answers
+// again.
 func TestDriverHangs(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -38,8 +38,8 @@ func TestDriverHangs(t *testing.T) {
 				}
 			}
 			d.ScriptVolume(rpc, rpc, faultydriver.Hang())
-			// On a machine that stands still for a moment the deadline may be over before
-			// the call is at the driver: it is asked again, and joins what is under way.
+			// On a machine that stalls, the deadline may pass before the call reaches the driver:
+			// the request is repeated, and joins the one in progress.
 			const patience, slack = 300 * time.Millisecond, 20 * time.Second
 			for called := false; !called; called = callsOn(d, rpc, rpc) > 0 {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -64,7 +64,7 @@ func TestDriverHangs(t *testing.T) {
 	d.Restart()
 	for _, rpc := range slices.Concat(startCalls, stopCalls) {
 		all.run(rpc, func() error {
-			if slices.Contains(startCalls, rpc) { // joins the start that is under way
+			if slices.Contains(startCalls, rpc) { // it joins the start in progress
 				return startAndStop(t.Context(), c, rpc, rpc)
 			}
 			return stop(t.Context(), c, rpc)
@@ -75,7 +75,7 @@ func TestDriverHangs(t *testing.T) {
 	lawful(t, d)
 }
 
-// A stop gives up a start that hangs, at once.
+// A stop cancels a hanging start at once.
 func TestStopOfAStartThatHangs(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -109,8 +109,8 @@ func TestStopOfAStartThatHangs(t *testing.T) {
 	lawful(t, d)
 }
 
-// The driver does each call and drops the connection instead of the answer, or dies:
-// the call is made again, and its effect is there once.
+// The driver performs each call and then drops the connection, or dies: the call is repeated, and
+// takes effect once.
 func TestDriverDropsTheConnection(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -149,9 +149,8 @@ func TestDriverDropsTheConnection(t *testing.T) {
 	lawful(t, d)
 }
 
-// The driver forgets everything while its volumes are mounted: it knows none of
-// them any more, answers NotFound, and unmounts nothing. The host unmounts what is
-// left and releases the claims.
+// The driver forgets everything while its volumes are mounted: it answers NotFound, and unmounts
+// nothing. The host unmounts what is left and releases the claims.
 func TestDriverLosesItsState(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(resp proto.Message) faultydriver.Fault{
@@ -201,8 +200,8 @@ func TestDriverLosesItsState(t *testing.T) {
 	}
 }
 
-// The driver says that it has staged or published, and has not: the workload would
-// write to the host's own disk.
+// The driver reports a stage or publish that it has not made: the workload would write to the
+// host's own disk.
 func TestDriverLiesAboutAMount(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)

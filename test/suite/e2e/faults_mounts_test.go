@@ -22,8 +22,8 @@ func targetPath(h *testhost.Host, workload, volume string) string {
 	return h.Path("data/csi/faulty/per-workload/" + workload + "/default/" + volume + "/" + usage + "/" + volume)
 }
 
-// Someone on the host has a file open in the volume: a stop waits, says for what,
-// keeps the claim, and finishes when the file is closed.
+// A process on the host has a file open in the volume: a stop waits, reports for what, keeps the
+// claim, and finishes when the file is closed.
 func TestBusyMount(t *testing.T) {
 	t.Parallel()
 	for name, path := range map[string]func(h *testhost.Host) string{
@@ -60,9 +60,9 @@ func TestBusyMount(t *testing.T) {
 	}
 }
 
-// Something that is not the host's is in the way of a mount: a start is refused, the
-// driver is not asked, and a start works when it is gone. A mount at a workload's own
-// target may be an earlier one of the volume: it is taken away, all else stays.
+// A foreign object blocks a mount: a start is refused, the driver is not called, and a start works
+// when the object is gone. A mount at a workload's own target may be an earlier one of the volume:
+// it is unmounted, everything else stays.
 func TestForeignThingInTheWay(t *testing.T) {
 	t.Parallel()
 	at := map[string]func(h *testhost.Host) string{
@@ -132,8 +132,8 @@ func TestForeignThingInTheWay(t *testing.T) {
 	}
 }
 
-// A driver that takes the wrong thing away leaves the workload's mount: the claim
-// stays until it is gone.
+// A driver unmounts the wrong path and leaves the workload's mount: the claim stays until the mount
+// is gone.
 func TestSomeoneMountsOverATarget(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)

@@ -12,9 +12,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// misbehaving are the ways of the supervisor's fixture, and what the host says of
-// each; of the last ones there is nothing to say: one is not given up yet, and two
-// work.
+// misbehaving are the modes of the supervisor's fixture, and what the host reports of each. The
+// last ones have no message: one is still being retried, and two work.
 var misbehaving = []struct{ name, more, says string }{
 	{"exit", "", "the disk is on fire"},
 	{"garbage", "", "garbage"},
@@ -28,8 +27,8 @@ var misbehaving = []struct{ name, more, says string }{
 	{"print", "", ""},
 }
 
-// Plugins that misbehave in every way lie beside csi-bridge. The host comes up, tells
-// of each in its status and in events, and works.
+// Plugins that misbehave in every way lie beside csi-bridge. The host starts, reports each in its
+// status and in events, and works.
 func TestBadPluginsBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})

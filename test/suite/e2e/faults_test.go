@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// faulty starts a host with a driver that fails as it is told to.
+// faulty starts a host with a driver that fails as the test says.
 func faulty(t *testing.T) (*testhost.Host, *faultydriver.Driver, driver) {
 	t.Helper()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
@@ -23,8 +23,8 @@ csi_driver "faulty" {
 	return h, d, driver{id: "faulty"}
 }
 
-// The plugin dies while the driver works on each call of a start and of a stop:
-// nobody but the host notices.
+// The plugin dies while the driver works on each call of a start and of a stop: nothing but the
+// host notices.
 func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	for rpc, command := range map[string]string{
@@ -69,8 +69,8 @@ func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
-// A volume that grew while nobody had it mounted is grown on the node by its next
-// user (CSI spec, node_expansion_required).
+// A volume that was expanded while it was not mounted is expanded on the node for its next user
+// (CSI spec, node_expansion_required).
 func TestExpandedWhileUnused(t *testing.T) {
 	t.Parallel()
 	h, d, id := faulty(t)

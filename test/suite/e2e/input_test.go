@@ -21,8 +21,8 @@ const goodVolumeJSON = `{
   "capability": [{"access_mode": "single-node-writer", "attachment_mode": "file-system"}]
 }`
 
-// Bad specs through the CLI, in HCL and in JSON: the file, the line and the key are
-// named, the exit code is that of a wrong spec, and nothing is written.
+// Bad specs through the CLI, in HCL and in JSON: the error names file, line and key, the exit code
+// is that of a bad spec, and nothing is written.
 func TestBadSpecs(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -94,8 +94,8 @@ func TestBadSpecs(t *testing.T) {
 	h.NothingInUse()
 }
 
-// The same and worse, past the CLI's parser: the API refuses it with a code that
-// says so, and writes nothing.
+// The same and worse, past the CLI's parser: the API refuses it with the right code, and writes
+// nothing.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -164,8 +164,8 @@ func manyRequests(n int) string {
 	return b.String()
 }
 
-// call makes a call as curl would, and gives the error's code and what was answered.
-// A stream's messages have five bytes in front (connect's protocol).
+// call makes a call as curl would, and returns the error's code and the answer. A stream's messages
+// have five bytes in front (connect's protocol).
 func call(t *testing.T, h *testhost.Host, method string, body []byte) (code, text string) {
 	t.Helper()
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -193,7 +193,7 @@ func call(t *testing.T, h *testhost.Host, method string, body []byte) (code, tex
 	return code, string(answer)
 }
 
-// written is what the ledger has, and the folders that there are.
+// written is the content of the ledger, and the folders that exist.
 func written(t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	s, err := h.Status()

@@ -11,15 +11,15 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// workloadGoroutines are what a workload that is gone must not leave running. The sync
-// of its services is the host's own, and may be at its last round.
+// workloadGoroutines are functions that must not run after a workload is gone. The sync of its
+// services belongs to the host, and may be in its last round.
 var workloadGoroutines = []string{
 	"workload.(*run)", "tokens.(*Authority).Derive", "tokens.(*Authority).Revoke",
 	"services.(*Registrar).Register(", "services.(*Registrar).Deregister(", "services.(*Registrar).Bootstrap(",
 }
 
-// Consul's answers go wrong twice at every request of a start and of a stop. Each is
-// tried again, and in the end all is as without.
+// Consul's answers fail twice at every request of a start and of a stop. Each request is retried,
+// and the end state is the same as without faults.
 func TestMeshRequestsFail(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		up := []consul.Match{
@@ -48,7 +48,7 @@ func TestMeshRequestsFail(t *testing.T) {
 					}
 					return func() {
 						for match, n := range before {
-							// What was done and not said may be found done by other requests.
+							// Another request may find that this one took effect without an answer.
 							if got := m.proxy.Count(match.Method, match.Path) - n; got < 2 {
 								t.Errorf("%s %s came %d times", match.Method, match.Path, got)
 							}
@@ -73,7 +73,7 @@ func TestMeshRequestsFail(t *testing.T) {
 	})
 }
 
-// A token is not given in time: the start fails and says so, and nothing is left.
+// A token is not issued in time: the start fails and says so, and nothing is left.
 func TestMeshDerivationTimesOut(t *testing.T) {
 	eachFaultyMode(t, `identity_timeout = "4s"`, func(t *testing.T, m *faultyMesh, spec string) {
 		for name, fault := range map[string]consul.Fault{"no answer": hang, "made, and the answer lost": consul.Cut()} {
@@ -91,10 +91,10 @@ func TestMeshDerivationTimesOut(t *testing.T) {
 					}
 					return err
 				})
-				_ = cmd.Process.Kill() // it would try again for a while
+				_ = cmd.Process.Kill() // it would retry for a while
 				exitCode(cmd)
 				m.proxy.Clear()
-				_ = m.Try("workload", "stop", "w") // where it had begun to
+				_ = m.Try("workload", "stop", "w") // if it had begun
 				m.nothingAtAll()
 			})
 		}
@@ -103,8 +103,8 @@ func TestMeshDerivationTimesOut(t *testing.T) {
 	})
 }
 
-// A workload is stopped while Consul takes its time with each request: the start gives
-// up at once, and nothing is left.
+// A workload is stopped while Consul delays each request: the start is cancelled at once, and
+// nothing is left.
 func TestMeshStoppedInTheMiddle(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		for name, at := range map[string]consul.Match{
@@ -131,11 +131,11 @@ func TestMeshStoppedInTheMiddle(t *testing.T) {
 	})
 }
 
-// Consul does what it is asked for when nobody waits any more: a workload is stopped
-// while Consul's process stands still.
+// Consul performs a request after its caller has gone: a workload is stopped while Consul's process
+// is suspended.
 func TestMeshConsulAnswersLate(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
-		m.works(spec) // the connections are there
+		m.works(spec) // opens the connections
 		before := m.proxy.Count(m.asks.Method, m.asks.Path)
 		m.proxy.Add(m.asks, consul.Stall())
 		starting := m.background("workload", "start", spec)
@@ -151,8 +151,8 @@ func TestMeshConsulAnswersLate(t *testing.T) {
 	})
 }
 
-// Each plugin is killed while Consul works on its request: the start or the stop goes on
-// with the next process.
+// Each plugin is killed while Consul works on its request: the start or the stop continues with the
+// next process.
 func TestMeshPluginDiesInTheMiddleOfACall(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		for name, c := range map[string]struct {

@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// Consul cannot be reached when a workload starts, and when it is stopped. Volumes are
-// released all the same; the rest waits, says for what, and is done when Consul is back.
+// Consul cannot be reached when a workload starts, and when it stops. Volumes are released all the
+// same; the rest waits, reports for what, and finishes when Consul is back.
 func TestMeshConsulIsAway(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		m.proxy.Down()
@@ -28,14 +28,14 @@ func TestMeshConsulIsAway(t *testing.T) {
 		m.proxy.Down()
 		stopped := m.background("workload", "stop", spec)
 		m.stopping("w", `in Consul "default"`, "connection refused")
-		m.Kill() // it is not forgotten either
+		m.Kill() // nor is it forgotten
 		m.Start()
 		m.stopping("w", `in Consul "default"`, "connection refused")
 		m.proxy.Up(t)
 		m.ends(stopped, 0)
 		m.nothingAtAll()
 
-		// Given up while nothing of it can be undone.
+		// Cancelled while none of it can be undone.
 		m.proxy.Down()
 		starting = m.background("workload", "start", spec)
 		m.starting("w")
@@ -63,8 +63,7 @@ func (m *faultyMesh) starting(id string) {
 	})
 }
 
-// Two of three servers die. A start waits for a leader, and so does a stop; both go on
-// when there is one.
+// Two of three servers die. A start and a stop wait for a leader, and continue when there is one.
 func TestMeshConsulHasNoLeader(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{Servers: 3}, minted, "", testhost.LocalDriver(t))
@@ -86,8 +85,8 @@ func TestMeshConsulHasNoLeader(t *testing.T) {
 	m.nothingAtAll()
 }
 
-// loseLeader kills all servers but the one that the host asks, and waits until that one
-// has seen it.
+// loseLeader kills all servers but the one that the host calls, and waits until that one has
+// noticed.
 func (m *faultyMesh) loseLeader() {
 	m.t.Helper()
 	m.consul.Kill(1)
@@ -107,9 +106,9 @@ func (m *faultyMesh) findLeader() {
 	m.consul.Restart(2, false)
 }
 
-// Consul comes back without anything that it had stored. What the host needs there is
-// made by the operator again; the rest by Pannier: the service is registered again, and
-// it has another token when the host is started the next time.
+// Consul comes back without its data. The operator makes again what the host needs there; Pannier
+// does the rest: the service is registered again, and gets a new token when the host is started the
+// next time.
 func TestMeshConsulLosesItsState(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -148,8 +147,7 @@ func TestMeshConsulLosesItsState(t *testing.T) {
 	m.nothingAtAll()
 }
 
-// renewFiles has a Consul that knows nothing any more give the host its tokens, in the
-// files of those before.
+// renewFiles gives the host new tokens of a Consul that has lost its data, in the same files.
 func (m *faultyMesh) renewFiles() {
 	m.t.Helper()
 	m.consul.Policy(m.t, "node", nodePolicy)
@@ -158,7 +156,7 @@ func (m *faultyMesh) renewFiles() {
 	m.renewFile(m.aclFile, "sids")
 }
 
-// renewFile puts another token with a policy in the place of a file's, as an operator does.
+// renewFile replaces the token in a file by a new one with a policy, as an operator does.
 func (m *faultyMesh) renewFile(path, policy string) {
 	m.t.Helper()
 	next := path + ".next"
@@ -170,8 +168,8 @@ func (m *faultyMesh) renewFile(path, policy string) {
 	}
 }
 
-// The host's own tokens are revoked under it. What needs them fails at once, names the
-// file and the policy, and goes on when the file has another.
+// The host's own tokens are revoked. What needs them fails at once, names the file and the policy,
+// and continues when the file has a new one.
 func TestMeshHostsTokensAreRevoked(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -205,7 +203,7 @@ func TestMeshHostsTokensAreRevoked(t *testing.T) {
 	}
 }
 
-// revokeFile revokes the token that is in a file.
+// revokeFile revokes the token in a file.
 func (m *faultyMesh) revokeFile(path string) {
 	m.t.Helper()
 	secret, err := os.ReadFile(path)
@@ -221,8 +219,8 @@ func (m *faultyMesh) revokeFile(path string) {
 	}
 }
 
-// The clocks of the host and of Consul differ. Under a minute that does no harm; over,
-// the start says what is wrong and leaves nothing.
+// The clocks of the host and of Consul differ. Less than a minute does no harm; with more, the
+// start says what is wrong and leaves nothing.
 func TestMeshClocksDiffer(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, byLogin, "", testhost.LocalDriver(t))

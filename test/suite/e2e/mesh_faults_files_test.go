@@ -15,8 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// The files with the host's own tokens cannot be read. What needs them says so and
-// names the file.
+// The files with the host's own tokens cannot be read. What needs them says so and names the file.
 func TestMeshHostsTokenFilesAreUnreadable(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -48,8 +47,8 @@ func TestMeshHostsTokenFilesAreUnreadable(t *testing.T) {
 	m.works(spec)
 }
 
-// The token's file is replaced under a workload. What a link leads to is neither read
-// nor written nor removed, and after a restart the file is what it was.
+// A workload's token file is replaced. The target of a link is not read, written or removed, and
+// after a restart the file is as it was.
 func TestMeshTokenFileIsReplaced(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		other := m.Write("other", "not a token")
@@ -94,7 +93,7 @@ func TestMeshTokenFileIsReplaced(t *testing.T) {
 	})
 }
 
-// elsewhere makes a file on the tmpfs of the secrets that is another's.
+// elsewhere makes a foreign file on the secrets' tmpfs.
 func elsewhere(t *testing.T, m *faultyMesh) string {
 	t.Helper()
 	path := filepath.Join(m.SecretsDir(), "default", "w", "elsewhere")
@@ -102,8 +101,8 @@ func elsewhere(t *testing.T, m *faultyMesh) string {
 	return path
 }
 
-// The tmpfs of the secrets is full. A start says so and leaves nothing; one that came
-// before goes on, and is released.
+// The secrets' tmpfs is full. A start says so and leaves nothing; an earlier workload continues,
+// and is released.
 func TestMeshSecretsAreFull(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		m.Run("workload", "start", spec)
@@ -131,7 +130,7 @@ func TestMeshSecretsAreFull(t *testing.T) {
 	})
 }
 
-// fill takes all that is left of a file system.
+// fill takes all free space of a file system.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
@@ -147,8 +146,8 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// All ports that workloads may have are taken: a start says so before anything is done,
-// and works when there are some again.
+// All dynamic ports are taken: a start says so before its first step, and works when a port is free
+// again.
 func TestMeshPortsAreExhausted(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t)+"ports {\n  http = 0\n  min_dynamic_port = 31990\n  max_dynamic_port = 31991\n}\n")
@@ -165,7 +164,7 @@ func TestMeshPortsAreExhausted(t *testing.T) {
 		m.isUp("w") // and nothing of the other
 	}
 	m.Kill()
-	m.Start() // what was given is not forgotten
+	m.Start() // allocations survive the restart
 	if r := m.Try("workload", "start", second); r.Code == 0 || !strings.Contains(r.Stderr, "no port is free") {
 		t.Errorf("exit code %d:\n%s", r.Code, r.Stderr)
 	}

@@ -17,20 +17,20 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// faultyMesh is a mesh whose Consul fails as the test says: the host reaches its HTTP
-// API through a proxy.
+// faultyMesh is a mesh whose Consul fails as the test says: the host reaches its HTTP API through a
+// proxy.
 type faultyMesh struct {
 	*mesh
 	proxy *consul.Proxy
-	// nodeFile and aclFile hold the tokens of the host and of sids, which by login too may
-	// end the tokens whose secret is lost.
+	// nodeFile and aclFile hold the tokens of the host and of sids; with logins too, sids may
+	// revoke tokens whose secret is lost.
 	nodeFile, aclFile string
 	// asks is the request that gets a token from Consul.
 	asks consul.Match
 }
 
-// newFaultyMesh prepares the host and starts its Consul. consulKeys are added to the
-// agent's consul block, and more to its configuration.
+// newFaultyMesh prepares the host and starts its Consul. consulKeys are added to the agent's consul
+// block, and more to its configuration.
 func newFaultyMesh(t testing.TB, opts consul.Options, mode, consulKeys, more string) *faultyMesh {
 	t.Helper()
 	opts.ACL, opts.TLS = true, true
@@ -60,8 +60,8 @@ func newFaultyMesh(t testing.TB, opts consul.Options, mode, consulKeys, more str
 	return f
 }
 
-// eachFaultyMode runs a test with each way of getting tokens, with a Consul and a host
-// of its own, which is open and has a workload "w" with a volume and a sidecar.
+// eachFaultyMode runs a test with each way of getting tokens, with its own Consul and a running
+// host, which has a workload "w" with a volume and a sidecar.
 func eachFaultyMode(t *testing.T, consulKeys string, test func(t *testing.T, m *faultyMesh, spec string)) {
 	t.Parallel()
 	for _, mode := range []string{minted, byLogin} {
@@ -75,7 +75,7 @@ func eachFaultyMode(t *testing.T, consulKeys string, test func(t *testing.T, m *
 	}
 }
 
-// in lets failures count for a part of a test, until that ends.
+// in attributes failures to a part of a test, until that ends.
 func (m *faultyMesh) in(t *testing.T) {
 	m.Use(t)
 	before := m.t
@@ -89,7 +89,7 @@ func (m *faultyMesh) faultyWorkload(id string) (spec string) {
 	return m.meshWorkload(id, fmt.Sprintf("  volume %q {\n    source      = %q\n    destination = %q\n  }\n", "data", "data", m.Path("mnt"))+sidecarService("web", ""))
 }
 
-// works takes a workload up and down, and wants nothing to be left.
+// works starts and stops a workload, and checks that nothing is left.
 func (m *faultyMesh) works(spec string) {
 	m.t.Helper()
 	m.Run("workload", "start", spec)
@@ -98,8 +98,8 @@ func (m *faultyMesh) works(spec string) {
 	m.nothingAtAll()
 }
 
-// isUp wants the only service of a workload in Consul, with one token, which its file
-// and its bootstrap have.
+// isUp checks that a workload's only service is in Consul, with one token, which its file and its
+// bootstrap contain.
 func (m *faultyMesh) isUp(id string) {
 	m.t.Helper()
 	s := m.service(id)
@@ -112,7 +112,7 @@ func (m *faultyMesh) isUp(id string) {
 	m.rightFiles(id)
 }
 
-// rightFiles wants the files of a workload's only service to hold its token.
+// rightFiles checks that the files of a workload's only service contain its token.
 func (m *faultyMesh) rightFiles(id string) {
 	m.t.Helper()
 	s := m.service(id)
@@ -127,7 +127,7 @@ func (m *faultyMesh) rightFiles(id string) {
 	}
 }
 
-// nothingAtAll wants nothing to be left of services and their checks, after one sweep.
+// nothingAtAll checks that nothing is left of services and their checks, after one sweep.
 func (m *faultyMesh) nothingAtAll() {
 	m.t.Helper()
 	m.Run("token", "sweep")
@@ -138,7 +138,7 @@ func (m *faultyMesh) nothingAtAll() {
 	}
 }
 
-// hang holds a request until its caller goes: Consul never sees it.
+// hang holds a request until its caller leaves: Consul never sees it.
 func hang(_ *consul.Proxy, _ http.ResponseWriter, r *http.Request, lifted <-chan struct{}) {
 	select {
 	case <-r.Context().Done():
@@ -158,7 +158,7 @@ func (m *faultyMesh) awaitRequest(of consul.Match, n int) {
 	})
 }
 
-// background runs a command of the CLI; its result comes when it has ended.
+// background runs a command of the CLI, and delivers its result at its end.
 func (m *faultyMesh) background(args ...string) <-chan testhost.Result {
 	m.t.Helper()
 	cmd := m.Command(args...)
@@ -177,8 +177,8 @@ func (m *faultyMesh) background(args ...string) <-chan testhost.Result {
 	return done
 }
 
-// ends waits for the end of a command, which has to have a code and to say each of the
-// words.
+// ends waits for the end of a command, and checks its exit code and that its output contains each
+// of the words.
 func (m *faultyMesh) ends(done <-chan testhost.Result, code int, words ...string) {
 	m.t.Helper()
 	var r testhost.Result
@@ -200,8 +200,8 @@ func (m *faultyMesh) ends(done <-chan testhost.Result, code int, words ...string
 	}
 }
 
-// stopping waits until a workload waits to be released, with a message that has each of
-// the words, and its volumes are free.
+// stopping waits until a workload waits to be released, with a message that contains each of the
+// words, and its volumes are free.
 func (m *faultyMesh) stopping(id string, words ...string) {
 	m.t.Helper()
 	m.Eventually("the workload waits, and its volumes do not", func() error {
@@ -225,7 +225,7 @@ func (m *faultyMesh) stopping(id string, words ...string) {
 	})
 }
 
-// find asks the agent for a workload, which may not be there yet.
+// find asks the agent for a workload, which may not exist yet.
 func (m *faultyMesh) find(id string) (*hostv1.Workload, error) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
@@ -253,8 +253,8 @@ func (m *faultyMesh) pluginPID(name string) int {
 	return 0
 }
 
-// noGoroutineOf ends the agent with a dump of its goroutines and wants none of a
-// workload in it.
+// noGoroutineOf ends the agent with a dump of its goroutines, and checks that none belongs to a
+// workload.
 func (m *faultyMesh) noGoroutineOf(words ...string) {
 	m.t.Helper()
 	before, err := os.Stat(m.Path("agent.log"))

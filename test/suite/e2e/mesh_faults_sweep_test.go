@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// A sweep ends the tokens whose workload is gone, first telling which, and no other: not
-// those of a workload that runs, of another cluster, or of anybody else.
+// A sweep revokes the tokens whose workload is gone, first as a dry run, and no other: not those of
+// a running workload, of another cluster, or of anybody else.
 func TestMeshSweep(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -57,8 +57,8 @@ func TestMeshSweep(t *testing.T) {
 	there("after a sweep")
 	m.isStillUp(spec, own)
 
-	// The host loses its journal: the token of the workload that it knows no more goes, by
-	// itself or with a sweep.
+	// The host loses its journal: the token of the forgotten workload is revoked, by itself or by a
+	// sweep.
 	m.Run("workload", "start", spec)
 	m.Kill()
 	must(t, os.RemoveAll(m.Path("data/journal")))
@@ -72,7 +72,7 @@ func TestMeshSweep(t *testing.T) {
 	m.nothingAtAll()
 }
 
-// isStillUp wants a workload to have kept its token, and takes it down.
+// isStillUp checks that a workload has kept its token, and stops it.
 func (m *faultyMesh) isStillUp(spec, accessor string) {
 	m.t.Helper()
 	m.rightFiles("w")
@@ -82,7 +82,7 @@ func (m *faultyMesh) isStillUp(spec, accessor string) {
 	m.Run("workload", "stop", spec)
 }
 
-// tokenOf makes a token with a description that nobody asked for.
+// tokenOf makes a token with a description that no workload asked for.
 func (m *faultyMesh) tokenOf(description string) (accessor string) {
 	m.t.Helper()
 	token, _, err := m.consul.Client(m.consul.Management).ACL().TokenCreate(&api.ACLToken{

@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// gateway is a kind of gateway, and a cluster that its stream brings: a service in the
-// mesh (db) or out of it (archive).
+// gateway is a kind of gateway, and a cluster that its stream brings: a service in the mesh (db) or
+// outside it (archive).
 type gateway struct{ kind, port, block, cluster string }
 
 var gateways = []gateway{
@@ -33,8 +33,8 @@ var gateways = []gateway{
 	{"mesh", "port = 8444", "mesh {}", "db"},
 }
 
-// TestGateways brings up each kind of gateway with a token and a bootstrap, and opens
-// its stream to Consul.
+// TestGateways starts each kind of gateway with a token and a bootstrap, and opens its stream to
+// Consul.
 func TestGateways(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -82,7 +82,7 @@ func (g gateway) check(t *testing.T, m *mesh) {
 		t.Errorf("the %s gateway's stream: %v", g.kind, err)
 		return
 	}
-	// What Consul knows of other services may come a little later.
+	// Consul may learn of other services a little later.
 	for !g.complete(ads) {
 		if err := ads.Receive(); err != nil {
 			t.Errorf("the %s gateway's stream brought the clusters %v and the listeners %v: %v", g.kind, ads.Clusters, ads.Listeners, err)
@@ -91,8 +91,8 @@ func (g gateway) check(t *testing.T, m *mesh) {
 	}
 }
 
-// complete says whether the stream has brought the cluster, and a listener; a
-// terminating gateway's lets callers of the service in.
+// complete reports whether the stream has brought the cluster, and a listener; a terminating
+// gateway's listener lets callers of the service in.
 func (g gateway) complete(ads *xds.Stream) bool {
 	begin := g.cluster + ".default.dc1.internal."
 	found := false

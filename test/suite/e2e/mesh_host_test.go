@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// How services get their tokens.
+// The ways in which services get their tokens.
 const (
 	minted  = "minted"
 	byLogin = "by login"
@@ -34,7 +34,7 @@ const (
 	secretsUID  = 65534
 )
 
-// The least that Pannier needs in Consul, as docs/consul.md has it.
+// The least rights that Pannier needs in Consul, as in docs/consul.md.
 const (
 	nodePolicy = `
 service_prefix "" { policy = "write" }
@@ -45,14 +45,14 @@ mesh = "write"
 	sidsPolicy = `acl = "write"`
 )
 
-// mesh is a host with a Consul that denies by default and speaks TLS only.
+// mesh is a host with a Consul that denies by default and serves TLS only.
 type mesh struct {
 	*testhost.Host
 	consul *consul.Cluster
 	reach  service.Consul // how the host reaches it
-	// nodeToken registers services; aclToken may write ACLs, empty by login.
+	// nodeToken registers services; aclToken may write ACLs, empty with logins.
 	nodeToken, aclToken, aclTokenFile string
-	// tokenLife is that of tokens by login; 0: an hour.
+	// lifetime of tokens by login; 0: an hour
 	tokenLife time.Duration
 
 	t testing.TB
@@ -61,16 +61,15 @@ type mesh struct {
 // login is the auth method of hosts whose tokens come by login.
 const login = "pannier"
 
-// newMesh prepares the host and starts its Consul. more is added to the agent's
-// configuration.
+// newMesh prepares the host and starts its Consul. more is added to the agent's configuration.
 func newMesh(t testing.TB, mode, more string) *mesh {
 	t.Helper()
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	return joinMesh(t, c, mode, more)
 }
 
-// joinMesh prepares a host for a Consul that runs. There is one for each Consul: their
-// policies have its name.
+// joinMesh prepares a host for a running Consul. There is one host for each Consul: their policies
+// have its name.
 func joinMesh(t testing.TB, c *consul.Cluster, mode, more string) *mesh {
 	t.Helper()
 	c.Policy(t, "node", nodePolicy)
@@ -89,7 +88,7 @@ func joinMesh(t testing.TB, c *consul.Cluster, mode, more string) *mesh {
 	return m
 }
 
-// open starts the agent; by login, Consul learns where its keys are.
+// open starts the agent; with logins, Consul learns where its keys are.
 func (m *mesh) open() {
 	m.t.Helper()
 	m.Start()
@@ -106,13 +105,12 @@ func (m *mesh) open() {
 	})
 }
 
-// eachMode runs a test with each way of getting tokens, with a Consul and a host of its
-// own, which is open.
+// eachMode runs a test with each way of getting tokens, with its own Consul and a running host.
 func eachMode(t *testing.T, test func(t *testing.T, m *mesh)) {
 	eachModeAs(t, func(*mesh) {}, test)
 }
 
-// eachModeAs is eachMode with what is to be done before the host is opened.
+// eachModeAs is eachMode with preparations before the host is started.
 func eachModeAs(t *testing.T, prepare func(m *mesh), test func(t *testing.T, m *mesh)) {
 	t.Parallel()
 	for _, mode := range []string{minted, byLogin} {
@@ -126,7 +124,7 @@ func eachModeAs(t *testing.T, prepare func(m *mesh), test func(t *testing.T, m *
 	}
 }
 
-// talkative has the agent log all that it can.
+// talkative sets the agent's log level to trace.
 func (m *mesh) talkative() {
 	m.t.Helper()
 	text, err := os.ReadFile(m.Path("agent.hcl"))
@@ -136,15 +134,14 @@ func (m *mesh) talkative() {
 	m.Write("agent.hcl", strings.Replace(string(text), `"debug"`, `"trace"`, 1))
 }
 
-// meshWorkload writes the specification of a workload whose secrets are secretsUser's,
-// and returns its path.
+// meshWorkload writes the specification of a workload whose secrets belong to secretsUser, and
+// returns its path.
 func (m *mesh) meshWorkload(id, body string) string {
 	m.t.Helper()
 	return m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = %q\n%s\n}\n", id, secretsUser, body))
 }
 
-// sidecarService is a service block with a sidecar. proxy is the content of its proxy
-// block.
+// sidecarService is a service block with a sidecar. proxy is the content of its proxy block.
 func sidecarService(name, proxy string) string {
 	return fmt.Sprintf(`
   service %q {
@@ -171,7 +168,7 @@ func (m *mesh) workload(id string) *hostv1.Workload {
 	return answer.Msg.GetWorkload()
 }
 
-// service is how the only service of a workload stands.
+// service is the status of a workload's only service.
 func (m *mesh) service(id string) *hostv1.ServiceStatus {
 	m.t.Helper()
 	services := m.workload(id).GetServices()
@@ -203,7 +200,7 @@ func (m *mesh) siTokens() map[string]*api.ACLTokenListEntry {
 	return found
 }
 
-// ledgerTokens are the accessors that the ledger has: of a minted token it is the id.
+// ledgerTokens are the accessors in the ledger: a minted token's is its id.
 func (m *mesh) ledgerTokens() (accessors []string) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
@@ -218,8 +215,8 @@ func (m *mesh) ledgerTokens() (accessors []string) {
 	return accessors
 }
 
-// nothingInMesh waits until neither Consul, nor the ledger, nor the host has anything
-// of a workload's services. The tokens that are lost, by accessor, end by themselves.
+// nothingInMesh waits until neither Consul, the ledger nor the host has anything of a workload's
+// services. lost are accessors of tokens that expire by themselves.
 func (m *mesh) nothingInMesh(lost ...string) {
 	m.t.Helper()
 	m.NothingInUse()
@@ -244,7 +241,7 @@ func without(tokens, lost []string) []string {
 	return tokens
 }
 
-// identityOf reads a token in Consul, and the services whose identity it has.
+// identityOf reads a token in Consul, and the services of its identities.
 func (m *mesh) identityOf(accessor string) (t *api.ACLToken, names []string) {
 	m.t.Helper()
 	t, _, err := m.consul.Client(m.consul.Management).ACL().TokenRead(accessor, nil)
@@ -257,8 +254,8 @@ func (m *mesh) identityOf(accessor string) (t *api.ACLToken, names []string) {
 	return t, names
 }
 
-// openStream opens the ADS stream of a bootstrap, as Envoy would, and waits for
-// clusters and listeners. It ends with the test.
+// openStream opens a bootstrap's ADS stream, as Envoy would, and waits for clusters and listeners.
+// It ends with the test.
 func openStream(t testing.TB, path string) (*xds.Stream, error) {
 	t.Helper()
 	b, err := xds.Read(path)

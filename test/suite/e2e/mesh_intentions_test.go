@@ -24,9 +24,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestIntentions has two workloads run Consul's own proxy as their sidecars, with the
-// tokens that they were given: what goes from one to the other does so by mTLS, and
-// where an intention allows it.
+// TestIntentions has two workloads run Consul's own proxy as their sidecars, with their own tokens:
+// they talk by mTLS, and only where an intention allows it.
 func TestIntentions(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -87,10 +86,9 @@ func TestIntentions(t *testing.T) {
 	}
 }
 
-// checkLeaves wants the token of each service to get the certificate of its service,
-// and no other's. They are services without a proxy, and others' are asked for first: a
-// Consul agent gives whoever has a token at all the certificates that are in its cache,
-// where those of its proxies are.
+// checkLeaves checks that each service's token gets the certificate of its own service, and no
+// other's. They are services without a proxy, and others' are asked for first: a Consul agent
+// serves certificates in its cache, where those of its proxies are, to any token.
 func checkLeaves(t *testing.T, m *mesh) {
 	t.Helper()
 	names := []string{"one", "two"}
@@ -132,8 +130,8 @@ func checkLeaves(t *testing.T, m *mesh) {
 	}
 }
 
-// proxyProgram gives Consul's program and its CA's certificate paths that the workloads'
-// user can read.
+// proxyProgram copies Consul's program and its CA's certificate to paths that the workloads' user
+// can read.
 func proxyProgram(t *testing.T, m *mesh) (program, ca string) {
 	t.Helper()
 	program, ca = m.Path("consul"), m.Path("ca.pem")
@@ -152,8 +150,7 @@ func proxyProgram(t *testing.T, m *mesh) (program, ca string) {
 	return program, ca
 }
 
-// runInMesh runs a workload in the foreground, with its proxy beside it, until the
-// test's end.
+// runInMesh runs a workload in the foreground, with its proxy beside it, until the end of the test.
 func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd {
 	t.Helper()
 	spec := m.meshWorkload(name, fmt.Sprintf(`
@@ -181,7 +178,7 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd
   }
 `, name, proxy, program, m.reach.Address, ca))
 	cmd := m.Command("workload", "run", spec, "--", "sh", "-c", "echo up; exec sleep infinity")
-	path := m.Path(name + ".log") // of the proxy too
+	path := m.Path(name + ".log") // with the proxy's output
 	log, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +210,7 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd
 	return cmd
 }
 
-// serve answers all requests with a text, as the program of a workload would.
+// serve answers all requests with a text, as a workload's program would.
 func serve(t *testing.T, port int32, text string) {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -235,7 +232,7 @@ func serve(t *testing.T, port int32, text string) {
 	})
 }
 
-// get asks over a connection of its own.
+// get makes a request over a connection of its own.
 func get(url string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
@@ -253,15 +250,14 @@ func get(url string) (string, error) {
 	return string(raw), err
 }
 
-// refusedWithoutCertificate wants a proxy to refuse whoever shows no certificate of the
-// mesh.
+// refusedWithoutCertificate checks that a proxy refuses a caller without a certificate of the mesh.
 func refusedWithoutCertificate(t *testing.T, port int32) {
 	t.Helper()
 	conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	if err == nil {
 		defer conn.Close()
 		if err = conn.SetDeadline(time.Now().Add(testhost.Wait)); err == nil {
-			_, err = conn.Read(make([]byte, 1)) // TLS 1.3 tells it after the handshake
+			_, err = conn.Read(make([]byte, 1)) // with TLS 1.3 the refusal comes after the handshake
 		}
 	}
 	if err == nil || !strings.Contains(err.Error(), "remote error: tls: ") {
@@ -269,8 +265,8 @@ func refusedWithoutCertificate(t *testing.T, port int32) {
 	}
 }
 
-// freePort is one that no connection is given as its own side's (the kernel picks those
-// from 32768 on), nor a workload.
+// freePort is a port outside the ranges that the kernel uses for outgoing connections (from 32768
+// on) and Pannier for workloads.
 func freePort(t *testing.T) int {
 	t.Helper()
 	for range 100 {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestLoginIsRenewed waits until two thirds of the shortest life that Consul gives a
-// token have passed: there is another one before it ends, and both are good until then.
+// TestLoginIsRenewed waits until two thirds of the shortest lifetime that Consul gives a token have
+// passed: the token is replaced before it expires, and both are valid until then.
 func TestLoginIsRenewed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes the 40 s of a token's life; not covered: renewal by a real Consul")

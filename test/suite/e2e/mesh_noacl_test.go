@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// A Consul without ACLs has no tokens to give, and asks for none: services are in the
-// mesh all the same, and nobody has to configure anything for it.
+// A Consul without ACLs issues no tokens and needs none: services are in the mesh all the same,
+// without any configuration for it.
 func TestMeshWithoutACLs(t *testing.T) {
 	t.Parallel()
 	c := consul.Start(t, consul.Options{})

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// files are what a service has on the host.
+// files are a service's files on the host.
 type files struct {
 	accessor         string
 	token, bootstrap []byte
@@ -38,7 +38,7 @@ func (f files) equal(o files) bool {
 	return f.accessor == o.accessor && bytes.Equal(f.token, o.token) && bytes.Equal(f.bootstrap, o.bootstrap)
 }
 
-// usable says why a service's files are not what a proxy can be started with.
+// usable reports why a proxy cannot be started with a service's files.
 func (m *mesh) usable(s *hostv1.ServiceStatus) error {
 	b, err := xds.Read(s.GetBootstrapFile())
 	if err != nil {
@@ -55,9 +55,9 @@ func (m *mesh) usable(s *hostv1.ServiceStatus) error {
 	return err
 }
 
-// TestMeshOutlivesTheHost ends the agent under three workloads, in one way and the
-// other. Of one nothing is touched meanwhile, the token of the second is gone in Consul
-// when the next agent looks for the first time, and the files of the third are each time.
+// TestMeshOutlivesTheHost ends the agent under three workloads, by a stop and by a kill. The first
+// is left alone meanwhile, the second's token is deleted in Consul before the first restart, and
+// the third's files before each restart.
 func TestMeshOutlivesTheHost(t *testing.T) {
 	eachMode(t, func(t *testing.T, m *mesh) {
 		now := map[string]files{}
@@ -66,7 +66,7 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 			now[id] = m.files(id)
 		}
 		login := m.reach.AuthMethod != ""
-		var lost []string // tokens that end by themselves, since nobody has their secret
+		var lost []string // tokens that expire, since their secrets are lost
 		for round, end := range []func(){m.Kill, m.Stop} {
 			before := maps.Clone(now)
 			end()
@@ -106,7 +106,7 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 			if login {
 				lost = append(lost, before["wiped"].accessor)
 			}
-			if login && revoked { // the ledger keeps its record as long as it could have lived
+			if login && revoked { // the ledger keeps its record for the token's longest lifetime
 				lost = append(lost, before["revoked"].accessor)
 			}
 			m.tokensAre(now, lost)
@@ -121,8 +121,8 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 	})
 }
 
-// tokensAre waits until Consul and the ledger have the present tokens and no others
-// but those that are lost.
+// tokensAre waits until Consul and the ledger have the present tokens, and no others but the lost
+// ones.
 func (m *mesh) tokensAre(now map[string]files, lost []string) {
 	m.t.Helper()
 	var want []string

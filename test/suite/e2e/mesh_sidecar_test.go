@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// besideProgram is a workload whose program and sidecar write into a folder what they
-// do. Both read their secrets as their user; the sidecar takes its time to end, and has
-// its token until then.
+// besideProgram is a workload whose program and sidecar log what they do into a folder. Both read
+// their secrets as their user; the sidecar is slow to end, and keeps its token until then.
 const besideProgram = `
   exec {
     command = "/bin/sh"
@@ -24,8 +23,8 @@ const besideProgram = `
     command = ["/bin/sh", "-c", "cd %[1]s; trap 'sleep 0.3; cat $1 > /dev/null && echo sidecar >> order; exit' TERM; cat $0 > /dev/null && echo >> starts; while :; do sleep 0.02; done", "${bootstrap}", "${token_file}"]
   }`
 
-// With a real agent, which sees the program's end too, the sidecar still ends last and
-// in its own time.
+// With a real agent, which notices the program's end too, the sidecar still ends last and in its
+// own time.
 func TestMeshSidecar(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -52,7 +51,7 @@ func TestMeshSidecar(t *testing.T) {
 	}
 }
 
-// forgetToken has Consul revoke the token, and the host look at it.
+// forgetToken makes Consul revoke the token, and the host check it.
 func forgetToken(t *testing.T, m *mesh, r *besideRun) {
 	t.Helper()
 	if _, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(m.service("w").GetTokenAccessor(), nil); err != nil {
@@ -106,11 +105,11 @@ func runBeside(t *testing.T, m *mesh) *besideRun {
 }
 
 func (r *besideRun) read(name string) string {
-	text, _ := os.ReadFile(filepath.Join(r.dir, name)) // What is not there yet is empty.
+	text, _ := os.ReadFile(filepath.Join(r.dir, name)) // a missing file counts as empty
 	return string(text)
 }
 
-// end ends the program, where it has not ended yet.
+// end ends the program if it still runs.
 func (r *besideRun) end(t *testing.T) {
 	t.Helper()
 	_ = r.ask()

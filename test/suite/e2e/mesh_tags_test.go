@@ -8,8 +8,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// TestTagsInTheCatalog changes tags as others would: they stay where the spec lets
-// others have them, and are repaired where it does not. A new spec replaces both.
+// TestTagsInTheCatalog changes tags as others would: they stay where the spec sets
+// enable_tag_override, and are repaired where it does not. A new spec replaces both.
 func TestTagsInTheCatalog(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -37,7 +37,7 @@ func TestTagsInTheCatalog(t *testing.T) {
 	m.changeTags("theirs", "others")
 	m.changeTags("ours", "others")
 	m.tagsAre(map[string]string{"theirs": "others", "ours": "v1"})
-	// What else has drifted is repaired, and the tags stay.
+	// Other drift is repaired, and the tags stay.
 	m.change("theirs", func(s *api.AgentService) { s.Meta["added"] = "by others" })
 	m.Eventually("the service is repaired", func() error {
 		if _, there := m.inCatalog("theirs").ServiceMeta["added"]; there {
@@ -46,7 +46,7 @@ func TestTagsInTheCatalog(t *testing.T) {
 		return nil
 	})
 	m.tagsAre(map[string]string{"theirs": "others", "ours": "v1"})
-	// So it is after a restart, which looks at all of them.
+	// The same after a restart, which compares everything.
 	m.Kill()
 	m.Start()
 	m.changeTags("ours", "others")
@@ -95,7 +95,7 @@ func (m *mesh) changeTags(name string, tags ...string) {
 	m.change(name, func(s *api.AgentService) { s.Tags = tags })
 }
 
-// change changes a service in the catalog, past the agent that has it.
+// change changes a service in the catalog, bypassing the agent that registered it.
 func (m *mesh) change(name string, change func(s *api.AgentService)) {
 	m.t.Helper()
 	client := m.consul.Client(m.consul.Management)

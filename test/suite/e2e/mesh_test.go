@@ -35,7 +35,7 @@ func TestMeshWorkloadComesAndGoes(t *testing.T) {
 		if _, ok := ads.Clusters["local_app"]; !ok || len(ads.Listeners) == 0 {
 			t.Errorf("the stream brought the clusters %v and the listeners %v", ads.Clusters, ads.Listeners)
 		}
-		m.Run("workload", "start", spec) // again: the same
+		m.Run("workload", "start", spec) // the same again
 		if again := m.service("w"); again.GetTokenAccessor() != s.GetTokenAccessor() {
 			t.Errorf("a start that is repeated changed the token from %s to %s", s.GetTokenAccessor(), again.GetTokenAccessor())
 		}
@@ -48,7 +48,7 @@ func TestMeshWorkloadComesAndGoes(t *testing.T) {
 	})
 }
 
-// checkSteps wants each step to have begun when those before it had ended.
+// checkSteps checks that each step began when the ones before it had ended.
 func checkSteps(t *testing.T, steps []*hostv1.Step) {
 	t.Helper()
 	find := func(name string) *hostv1.Step {
@@ -112,7 +112,7 @@ func checkTokenInConsul(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 	}
 }
 
-// checkSecretFiles wants the files to be the workload's user's alone, and on no disk.
+// checkSecretFiles checks that the files belong to the workload's user alone, and are on no disk.
 func checkSecretFiles(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 	t.Helper()
 	folder := filepath.Join(m.SecretsDir(), "default", "w", "web")

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// `pannier agent stop` returns when the agent's process has ended. Without -plugins
-// everything goes on and is found again; with it only what is mounted is left.
+// `pannier agent stop` returns when the agent's process has ended. Without -plugins all other
+// processes run on and are found again; with it only the mounts are left.
 func TestAgentStop(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -60,8 +60,7 @@ func TestAgentStop(t *testing.T) {
 	h.NothingInUse()
 }
 
-// agentIsGone fails where the agent has not ended already. The test itself may hear of it
-// a moment later.
+// agentIsGone checks that the agent has ended. The test itself may be notified a moment later.
 func agentIsGone(h *testhost.Host, t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat("/proc/" + strconv.Itoa(h.PID()) + "/exe"); err == nil {
@@ -70,7 +69,7 @@ func agentIsGone(h *testhost.Host, t *testing.T) {
 	h.AwaitEnd()
 }
 
-// An operator's way with a plugin: try a binary, let it take over, go back, hold one.
+// An operator verifies a plugin's binary, swaps it in, rolls it back, and pins one.
 func TestOperatorsPlugins(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -126,7 +125,7 @@ func TestOperatorsPlugins(t *testing.T) {
 	h.Refused(3, []string{"nobody"}, "plugin", "logs", "nobody")
 }
 
-// bridgePlugin is csi-bridge as the agent tells of it.
+// bridgePlugin is csi-bridge in the agent's status.
 func bridgePlugin(t *testing.T, h *testhost.Host) *hostv1.Plugin {
 	t.Helper()
 	p := &hostv1.Plugin{}

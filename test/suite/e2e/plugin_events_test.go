@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// follower keeps the events of the plugin "emitter" that a host's API tells, by the
-// number of the process.
+// follower collects the events of the plugin "emitter" from a host's API, by the number of its
+// process.
 type follower struct {
 	mu   sync.Mutex
 	seqs map[uint64][]uint64
@@ -52,7 +52,7 @@ func followEmitter(t *testing.T, h *testhost.Host, recent int32) *follower {
 	return f
 }
 
-// await waits for that many events of a process and returns all that are there.
+// await waits for that many events of a process and returns all that have come.
 func (f *follower) await(h *testhost.Host, generation uint64, n int) (seqs []uint64) {
 	h.Eventually(fmt.Sprintf("%d events of generation %d", n, generation), func() error {
 		f.mu.Lock()
@@ -65,7 +65,7 @@ func (f *follower) await(h *testhost.Host, generation uint64, n int) (seqs []uin
 	return seqs
 }
 
-// inOrder fails where one is missing or is there twice.
+// inOrder checks that none is missing or doubled.
 func inOrder(t *testing.T, seqs []uint64) {
 	t.Helper()
 	for n := range seqs[1:] {
@@ -75,8 +75,8 @@ func inOrder(t *testing.T, seqs []uint64) {
 	}
 }
 
-// What happens in a plugin is among the events of the host, also what happened while it
-// was away, and of a plugin that is swapped.
+// A plugin's events are among the host's events, also those from while the host was down, and those
+// of a plugin that is swapped.
 func TestPluginEvents(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t)+`
@@ -110,13 +110,13 @@ plugin "emitter" {
 	seen := first.await(h, 1, 10)
 	inOrder(t, seen)
 	last := seen[len(seen)-1]
-	time.Sleep(3 * time.Second) // not to wait for something: so much happens while nobody is there
+	time.Sleep(3 * time.Second) // not a wait for something: the plugin is to emit this much while the host is down
 
 	h.Start()
 	second := followEmitter(t, h, 1000)
 	again := second.await(h, 1, 30)
 	inOrder(t, again)
-	// What the killed agent had taken and not sent yet is not told by the next one.
+	// Events that the killed agent had received and not yet sent are lost.
 	if again[0] < last || again[0] > last+40 {
 		t.Errorf("the first event after the restart is %d, the last one before it was %d", again[0], last)
 	}

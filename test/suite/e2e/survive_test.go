@@ -17,7 +17,7 @@ func TestHostIsKilledUnderAWorkload(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "data", "single-node-writer", "")
 		spec := workload(h, "w", "data", "")
-		// It writes when it is told to, so after the host has been away too.
+		// It writes on demand, so also after the host was down.
 		cmd, lines := background(t, h, spec, "trap 'echo late > "+h.Path("mnt")+"/file; echo written' USR1; echo up; while :; do sleep 0.02; done")
 		await(t, lines, "up")
 		before, err := h.Status()
@@ -130,8 +130,8 @@ func TestDriverIsKilled(t *testing.T) {
 	})
 }
 
-// A stop while the driver is down says so, goes on by itself, and finishes when
-// the driver is back.
+// A stop while the driver is down says so, continues in the background, and finishes when the
+// driver is back.
 func TestStopWhileTheDriverIsDown(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, "")
@@ -154,7 +154,7 @@ func TestStopWhileTheDriverIsDown(t *testing.T) {
 	if got := h.Run("volume", "status", "data"); !strings.Contains(got, "unpublishing") || !strings.Contains(got, "dyn") {
 		t.Errorf("the volume's status does not say what its release waits for:\n%s", got)
 	}
-	h.Kill() // and the host forgets none of it, nor does the command give up
+	h.Kill() // the host forgets none of it, and the command does not give up
 	h.Launch()
 	d.start(t)
 	if err := stop.Wait(); err != nil {
@@ -181,8 +181,7 @@ func TestDetach(t *testing.T) {
 	})
 }
 
-// The journal is lost with the disk that held it, the ledger is not: what it knows
-// of this node is released.
+// The journal is lost with its disk, the ledger is not: its claims of this node are released.
 func TestJournalIsLost(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "data", "single-node-writer", "")

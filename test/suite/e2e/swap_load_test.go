@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// Workloads come and go while csi-bridge is replaced by good binaries and by hostile
-// ones, in turns: none of them fails, and the driver sees no call twice or out of order.
+// Workloads come and go while csi-bridge is replaced by good and by hostile binaries in turn: none
+// of them fails, and the driver sees no call twice or out of order.
 func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	t.Parallel()
 	const workloads = 3
@@ -64,7 +64,7 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 			}
 			return err
 		})
-		// What is put there next is csi-bridge with more behind its end, not the hostile one.
+		// The next one is csi-bridge with something appended, not the hostile one.
 		good, err := os.ReadFile(testbin.Build(t, "plugins/csi-bridge"))
 		must(t, err)
 		putBridge(t, h, append(good, byte(n)))
@@ -82,9 +82,8 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	lawful(t, d)
 }
 
-// Another pannier takes over from one that was stopped, as in an upgrade, or killed:
-// the plugin and the driver are the processes that they were, and a call that is in
-// flight all the while ends once.
+// A new pannier replaces one that was stopped, as in an upgrade, or killed: the plugin and driver
+// processes stay the same, and a call in flight completes once.
 func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	for how, end := range map[string]func(*testhost.Host){"stopped": (*testhost.Host).Stop, "killed": (*testhost.Host).Kill} {
@@ -106,10 +105,10 @@ func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 			program, err := os.ReadFile(h.Pannier)
 			must(t, err)
 			h.Pannier = filepath.Join(h.Dir, "pannier-next")
-			must(t, os.WriteFile(h.Pannier, append(program, 0), 0o755)) //nolint:gosec // it is to be run
+			must(t, os.WriteFile(h.Pannier, append(program, 0), 0o755)) //nolint:gosec // it is an executable
 			end(h)
 			h.Start()
-			_ = cmd.Wait() // its agent went away: it may have failed, what it began goes on
+			_ = cmd.Wait() // its agent went away: it may have failed, and what it began continues
 			letGo()
 			h.Eventually("the same process serves", func() error { return samePlugin(h, before) })
 			h.Eventually("what the killed host began is ended", func() error {

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// bridge is the storage plugin as the host tells of it.
+// bridge is the storage plugin in the host's status.
 func bridge(h *testhost.Host) (*hostv1.Plugin, error) {
 	s, err := h.Status()
 	if err != nil {
@@ -30,7 +30,7 @@ func bridge(h *testhost.Host) (*hostv1.Plugin, error) {
 	return nil, errors.New("there is no csi-bridge")
 }
 
-// putBridge puts data in csi-bridge's place, as an operator would, and returns its sum.
+// putBridge replaces csi-bridge's file, as an operator would, and returns the new sum.
 func putBridge(t *testing.T, h *testhost.Host, data []byte) string {
 	t.Helper()
 	path := filepath.Join(h.PluginDir, "csi-bridge")
@@ -55,7 +55,7 @@ func otherBridge(t *testing.T, h *testhost.Host) []byte {
 	return append(data, 0)
 }
 
-// swapBridge puts another binary of csi-bridge there and waits until it serves.
+// swapBridge installs another binary of csi-bridge and waits until it serves.
 func swapBridge(t *testing.T, h *testhost.Host) {
 	t.Helper()
 	sum := putBridge(t, h, otherBridge(t, h))
@@ -99,8 +99,8 @@ func bridges(t *testing.T, h *testhost.Host) (pids []string) {
 	return pids
 }
 
-// csi-bridge is swapped while the driver works on each call of a start and of a stop:
-// the call ends where it began, and what follows is made by the new process.
+// csi-bridge is swapped while the driver works on each call of a start and of a stop: the call
+// completes in the old process, and later calls are made by the new one.
 func TestSwapInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	for rpc, command := range map[string]string{
@@ -142,7 +142,7 @@ func TestSwapInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
-// What a driver says of itself is compared before a swap; one that is down says nothing.
+// A driver's description is compared before a swap; a driver that is down has none.
 func TestSwapWhileTheDriverIsDown(t *testing.T) {
 	t.Parallel()
 	h, d, id := faulty(t)
@@ -168,8 +168,8 @@ func TestSwapWhileTheDriverIsDown(t *testing.T) {
 	h.NothingInUse()
 }
 
-// A binary that is no csi-bridge takes over from none: workloads come and go as if
-// nothing had been put there, and the status tells why it was not taken.
+// A binary that is not csi-bridge never takes over: workloads come and go undisturbed, and the
+// status says why it was refused.
 func TestBadBinaryIsRefused(t *testing.T) {
 	t.Parallel()
 	h, _, id := faulty(t)
@@ -222,8 +222,8 @@ func TestBadBinaryIsRefused(t *testing.T) {
 	h.NothingInUse()
 }
 
-// The agent is killed at each instant of a swap, under a workload: the next one has the
-// new binary serving, in one process, and the workload has seen nothing.
+// The agent is killed at each instant of a swap, under a workload: the next agent has the new
+// binary serving, in one process, and the workload has noticed nothing.
 func TestHostIsKilledInTheMiddleOfASwap(t *testing.T) {
 	t.Parallel()
 	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestUnits lets systemd read the agent's unit and those of the documentation.
-// Their programs need not be here, so each is taken for one that is.
+// TestUnits lets systemd parse the agent's unit and the documented ones. Their programs need not
+// exist here, so each is replaced by one that does.
 func TestUnits(t *testing.T) {
 	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
@@ -31,7 +31,8 @@ func TestUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	units["pannier.service"] = string(agent)
-	// The fence and the plugins outlive the agent, and it comes back unless it was asked to end.
+	// The fence and the plugins outlive the agent, and it is restarted unless it was stopped on
+	// purpose.
 	for key, want := range map[string]string{"KillMode": "process", "OOMPolicy": "continue", "Restart": "on-failure", "StartLimitIntervalSec": "0"} {
 		if got := setting(t, string(agent), key); got != want {
 			t.Errorf("pannier.service has %s=%s, not %s", key, got, want)
@@ -82,13 +83,13 @@ func setting(t *testing.T, unit, key string) string {
 	return found[0][1]
 }
 
-// TestMeshUnits does what the documented units of a workload in the mesh say, in the
-// order that they name and as their users, in the place of systemd.
+// TestMeshUnits does what the documented units of a workload in the mesh say, in their order and as
+// their users, in the place of systemd.
 func TestMeshUnits(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
 	m.open()
-	xds := m.Path("xds") // its user does not reach the folder of built programs
+	xds := m.Path("xds") // its user cannot reach the folder of built programs
 	raw, err := os.ReadFile(testbin.Build(t, "test/demo/xds"))
 	if err == nil {
 		err = os.WriteFile(xds, raw, 0o755)
@@ -129,8 +130,8 @@ func TestMeshUnits(t *testing.T) {
 	if out := run(true, unit("web-envoy.service", "ExecStart")); !strings.Contains(out, "listener public_listener") {
 		t.Errorf("the proxy is told %s", out)
 	}
-	// With BindsTo= or Requires= the path would be a need of the proxy: neither that nor
-	// the workload would stop with the program.
+	// With BindsTo= or Requires= the path would be a dependency of the proxy: neither it nor the
+	// workload would stop with the program.
 	if got := unit("web-envoy-restart.path", "PartOf"); got != "web-envoy.service" {
 		t.Errorf("web-envoy-restart.path is a part of %q", got)
 	}

@@ -78,8 +78,8 @@ func TestExpandOnline(t *testing.T) {
 	}
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
-	// xfs, since the kernel grows a mounted ext4 only for who has CAP_SYS_RESOURCE,
-	// which root in a container often has not.
+	// xfs, since the kernel grows a mounted ext4 only with CAP_SYS_RESOURCE, which root in a
+	// container often lacks.
 	h.Run("volume", "create", h.Write("data.hcl", strings.ReplaceAll(
 		volumeSpec(drivers[0], "data", "single-node-writer", "file-system", `mount_options { fs_type = "xfs" }`), "64MiB", "320MiB")))
 	target := field(t, h.Run("workload", "start", "-o", "docker", workload(h, "w", "data", "")), "source=")

@@ -102,7 +102,7 @@ func TestStartPrintsTheMounts(t *testing.T) {
 		if systemd := h.Run("workload", "status", "-o", "systemd", "w"); !strings.Contains(systemd, "BindReadOnlyPaths="+source+":"+h.Path("mnt")) {
 			t.Errorf("systemd's lines are %q", systemd)
 		}
-		h.Run("workload", "start", spec) // again: the same
+		h.Run("workload", "start", spec) // the same again
 		h.Run("workload", "stop", spec)
 		h.Run("workload", "stop", spec) // again: nothing to do
 		h.NothingInUse()
@@ -173,7 +173,7 @@ workload "both" {
 	})
 }
 
-// background runs a workload's shell script and gives its output line by line.
+// background runs a workload's shell script and delivers its output line by line.
 func background(t *testing.T, h *testhost.Host, spec, script string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	cmd := h.Command("workload", "run", spec, "--", "sh", "-c", script)
@@ -184,7 +184,7 @@ func background(t *testing.T, h *testhost.Host, spec, script string) (*exec.Cmd,
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// Whoever waits for its output waits no longer than for anything else.
+	// Waiting for its output has the usual bound.
 	late := time.AfterFunc(testhost.Wait, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() {
 		late.Stop()
@@ -235,8 +235,8 @@ func mounted(h *testhost.Host, path string) bool {
 	return false
 }
 
-// A workload's mount namespace begins as a copy of the host's, with the mounts of
-// all other workloads in it.
+// A workload's mount namespace begins as a copy of the host's, with the mounts of all other
+// workloads in it.
 func TestRunningWorkloadKeepsNobodyElsesVolume(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "mine", "single-node-writer", "")
