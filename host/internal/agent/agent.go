@@ -28,6 +28,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
@@ -215,7 +216,7 @@ func (a *agent) openCluster(ctx context.Context) (err error) {
 		return err
 	}
 	h.nodes = peer.NewNodes(peer.NodesConfig{Name: a.cfg.Name, Local: h.here, Member: h.member, Dialer: h.dialer, Term: a.cluster.Term})
-	h.beats = &watcher.Heartbeats{Cluster: a.cluster, Terms: a.cfg.Server.Liveness, Log: a.log.Named("heartbeats")}
+	h.beats = &heartbeat.Tracker{Cluster: a.cluster, Liveness: a.cfg.Server.Liveness, Log: a.log.Named("heartbeats")}
 	return nil
 }
 

@@ -21,8 +21,8 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -54,7 +54,7 @@ type hosts struct {
 	here      *peer.Node
 	fence     *fence.Client
 	lease     *lease.Lease
-	beats     *watcher.Heartbeats
+	beats     *heartbeat.Tracker
 	// wired is closed when all that answers for this agent itself has been built: until then
 	// nobody asks the servers.
 	wired chan struct{}

@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
-	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -79,7 +79,7 @@ func sent(err error) error {
 // passedOn says that a server could not answer, since another one leads.
 func passedOn(err error) bool {
 	return errors.Is(err, cluster.ErrNotLeader) || errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed) ||
-		errors.Is(err, watcher.ErrNoHeartbeats)
+		errors.Is(err, heartbeat.ErrNotAnswered)
 }
 
 // uncertain says that a command may have had its effect all the same.

@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
-	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
@@ -289,12 +289,12 @@ type beats struct {
 	answers int
 }
 
-func (b *beats) Heard(_ context.Context, node string, seq uint64) (lease.Answer, error) {
+func (b *beats) Answer(_ context.Context, node string, seq uint64) (lease.Answer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refuse > 0 {
 		b.refuse--
-		return lease.Answer{}, watcher.ErrNoHeartbeats
+		return lease.Answer{}, heartbeat.ErrNotAnswered
 	}
 	b.answers++
 	return lease.Answer{Status: claim.NodeReady, Liveness: lease.Default, Index: seq}, nil

@@ -44,9 +44,9 @@ type Ledger interface {
 }
 
 // Heartbeats are the leader's count of which nodes it has heard from
-// (watcher.Heartbeats).
+// (heartbeat.Tracker).
 type Heartbeats interface {
-	Heard(ctx context.Context, node string, seq uint64) (lease.Answer, error)
+	Answer(ctx context.Context, node string, seq uint64) (lease.Answer, error)
 }
 
 // Tokens give services their tokens (tokens.Authority).

@@ -19,7 +19,7 @@ func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (answe
 		patience: heartbeatPatience,
 		here: func(ctx context.Context, l *Leader) error {
 			term = l.Ledger.Term()
-			answer, err = l.Heartbeats.Heard(ctx, node, seq)
+			answer, err = l.Heartbeats.Answer(ctx, node, seq)
 			return err
 		},
 		there: func(ctx context.Context, c service) error {

@@ -77,7 +77,7 @@ func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*p
 }
 
 func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequest) (*peerv1.HeartbeatResponse, error) {
-	a, err := s.leader.Heartbeats.Heard(ctx, req.GetNode(), req.GetSequence())
+	a, err := s.leader.Heartbeats.Answer(ctx, req.GetNode(), req.GetSequence())
 	return &peerv1.HeartbeatResponse{
 		Status: string(a.Status), Index: a.Index, Term: s.leader.Ledger.Term(),
 		HeartbeatTtl: durationpb.New(a.Liveness.HeartbeatTTL),

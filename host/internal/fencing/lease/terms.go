@@ -76,9 +76,9 @@ func NodeTimes(sent boottime.Instant, l claim.Liveness) fence.Times {
 	return fence.Times{Stop: stop, Deadline: stop.Add(l.Margin / FenceShare)}
 }
 
-// LetGoAfter is how long after the leader received a heartbeat it may let go of
+// ReleaseAfter is how long after the leader received a heartbeat it may let go of
 // the node's claims.
-func LetGoAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margin }
+func ReleaseAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margin }
 
 // Longer are terms that keep two promises.
 func Longer(a, b claim.Liveness) claim.Liveness {

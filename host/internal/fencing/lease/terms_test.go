@@ -58,7 +58,7 @@ func TestTheFenceActsBeforeTheLeaderLetsGo(t *testing.T) {
 			t.Fatal("the fence acts before the agent stops")
 		}
 		fenced := time.Duration(float64(times.Deadline) / node)
-		letGo := received + time.Duration(float64(LetGoAfter(terms))/leader)
+		letGo := received + time.Duration(float64(ReleaseAfter(terms))/leader)
 		if left := letGo - fenced; left < MinStopTime-time.Microsecond {
 			t.Fatalf("there is %v to stop", left)
 		}
@@ -76,7 +76,7 @@ func TestLongerKeepsBoth(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := draw(t, "a"), draw(t, "b")
 		l := Longer(a, b)
-		if LetGoAfter(l) < LetGoAfter(a) || LetGoAfter(l) < LetGoAfter(b) || Longer(a, a) != a || Longer(b, a) != l {
+		if ReleaseAfter(l) < ReleaseAfter(a) || ReleaseAfter(l) < ReleaseAfter(b) || Longer(a, a) != a || Longer(b, a) != l {
 			t.Fatalf("%v and %v give %v", a, b, l)
 		}
 	})

@@ -1,0 +1,253 @@
+package heartbeat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// quick promises run out in a test, and long ones do not.
+var (
+	quick = claim.Liveness{HeartbeatTTL: 400 * time.Millisecond, StopAfter: 600 * time.Millisecond, Margin: 2 * time.Second}
+	long  = claim.Liveness{HeartbeatTTL: time.Hour, StopAfter: time.Hour, Margin: 10 * time.Hour}
+)
+
+// fakeLedger is a real ledger that notes when statuses were set, and fails where fail says so.
+type fakeLedger struct {
+	*clustertest.Server
+	mu   sync.Mutex
+	sets []statusSet
+	fail error // of a node that goes down
+}
+
+type statusSet struct {
+	node   string
+	status claim.NodeStatus
+	at     time.Time
+}
+
+func (l *fakeLedger) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error) {
+	l.mu.Lock()
+	l.sets = append(l.sets, statusSet{name, status, time.Now()})
+	err := l.fail
+	l.mu.Unlock()
+	if err != nil && status == claim.NodeDown {
+		return command.SetNodeStatusResult{}, err
+	}
+	return l.Server.SetNodeStatus(ctx, name, status, by)
+}
+
+// first is the first time that a node got a status.
+func (l *fakeLedger) first(node string, status claim.NodeStatus) (time.Time, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.IndexFunc(l.sets, func(s statusSet) bool { return s.node == node && s.status == status })
+	if i < 0 {
+		return time.Time{}, false
+	}
+	return l.sets[i].at, true
+}
+
+func (l *fakeLedger) status(t *testing.T, name string) claim.NodeStatus {
+	t.Helper()
+	var n claim.Node
+	if err := l.Read(t.Context(), func(tx *state.ReadTx) (err error) {
+		n, err = tx.Node(name)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n.Status
+}
+
+func (l *fakeLedger) liveness(t *testing.T) (now claim.Liveness) {
+	t.Helper()
+	if err := l.Read(t.Context(), func(tx *state.ReadTx) (err error) {
+		now, _, err = tx.Liveness()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return now
+}
+
+func (l *fakeLedger) put(t *testing.T, name string) {
+	t.Helper()
+	if _, err := l.PutNode(t.Context(), claim.Node{Name: name, BootID: "boot"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lead runs a tracker on a ledger until the test ends, or stop is called.
+func lead(t *testing.T, l *fakeLedger, promise claim.Liveness) (h *Tracker, stop func()) {
+	t.Helper()
+	h = &Tracker{Cluster: l, Liveness: promise, Log: hclog.NewNullLogger()}
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() { h.Run(ctx) })
+	stop = sync.OnceFunc(func() { cancel(); run.Wait() })
+	t.Cleanup(stop)
+	check.Eventually(t, "heartbeats to be answered", func() bool {
+		_, _, err := h.present("")
+		return err == nil
+	})
+	return h, stop
+}
+
+func TestSilentNodeBecomesDisconnectedThenDown(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	l.put(t, "a")
+	h, _ := lead(t, l, quick)
+	before := time.Now()
+	a, err := h.Answer(t.Context(), "a", 1)
+	if err != nil || a.Liveness != quick || a.Index == 0 {
+		t.Fatalf("the answer is %+v, %v", a, err)
+	}
+	if at, until := h.Known("a"); at.Before(before) || until.Sub(at) < lease.ReleaseAfter(quick) {
+		t.Errorf("last heard at %v, its claims are kept until %v", at, until)
+	}
+	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })
+	for status, after := range map[claim.NodeStatus]time.Duration{claim.NodeDisconnected: quick.HeartbeatTTL, claim.NodeDown: lease.ReleaseAfter(quick)} {
+		if at, ok := l.first("a", status); !ok || at.Sub(before) < after {
+			t.Errorf("%s after %v (%t), the promise is %v", status, at.Sub(before), ok, after)
+		}
+	}
+	check.Eventually(t, "the node to be told that it is down", func() bool {
+		a, err := h.Answer(t.Context(), "a", 2) // an error while its claims are released
+		return err == nil && a.Status == claim.NodeDown
+	})
+	check.Eventually(t, "another answer to a node that has put its record", func() bool {
+		l.put(t, "a")
+		a, err := h.Answer(t.Context(), "a", 3)
+		return err == nil && a.Status != claim.NodeDown
+	})
+}
+
+func TestDisconnectedNodeIsReadyAfterAHeartbeat(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	l.put(t, "a")
+	h, _ := lead(t, l, claim.Liveness{HeartbeatTTL: 300 * time.Millisecond, StopAfter: time.Hour, Margin: 10 * time.Hour})
+	check.Eventually(t, "the node to be disconnected", func() bool { return l.status(t, "a") == claim.NodeDisconnected })
+	check.Eventually(t, "the node to be ready", func() bool {
+		if _, err := h.Answer(t.Context(), "a", 1); err != nil {
+			t.Fatal(err)
+		}
+		return l.status(t, "a") == claim.NodeReady
+	})
+	if _, down := l.first("a", claim.NodeDown); down {
+		t.Error("it was down")
+	}
+}
+
+// A node that registers and never sends a heartbeat is counted too.
+func TestNodeThatNeverSendsAHeartbeatGoesDown(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	lead(t, l, quick)
+	before := time.Now()
+	l.put(t, "b")
+	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "b") == claim.NodeDown })
+	if at, _ := l.first("b", claim.NodeDown); at.Sub(before) < lease.ReleaseAfter(quick) {
+		t.Errorf("it is down after %v", at.Sub(before))
+	}
+}
+
+// A new leader knows of no heartbeat: it counts from when its term began, and keeps what earlier leaders promised.
+func TestNewLeaderKeepsEarlierPromises(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	l.put(t, "a")
+	promised := claim.Liveness{HeartbeatTTL: 500 * time.Millisecond, StopAfter: time.Second, Margin: 4 * time.Second}
+	if _, err := l.PutLiveness(t.Context(), promised); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	_, _ = lead(t, l, quick)
+	if got := l.liveness(t); got != lease.Longer(promised, quick) {
+		t.Errorf("the ledger has %+v", got)
+	}
+	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })
+	if at, _ := l.first("a", claim.NodeDown); at.Sub(before) < lease.ReleaseAfter(promised) {
+		t.Errorf("it is down after %v, the leader before promised %v", at.Sub(before), lease.ReleaseAfter(promised))
+	}
+	check.Eventually(t, "the leader's own promise in the ledger", func() bool { return l.liveness(t) == quick })
+}
+
+// While a node's claims are being released, its heartbeats are not answered.
+func TestNoAnswerWhileClaimsAreReleased(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t), fail: errors.New("the disk is slow")}
+	l.put(t, "a")
+	h, _ := lead(t, l, quick)
+	check.Eventually(t, "the decision", func() bool { _, ok := l.first("a", claim.NodeDown); return ok })
+	if a, err := h.Answer(t.Context(), "a", 1); !errors.Is(err, ErrNotAnswered) {
+		t.Errorf("it was answered %+v, %v", a, err)
+	}
+	l.mu.Lock()
+	l.fail = nil
+	l.mu.Unlock()
+	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })
+}
+
+func TestOnlyALeaderAnswers(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	h, stop := lead(t, l, long)
+	if _, err := h.Answer(t.Context(), "new", 1); err != nil { // it is about to put its record
+		t.Error(err)
+	}
+	if _, until := h.Known("new"); until.IsZero() {
+		t.Error("its claims are not kept")
+	}
+	stop()
+	if _, err := h.Answer(t.Context(), "new", 2); !errors.Is(err, ErrNotAnswered) {
+		t.Errorf("without the lead: %v", err)
+	}
+	if at, until := h.Known("new"); !at.IsZero() || !until.IsZero() {
+		t.Error("without the lead it is known when a node was heard")
+	}
+}
+
+// Many nodes at once: no claim is released before its time, and all are in the end.
+func TestAThousandNodes(t *testing.T) {
+	const nodes = 1000
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	var puts sync.WaitGroup
+	for i := range nodes {
+		puts.Go(func() { l.put(t, fmt.Sprintf("n%d", i)) })
+	}
+	puts.Wait()
+	h, _ := lead(t, l, quick)
+	heard := make([]time.Time, nodes)
+	for i := range nodes {
+		now := time.Now()
+		a, err := h.Answer(t.Context(), fmt.Sprintf("n%d", i), 1)
+		if err != nil && !errors.Is(err, ErrNotAnswered) {
+			t.Fatal(err)
+		}
+		if err == nil && a.Status != claim.NodeDown { // on a slow machine it may be down already
+			heard[i] = now
+		}
+	}
+	for i := range nodes {
+		name := fmt.Sprintf("n%d", i)
+		check.Eventually(t, name+" to be down", func() bool { return l.status(t, name) == claim.NodeDown })
+	}
+	for i := range nodes {
+		if at, _ := l.first(fmt.Sprintf("n%d", i), claim.NodeDown); at.Sub(heard[i]) < lease.ReleaseAfter(quick) {
+			t.Errorf("node %d is down %v after it was heard", i, at.Sub(heard[i]))
+		}
+	}
+}
