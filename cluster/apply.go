@@ -51,35 +51,19 @@ func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 			return own.Result, own.Err
 		}
 	}
-	return forward(ctx, n.remote, c)
+	return n.remote.Apply(ctx, c)
 }
 
-// Applied is what became of another agent's command: its encoded outcome. Err is not the
-// command's but of the way there (ErrNotLeader, ErrUncertain, ErrClosed), and the command may be
-// sent again.
-type Applied struct {
-	Outcome []byte
-	Err     error
-}
+// Applied is what became of a command: its result, or the error. With ErrNotLeader, ErrUncertain and ErrClosed the
+// command may be repeated.
+type Applied = state.Outcome
 
-// ApplyFor applies other agents' commands in their order, with this server's time. It is for
-// the leader.
+// ApplyFor applies other agents' commands in their order, with this server's time, where this server leads.
 func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Applied {
-	applied := make([]Applied, len(commands))
 	if !n.Leader() {
-		for i := range applied {
-			applied[i].Err = ErrNotLeader
-		}
-		return applied
+		return allFailed(len(commands), ErrNotLeader)
 	}
-	for i, o := range n.execute(ctx, commands...) {
-		if errors.Is(o.Err, ErrNotLeader) || errors.Is(o.Err, ErrUncertain) || errors.Is(o.Err, ErrClosed) {
-			applied[i].Err = o.Err
-			continue
-		}
-		applied[i].Outcome, applied[i].Err = command.EncodeOutcome(o.Result, o.Err)
-	}
-	return applied
+	return n.execute(ctx, commands...)
 }
 
 // execute puts commands into this server's log and waits for their results. They share
@@ -122,7 +106,7 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
-		return allFailed(entries, ErrClosed)
+		return allFailed(len(entries), ErrClosed)
 	}
 	n.inFlight.Add(1)
 	n.mu.Unlock()
@@ -143,7 +127,7 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	case outcomes := <-done:
 		return outcomes
 	case <-ctx.Done():
-		return allFailed(entries, fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx)))
+		return allFailed(len(entries), fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx)))
 	}
 }
 
@@ -159,8 +143,8 @@ func outcomeOf(future raft.ApplyFuture) state.Outcome {
 	return outcome
 }
 
-func allFailed(entries [][]byte, err error) []state.Outcome {
-	outcomes := make([]state.Outcome, len(entries))
+func allFailed(n int, err error) []state.Outcome {
+	outcomes := make([]state.Outcome, n)
 	for i := range outcomes {
 		outcomes[i].Err = err
 	}

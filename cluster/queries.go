@@ -106,19 +106,10 @@ func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	return forwarder{n.remote}.ask(ctx, q)
 }
 
-// AnswerQuery answers a query that another agent encoded. It is for the leader: an error is
-// not the query's but of the way there (ErrNotLeader, ErrClosed), and the query may be
-// sent again.
-func (n *Node) AnswerQuery(ctx context.Context, query []byte) (answer []byte, err error) {
-	q, err := command.DecodeQuery(query)
-	if err != nil {
-		return command.EncodeAnswer(nil, 0, err)
-	}
-	result, index, err := n.answer(ctx, q)
-	if errors.Is(err, ErrNotLeader) || errors.Is(err, ErrClosed) || err != nil && ctx.Err() != nil {
-		return nil, err
-	}
-	return command.EncodeAnswer(result, index, err)
+// AnswerQuery answers another agent's query where this server leads. With ErrNotLeader and ErrClosed the query may be
+// repeated.
+func (n *Node) AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
+	return n.answer(ctx, q)
 }
 
 // answer answers a query from this node's ledger, which leads, when it is due.

@@ -128,25 +128,52 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// remote calls the leader in this process. An answer is lost where the way is cut meanwhile.
+// remote calls the leader in this process, encoded as between agents. An answer is lost where the way is cut meanwhile.
 type remote struct {
 	net  *network
 	from string
 }
 
-func (r *remote) Apply(ctx context.Context, entry []byte) ([]byte, error) {
-	return r.call(ctx, func(n *cluster.Node) ([]byte, error) {
-		c, err := command.Decode(entry)
+func (r *remote) Apply(ctx context.Context, c command.Command) (any, error) {
+	entry, err := command.Encode(c)
+	if err != nil {
+		return nil, err
+	}
+	outcome, err := r.call(ctx, func(n *cluster.Node) ([]byte, error) {
+		there, err := command.Decode(entry)
 		if err != nil {
 			return nil, err
 		}
-		applied := n.ApplyFor(ctx, c)[0]
-		return applied.Outcome, applied.Err
+		applied := n.ApplyFor(ctx, there)[0]
+		if moved(ctx, applied.Err) {
+			return nil, applied.Err
+		}
+		return command.EncodeOutcome(applied.Result, applied.Err)
 	})
+	if err != nil {
+		return nil, err
+	}
+	return command.DecodeOutcome(c, outcome)
 }
 
-func (r *remote) Query(ctx context.Context, query []byte) ([]byte, error) {
-	return r.call(ctx, func(n *cluster.Node) ([]byte, error) { return n.AnswerQuery(ctx, query) })
+func (r *remote) Query(ctx context.Context, q command.Query) (any, uint64, error) {
+	answer, err := r.call(ctx, func(n *cluster.Node) ([]byte, error) {
+		result, index, err := n.AnswerQuery(ctx, q)
+		if moved(ctx, err) {
+			return nil, err
+		}
+		return command.EncodeAnswer(result, index, err)
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return command.DecodeAnswer(q, answer)
+}
+
+// moved says that an error is not the answer: another server has to be asked, or the caller has left.
+func moved(ctx context.Context, err error) bool {
+	return errors.Is(err, cluster.ErrNotLeader) || errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed) ||
+		err != nil && ctx.Err() != nil
 }
 
 func (r *remote) call(ctx context.Context, do func(*cluster.Node) ([]byte, error)) ([]byte, error) {

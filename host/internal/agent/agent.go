@@ -192,7 +192,7 @@ func (a *agent) openJournal(context.Context) (err error) {
 func (a *agent) openCluster(ctx context.Context) (err error) {
 	h := a.hosts
 	if h != nil && h.local == nil { // other hosts keep it
-		a.ledger = cluster.NewClient(h)
+		a.ledger = cluster.NewClient(h.servers)
 		return nil
 	}
 	key, err := a.cfg.Ledger.Read()
@@ -350,7 +350,7 @@ func (a *agent) openServer(ctx context.Context) error {
 		cfg.Ledger, cfg.Raft, cfg.Watcher = a.cluster, a.cluster, a.watcher
 	}
 	if h := a.hosts; h != nil {
-		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = leading{h, a.cluster, a.ledger}, h.discovery, h.port, h.certs
+		cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = h.servers.Router, h.discovery, h.port, h.certs
 		if a.cluster != nil {
 			cfg.Heartbeats, cfg.Nodes = h.beats, h.nodes
 		}

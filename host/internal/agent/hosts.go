@@ -2,11 +2,8 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -55,9 +53,6 @@ type hosts struct {
 	fence     *fence.Client
 	lease     *lease.Lease
 	beats     *heartbeat.Tracker
-	// wired is closed when all that answers for this agent itself has been built: until then
-	// nobody asks the servers.
-	wired chan struct{}
 }
 
 // openHosts opens what a host of a cluster has besides: its certificate, its port, and
@@ -70,7 +65,7 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 	if a.cfg.Server.Enabled {
 		role, gossips = pki.Server, discovery.Server
 	}
-	h := &hosts{terms: &peer.Terms{}, wired: make(chan struct{})}
+	h := &hosts{terms: &peer.Terms{}}
 	who := pki.Identity{Name: a.cfg.Name, DC: a.cfg.Datacenter, Role: role}
 	files := pki.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}
 	if h.certs, err = pki.Load(files, who, a.log.Named("tls")); err != nil {
@@ -117,7 +112,7 @@ func (a *agent) openHosts(ctx context.Context) (err error) {
 		h.local = &peer.Leader{Servers: h.known}
 	}
 	h.servers = peer.NewServers(peer.ServersConfig{
-		Name: a.cfg.Name, Secret: h.secret, Servers: h.known, Dialer: h.dialer, Local: h.local, Terms: h.terms,
+		Name: a.cfg.Name, Secret: h.secret, Servers: h.known, Dialer: h.dialer, Terms: h.terms,
 	})
 	h.here = &peer.Node{Info: peer.Info{Name: a.cfg.Name, Version: a.version, BootID: process.BootID(), StartedAt: a.started}}
 	a.hosts = h
@@ -141,7 +136,7 @@ func (h *hosts) join(cfg *cluster.Config, wanted config.Autopilot) {
 	autopilot := claim.DefaultAutopilot()
 	autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
 	autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold, wanted.ServerStabilizationTime
-	cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(h.port, h.dialer), h.discovery, h, &autopilot
+	cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(h.port, h.dialer), h.discovery, h.servers, &autopilot
 }
 
 // openPeers answers other agents, and begins to ask them.
@@ -154,8 +149,8 @@ func (a *agent) openPeers(context.Context) error {
 	if h.local != nil {
 		h.local.Ledger, h.local.Controllers, h.local.Secrets, h.local.Tokens = a.cluster, a.controllers, a.unseal, a.tokens
 		h.local.Heartbeats, h.local.Stop, h.local.Keys = h.beats, h.nodes.StopWorkload, a.sealer
+		h.servers.SetLocal(h.local)
 	}
-	close(h.wired)
 	s := peer.Serve(h.port.GRPC(), peer.Config{Leader: h.local, Node: h.here, Terms: h.terms, Log: a.log.Named("peer")}, h.port.ServerOptions()...)
 	a.closers.add(s.Close)
 	return nil
@@ -205,33 +200,8 @@ func (h *hosts) fenced(ref claim.WorkloadRef, since time.Time) string {
 	return strings.Join(did, "; ")
 }
 
-// Apply brings a command to the server that leads (cluster.Remote).
-func (h *hosts) Apply(ctx context.Context, entry []byte) (outcome []byte, err error) {
-	if err := h.await(ctx); err != nil {
-		return nil, err
-	}
-	return h.servers.Apply(ctx, entry)
-}
-
-// Query brings a query there (cluster.Remote).
-func (h *hosts) Query(ctx context.Context, query []byte) (answer []byte, err error) {
-	if err := h.await(ctx); err != nil {
-		return nil, err
-	}
-	return h.servers.Query(ctx, query)
-}
-
-func (h *hosts) await(ctx context.Context) error {
-	select {
-	case <-h.wired:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // known are the servers that can be asked.
-func (h *hosts) known() (all []peer.Member) {
+func (h *hosts) known() (all []route.Member) {
 	for _, m := range h.discovery.Servers() {
 		if m.Status != discovery.Left {
 			all = append(all, shownMember(m))
@@ -240,48 +210,14 @@ func (h *hosts) known() (all []peer.Member) {
 	return all
 }
 
-func (h *hosts) member(name string) (peer.Member, bool) {
+func (h *hosts) member(name string) (route.Member, bool) {
 	m, ok := h.discovery.Member(name)
 	return shownMember(m), ok
 }
 
-func shownMember(m discovery.Member) peer.Member {
-	return peer.Member{Name: m.Name, Addr: m.RPC, Server: m.Role == discovery.Server}
+func shownMember(m discovery.Member) route.Member {
+	return route.Member{Name: m.Name, Addr: m.RPC, Server: m.Role == discovery.Server}
 }
-
-// leading finds the server that answers for the ledger (server.Leader).
-type leading struct {
-	hosts   *hosts
-	cluster *cluster.Node // nil: this agent is no server
-	ledger  ledger
-}
-
-var errNoServer = errors.New("no server is known: see retry_join in the agent's configuration, and: pannier server members")
-
-func (l leading) IsLeader() bool { return l.cluster != nil && l.cluster.Leader() }
-
-// findTimeout bounds the search for a leader: it is begun again.
-const findTimeout = 5 * time.Second
-
-func (l leading) LeaderURL(ctx context.Context, sure bool) (*url.URL, http.RoundTripper, error) {
-	if l.cluster == nil && (sure || l.LeaderName() == "") {
-		// Whoever answers a query leads, and is remembered.
-		asking, cancel := context.WithTimeout(ctx, findTimeout)
-		defer cancel()
-		if _, _, err := l.ledger.Cluster(asking, cluster.Blocking{}); err != nil {
-			return nil, nil, err
-		}
-	}
-	m, ok := l.hosts.servers.Leader()
-	if !ok {
-		return nil, nil, errNoServer
-	}
-	return &url.URL{Scheme: "https", Host: m.Addr}, l.hosts.dialer.Transport(), nil
-}
-
-func (l leading) Misled(where *url.URL) { l.hosts.servers.Forget(where.Host) }
-
-func (l leading) LeaderName() string { return l.hosts.servers.LeaderName() }
 
 // clusterID is the id of the cluster, which has to have been formed.
 func (a *agent) clusterID(ctx context.Context) (string, error) {

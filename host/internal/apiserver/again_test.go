@@ -1,19 +1,19 @@
 package apiserver
 
 import (
-	"context"
 	"errors"
 	"net/http"
-	"net/url"
 	"sync"
 	"testing"
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -24,7 +24,6 @@ import (
 // twice is a leader whose first answer to each call is lost. With here it is the agent itself that
 // leads then.
 type twice struct {
-	url  *url.URL
 	to   http.RoundTripper
 	here bool
 
@@ -33,19 +32,13 @@ type twice struct {
 	seen  map[string]bool // calls
 }
 
-func (l *twice) IsLeader() bool {
+func (l *twice) Leader() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.leads
 }
 
-func (l *twice) LeaderURL(context.Context, bool) (*url.URL, http.RoundTripper, error) {
-	return l.url, l, nil
-}
-
-func (l *twice) Misled(*url.URL) {}
-
-func (l *twice) LeaderName() string { return "leader" }
+func (l *twice) Stats() cluster.Stats { return cluster.Stats{} }
 
 func (l *twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	l.lead(l.here)
@@ -78,7 +71,8 @@ func deletesOnce(t *testing.T, here bool) {
 	t.Cleanup(func() { check.NoError(t, port.Close()) })
 	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
-	lossy := &twice{url: &url.URL{Scheme: "https", Host: port.Addr().String()}, to: transport, here: here, leads: here, seen: map[string]bool{}}
+	lossy := &twice{to: transport, here: here, leads: here, seen: map[string]bool{}}
+	way := routeTo(lossy, reach{route.Member{Name: "leader", Addr: port.Addr().String(), Server: true}, lossy})
 	server := clustertest.Form(t, 1, clustertest.Options{}).Hosts()[0]
 	_, err = server.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
 		"fake": {ID: "fake", Type: claim.Monolith, Healthy: true, Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{}},
@@ -88,14 +82,14 @@ func deletesOnce(t *testing.T, here bool) {
 		c.Port, c.Ledger, c.SocketRoot = port, server, true
 		c.ACL = acl.NewResolver(acl.Here{Ledger: server}, 0, c.Logger)
 		if here {
-			c.Leader = lossy
+			c.Leader = way
 		}
 	})
 	manager, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"}))
 	check.NoError(t, err)
 	asked := leader
 	if !here {
-		asked = openHost(t, func(c *Config) { c.Leader = lossy })
+		asked = openHost(t, func(c *Config) { c.Leader = way })
 	}
 	client := asked.with(t, manager.Msg.GetSecret())
 

@@ -105,7 +105,7 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 	} else if err := s.access.check(c.peer); err != nil && (s.cfg.ACL == nil || !errors.Is(c.err, errNoCertificate)) {
 		return c, err
 	}
-	if call := answeringOf(ctx).call; call != "" {
+	if call := attemptOf(ctx).call; call != "" {
 		c.call = call
 	}
 	if s.cfg.ACL == nil {

@@ -1,17 +1,18 @@
 package apiserver
 
 import (
-	"context"
 	"net/http"
-	"net/url"
+	"slices"
 	"sync/atomic"
 	"testing"
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -19,33 +20,44 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// reach is where an agent's API is, and what brings requests there.
+// reach is a server, and what carries requests to it.
 type reach struct {
-	url *url.URL
+	route.Member
 	via http.RoundTripper
 }
 
-// deposed says that it leads as often as it is told to, and then that the next ones lead, one after
-// the other.
+// byAddress carries requests to servers, by their addresses.
+type byAddress map[string]http.RoundTripper
+
+func (b byAddress) RoundTrip(r *http.Request) (*http.Response, error) {
+	return b[r.URL.Host].RoundTrip(r)
+}
+
+// routeTo is an agent's way to servers. local says whether the agent itself leads.
+func routeTo(local route.Local, servers ...reach) *route.Router {
+	transport := byAddress{}
+	var members []route.Member
+	for _, s := range servers {
+		transport[s.Addr] = s.via
+		members = append(members, s.Member)
+	}
+	r := route.New(route.Config{Name: "n1", Servers: func() []route.Member { return slices.Clone(members) }, Transport: transport})
+	r.SetLocal(local)
+	return r
+}
+
+// deposed is an agent that leads as often as it is asked a number of times, and takes another for the leader then.
 type deposed struct {
-	leads atomic.Int32
-	next  []reach
-	asked atomic.Int32
+	leads  atomic.Int32
+	leader string
 }
 
-func (d *deposed) IsLeader() bool { return d.leads.Add(-1) >= 0 }
+func (d *deposed) Leader() bool { return d.leads.Add(-1) >= 0 }
 
-func (d *deposed) LeaderURL(context.Context, bool) (*url.URL, http.RoundTripper, error) {
-	next := d.next[min(int(d.asked.Load()), len(d.next)-1)]
-	return next.url, next.via, nil
-}
+func (d *deposed) Stats() cluster.Stats { return cluster.Stats{LeaderName: d.leader} }
 
-func (d *deposed) Misled(*url.URL) { d.asked.Add(1) }
-
-func (d *deposed) LeaderName() string { return "leader" }
-
-// TestDeposedLeader: who leads no more before a call is answered does not answer it, and the next
-// leader does, whether the caller asked the one or another agent, which took it for the leader.
+// TestDeposedLeader: a server that stops leading before it has answered a call does not answer it, and the next leader
+// does, whether the caller called that server or another agent, which took it for the leader.
 func TestDeposedLeader(t *testing.T) {
 	authority := pkitest.New(t)
 	listen := func(name string) (*transport.Port, reach) {
@@ -54,7 +66,7 @@ func TestDeposedLeader(t *testing.T) {
 		t.Cleanup(func() { check.NoError(t, port.Close()) })
 		via := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "asked").Client(pki.Server, name, "h2", "http/1.1"), ForceAttemptHTTP2: true}
 		t.Cleanup(via.CloseIdleConnections)
-		return port, reach{&url.URL{Scheme: "https", Host: port.Addr().String()}, via}
+		return port, reach{route.Member{Name: name, Addr: port.Addr().String(), Server: true}, via}
 	}
 	servers := clustertest.Form(t, 3, clustertest.Options{})
 	leader, follower := servers.WaitLeader(t), servers.Follower(t)
@@ -65,10 +77,10 @@ func TestDeposedLeader(t *testing.T) {
 
 	newPort, newLeader := listen("new")
 	openHost(t, func(c *Config) { c.Port, c.Ledger = newPort, leader })
-	was := &deposed{next: []reach{newLeader}}
+	was := &deposed{leader: "new"}
 	oldPort, oldLeader := listen("old")
-	old := openHost(t, func(c *Config) { c.Port, c.Ledger, c.Leader = oldPort, follower, was })
-	asked := openHost(t, func(c *Config) { c.Leader = &deposed{next: []reach{oldLeader, newLeader}} })
+	old := openHost(t, func(c *Config) { c.Port, c.Ledger, c.Leader = oldPort, follower, routeTo(was, newLeader) })
+	asked := openHost(t, func(c *Config) { c.Leader = routeTo(&deposed{leader: "old"}, oldLeader, newLeader) })
 
 	for _, row := range []struct {
 		what string

@@ -45,7 +45,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		allowed = true
 		i.logChange(need, call.Procedure, c, req.Any())
 		if resp, err = next(withCaller(ctx, c), req); err != nil {
-			answeringOf(ctx).inVain = errors.Is(err, cluster.ErrNotLeader)
+			attemptOf(ctx).deposed = errors.Is(err, cluster.ErrNotLeader)
 			return nil, withCode(ctx, err)
 		}
 		if !need.changes && time.Since(began) > long {

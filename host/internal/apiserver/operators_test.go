@@ -5,13 +5,14 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -26,30 +27,30 @@ type elsewhere struct {
 	asked  []*http.Request
 }
 
-func (e *elsewhere) IsLeader() bool {
+func (e *elsewhere) Leader() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.here
 }
 
-func (e *elsewhere) Misled(*url.URL) {}
+func (e *elsewhere) Stats() cluster.Stats { return cluster.Stats{} }
 
-func (e *elsewhere) LeaderName() string { return "leader" }
-
-func (e *elsewhere) LeaderURL(context.Context, bool) (*url.URL, http.RoundTripper, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.errs > 0 {
-		e.errs--
-		return nil, nil, errors.New("an election is under way")
-	}
-	return &url.URL{Scheme: "http", Host: "leader"}, e, nil
+// route is the way of another agent to the leader.
+func (e *elsewhere) route() *route.Router {
+	return routeTo(e, reach{route.Member{Name: "leader", Addr: "leader", Server: true}, e})
 }
 
 func (e *elsewhere) RoundTrip(r *http.Request) (*http.Response, error) {
 	e.mu.Lock()
+	if e.errs > 0 {
+		e.errs--
+		e.mu.Unlock()
+		return nil, errors.New("an election is under way")
+	}
 	e.asked = append(e.asked, r)
 	e.mu.Unlock()
+	r = r.Clone(r.Context())
+	r.URL.Scheme = "http"
 	transport := http.RoundTripper(&http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", e.socket)
 	}})
@@ -73,7 +74,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	leader := openHost(t)
 	leader.putNode(t, "known-to-the-leader")
 	e := &elsewhere{socket: leader.cfg.Socket}
-	h := openHost(t, func(c *Config) { c.Leader = e })
+	h := openHost(t, func(c *Config) { c.Leader = e.route() })
 	get := func(read *hostv1.ReadOptions) error {
 		_, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "known-to-the-leader", Read: read}))
 		return err
@@ -130,8 +131,8 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 // A request that was passed on is never passed on again, and who passed it on looks for the leader again.
 func TestNoRequestGoesRound(t *testing.T) {
 	first, second := &elsewhere{}, &elsewhere{}
-	a := openHost(t, func(c *Config) { c.Leader = first })
-	b := openHost(t, func(c *Config) { c.Leader = second })
+	a := openHost(t, func(c *Config) { c.Leader = first.route() })
+	b := openHost(t, func(c *Config) { c.Leader = second.route() })
 	first.socket, second.socket = b.cfg.Socket, a.cfg.Socket
 	done := make(chan error, 1)
 	go func() {
@@ -152,7 +153,7 @@ func TestNoRequestGoesRound(t *testing.T) {
 
 func TestARequestThatIsTooLargeIsNotPassedOn(t *testing.T) {
 	e := &elsewhere{}
-	h := openHost(t, func(c *Config) { c.Leader = e })
+	h := openHost(t, func(c *Config) { c.Leader = e.route() })
 	s := spec("v")
 	s.Parameters = map[string]string{"big": strings.Repeat("x", maxRequest+1)}
 	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))

@@ -24,6 +24,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -82,8 +83,8 @@ type Config struct {
 	// SecretsKeys are the keys that it seals with; nil: this agent is no server.
 	SecretsKeys *rotation.Keeper
 
-	// Leader answers for the ledger where this agent does not lead; nil: it is alone.
-	Leader Leader
+	// Leader is the way to the server that leads; nil: this host is alone.
+	Leader *route.Router
 	// Nodes are the cluster's; nil: this agent is alone, or never leads.
 	Nodes Nodes
 	// Raft, Discovery and Heartbeats are nil where there is none: on a node that is no server,
@@ -333,7 +334,7 @@ type Discovery interface {
 	RemoveKey(key string) (discovery.Keys, error)
 }
 
-// Heartbeats are what the leader has heard of nodes (watcher.Heartbeats).
+// Heartbeats are what the leader has heard of nodes (heartbeat.Tracker).
 type Heartbeats interface {
 	// Known is when the node's last heartbeat was answered, and until when its claims are left
 	// alone unless it is heard from again; each zero where it is not known.

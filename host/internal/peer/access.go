@@ -265,47 +265,55 @@ func (n caller) known(registers bool) error {
 	}
 }
 
-// mayNode says whether a node may make this call. Of the commands that it carries, an admission
-// says so.
+// mayNode says whether a node may make this call. Commands and queries are checked where they are decoded.
 func mayNode(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
-	if _, is := req.(*peerv1.ApplyRequest); is {
+	switch req.(type) {
+	case *peerv1.ApplyRequest, *peerv1.QueryRequest:
 		return nil
 	}
 	n, err := look(ctx, ledger, peer)
-	if err == nil {
-		err = n.known(false)
-	}
-	query, is := req.(*peerv1.QueryRequest)
-	if err != nil || !is {
-		return err
-	}
-	q, err := command.DecodeQuery(query.GetQuery())
 	if err != nil {
 		return err
 	}
-	return allowed(ctx, queries, n, q)
+	return n.known(false)
 }
 
-// admission says whether the caller may send a command.
-type admission func(ctx context.Context, c command.Command) error
-
-// admits looks at the caller once, for all the commands of a call.
-func admits(ctx context.Context, ledger Reader) (admission, error) {
+// sender is the node that sends commands or queries; not isNode: a server does, and may send all.
+func sender(ctx context.Context, ledger Reader) (n caller, isNode bool, err error) {
 	peer, ok := transport.PeerFrom(ctx)
 	switch {
 	case ok && peer.Role == pki.Server:
-		return func(context.Context, command.Command) error { return nil }, nil
+		return n, false, nil
 	case !ok || peer.Role != pki.Node:
-		return nil, denied("only agents send commands")
+		return n, false, denied("only agents send commands and queries")
 	}
-	n, err := look(ctx, ledger, peer)
-	return func(ctx context.Context, c command.Command) error {
-		_, registers := c.(*command.PutNode)
-		if err := n.known(registers); err != nil {
-			return err
-		}
-		return allowed(ctx, commands, n, c)
-	}, err
+	n, err = look(ctx, ledger, peer)
+	return n, true, err
+}
+
+// admitCommand says whether a node may send a command.
+func (n caller) admitCommand(ctx context.Context, c command.Command) error {
+	_, registers := c.(*command.PutNode)
+	if err := n.known(registers); err != nil {
+		return err
+	}
+	return allowed(ctx, commands, n, c)
+}
+
+// admitQuery reads a query, and says whether its sender may send it.
+func admitQuery(ctx context.Context, ledger Reader, query []byte) (command.Query, error) {
+	n, isNode, err := sender(ctx, ledger)
+	if err == nil && isNode {
+		err = n.known(false)
+	}
+	if err != nil {
+		return nil, err
+	}
+	q, err := command.DecodeQuery(query)
+	if err == nil && isNode {
+		err = allowed(ctx, queries, n, q)
+	}
+	return q, err
 }
 
 // mayCall says whether a certificate may be used for the call at all.

@@ -35,11 +35,11 @@ type bundles struct {
 // queue is what waits for one server.
 type queue struct {
 	calls   int
-	waiting []*errand
+	waiting []*pendingCommand
 }
 
-// errand is one command on its way.
-type errand struct {
+// pendingCommand is one command on its way.
+type pendingCommand struct {
 	ctx   context.Context // its caller's
 	entry []byte
 	done  chan struct{} // closed when the rest is filled in
@@ -54,7 +54,7 @@ func newBundles(node string, secret Secret) *bundles {
 
 // apply brings one command to a server.
 func (b *bundles) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
-	c := &errand{ctx: ctx, entry: entry, done: make(chan struct{})}
+	c := &pendingCommand{ctx: ctx, entry: entry, done: make(chan struct{})}
 	b.mu.Lock()
 	q := b.to[to.conn]
 	if q == nil {
@@ -88,7 +88,7 @@ func (b *bundles) run(to service, q *queue) {
 
 // next takes what waits, without those whose callers have left. Where that is nothing, the
 // caller's calls are over.
-func (b *bundles) next(to service, q *queue) (bundle []*errand) {
+func (b *bundles) next(to service, q *queue) (bundle []*pendingCommand) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	size := 0
@@ -109,7 +109,7 @@ func (b *bundles) next(to service, q *queue) (bundle []*errand) {
 }
 
 // call makes one call and says what became of each command.
-func (b *bundles) call(to service, bundle []*errand) {
+func (b *bundles) call(to service, bundle []*pendingCommand) {
 	ctx, cancel := context.WithTimeout(context.Background(), applyPatience)
 	defer cancel()
 	req := &peerv1.ApplyRequest{Node: b.node}
@@ -139,13 +139,4 @@ func outcomeOf(a *peerv1.Applied) (outcome []byte, err error) {
 		return nil, status.Errorf(codes.Internal, "the server's error cannot be read: %v", err)
 	}
 	return nil, status.ErrorProto(s)
-}
-
-// appliedOf is the other way round. The error is that of writing it down.
-func appliedOf(outcome []byte, err error) (*peerv1.Applied, error) {
-	if err == nil {
-		return &peerv1.Applied{Outcome: outcome}, nil
-	}
-	text, err := proto.Marshal(status.Convert(err).Proto())
-	return &peerv1.Applied{Error: text}, err
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -88,7 +89,7 @@ func uncertain(err error) bool {
 }
 
 // notLeader is what a caller is told who asked a server that does not lead.
-func notLeader(leader Member, uncertain bool, why error) error {
+func notLeader(leader route.Member, uncertain bool, why error) error {
 	s := status.New(codes.FailedPrecondition, why.Error())
 	detailed, err := s.WithDetails(&peerv1.NotLeader{Leader: leader.Name, Address: leader.Addr, Uncertain: uncertain})
 	if err != nil {

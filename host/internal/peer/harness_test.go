@@ -22,6 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
@@ -135,7 +136,10 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 			},
 		}
 	}
-	a.Servers = NewServers(ServersConfig{Name: name, Secret: a.secret, Servers: w.known, Dialer: a.dialer, Local: a.leader, Terms: terms})
+	a.Servers = NewServers(ServersConfig{Name: name, Secret: a.secret, Servers: w.known, Dialer: a.dialer, Terms: terms})
+	if a.leader != nil {
+		a.SetLocal(a.leader)
+	}
 	for _, c := range change {
 		c(a)
 	}
@@ -150,25 +154,25 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 // close ends what the agent serves; its ledger goes on.
 func (a *agent) close() error { return errors.Join(a.server.Close(), a.port.Close(), a.dialer.Close()) }
 
-func (w *world) members() []Member {
+func (w *world) members() []route.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var out []Member
+	var out []route.Member
 	for _, a := range w.agents {
-		out = append(out, Member{Name: a.name, Addr: a.port.Addr().String(), Server: a.role == pki.Server})
+		out = append(out, route.Member{Name: a.name, Addr: a.port.Addr().String(), Server: a.role == pki.Server})
 	}
 	return out
 }
 
-func (w *world) known() []Member {
-	return slices.DeleteFunc(w.members(), func(m Member) bool { return !m.Server })
+func (w *world) known() []route.Member {
+	return slices.DeleteFunc(w.members(), func(m route.Member) bool { return !m.Server })
 }
 
-func (w *world) member(name string) (Member, bool) {
+func (w *world) member(name string) (route.Member, bool) {
 	all := w.members()
-	at := slices.IndexFunc(all, func(m Member) bool { return m.Name == name })
+	at := slices.IndexFunc(all, func(m route.Member) bool { return m.Name == name })
 	if at < 0 {
-		return Member{}, false
+		return route.Member{}, false
 	}
 	return all[at], true
 }

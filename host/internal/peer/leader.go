@@ -11,17 +11,10 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/sdk/storage"
 )
-
-// Member is an agent as serf knows it.
-type Member struct {
-	Name string
-	Addr string // host:port of its rpc port
-	// Server: it keeps the ledger.
-	Server bool
-}
 
 // Reader reads this server's own ledger.
 type Reader interface {
@@ -35,12 +28,11 @@ type Ledger interface {
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	// ApplyFor brings commands into the log and says what became of each.
 	ApplyFor(ctx context.Context, commands ...command.Command) []cluster.Applied
-	// AnswerQuery answers an encoded query with what is agreed on at this moment.
-	AnswerQuery(ctx context.Context, query []byte) (answer []byte, err error)
+	// AnswerQuery answers a query with what is agreed on at this moment.
+	AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error)
 	// Term is the one in which this server leads; 0: it does not.
 	Term() uint64
-	// Stats tell who leads.
-	Stats() cluster.Stats
+	route.Local
 }
 
 // Heartbeats are the leader's count of which nodes it has heard from
@@ -75,20 +67,17 @@ type Leader struct {
 	// Stop asks a node to stop a workload (Nodes.StopWorkload).
 	Stop func(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
 	// Servers are the cluster's, as serf knows them.
-	Servers func() []Member
+	Servers func() []route.Member
 }
 
-// leads says whether this server leads.
-func (l *Leader) leads() bool { return l.Ledger.Term() != 0 }
-
 // leading is the server that leads, as far as this one knows.
-func (l *Leader) leading() Member {
+func (l *Leader) leading() route.Member {
 	name := l.Ledger.Stats().LeaderName
 	all := l.Servers()
-	if at := slices.IndexFunc(all, func(m Member) bool { return m.Name == name }); at >= 0 {
+	if at := slices.IndexFunc(all, func(m route.Member) bool { return m.Name == name }); at >= 0 {
 		return all[at]
 	}
-	return Member{Name: name}
+	return route.Member{Name: name}
 }
 
 // Attach attaches a volume that a node holds a claim on to that node. The modes are those
@@ -106,7 +95,7 @@ func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, c
 		_, _, err := l.held(ctx, node, ref)
 		return err
 	})
-	if err != nil && !l.leads() {
+	if err != nil && !l.Ledger.Leader() {
 		// It failed since another server leads, or that one will say why: an attach may be repeated.
 		err = fmt.Errorf("%w: %w", cluster.ErrNotLeader, err)
 	}

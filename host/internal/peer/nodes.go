@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -20,7 +21,7 @@ type NodesConfig struct {
 	Name  string
 	Local *Node
 	// Member finds an agent by its name; false: nobody knows where it is.
-	Member func(name string) (Member, bool)
+	Member func(name string) (route.Member, bool)
 	Dialer Dialer
 	// Term is the one in which this server leads; 0: it does not.
 	Term func() uint64

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 )
@@ -75,10 +76,10 @@ func TestNoServerLeads(t *testing.T) {
 	if _, err := n1.client().EndRun(ctx, claim.Run{Ref: ref("a"), Node: "n1"}); !errors.Is(err, cluster.ErrUncertain) {
 		t.Errorf("a command: %v", err)
 	}
-	alone := NewServers(ServersConfig{Name: "x", Servers: func() []Member { return nil }, Terms: &Terms{}})
+	alone := NewServers(ServersConfig{Name: "x", Servers: func() []route.Member { return nil }, Dialer: n1.dialer, Terms: &Terms{}})
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := alone.Apply(ctx, nil); !errors.Is(err, cluster.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
+	if _, err := alone.Apply(ctx, &command.EndWorkload{Ref: ref("a")}); !errors.Is(err, cluster.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
 		t.Errorf("no server at all: %v", err)
 	}
 }
@@ -251,12 +252,8 @@ func TestARepeatedCommandIsAppliedOnce(t *testing.T) {
 	n1.register(t)
 	c := &command.StartWorkload{Ref: ref("a"), Node: "n1"}
 	command.SetKey(c, "once")
-	entry, err := command.Encode(c)
-	must(t, err)
 	for range 2 {
-		outcome, err := n1.Apply(within(t), entry)
-		must(t, err)
-		got, err := command.DecodeOutcome(c, outcome)
+		got, err := n1.Apply(within(t), c)
 		must(t, err)
 		if result, ok := got.(command.StartWorkloadResult); !ok || !result.Created {
 			t.Errorf("%+v", got)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/secrets"
@@ -25,12 +26,12 @@ func (s *Servers) SecretsKeys(ctx context.Context, ids ...string) (found []secre
 		want[id] = true
 	}
 	var errs []error
-	for _, m := range s.servers() {
+	for _, m := range s.Servers() {
 		if m.Name == s.cfg.Name || len(want) == 0 {
 			continue
 		}
 		resp := &peerv1.SecretsKeysResponse{}
-		errs = append(errs, s.call(ctx, m, func(ctx context.Context, c peerv1.ServersServiceClient) (err error) {
+		errs = append(errs, s.callServer(ctx, m, func(ctx context.Context, c peerv1.ServersServiceClient) (err error) {
 			resp, err = c.SecretsKeys(ctx, &peerv1.SecretsKeysRequest{Node: s.cfg.Name, Ids: ids})
 			return err
 		}))
@@ -48,9 +49,9 @@ func (s *Servers) SecretsKeys(ctx context.Context, ids ...string) (found []secre
 // OfferSecretsKey gives a server a key that the ledger is about to name. It has the key
 // on its disk when the error is nil. Only the leader may.
 func (s *Servers) OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error {
-	for _, m := range s.servers() {
+	for _, m := range s.Servers() {
 		if m.Name == server {
-			return s.call(withTerm(ctx, s.cfg.Local.Ledger.Term()), m, func(ctx context.Context, c peerv1.ServersServiceClient) error {
+			return s.callServer(withTerm(ctx, s.local.Load().Ledger.Term()), m, func(ctx context.Context, c peerv1.ServersServiceClient) error {
 				_, err := c.OfferSecretsKey(ctx, &peerv1.OfferSecretsKeyRequest{Node: s.cfg.Name, Key: key.Material()})
 				return err
 			})
@@ -59,8 +60,8 @@ func (s *Servers) OfferSecretsKey(ctx context.Context, server string, key secret
 	return fmt.Errorf("server %q is no member of the cluster now (see: pannier server members)", server)
 }
 
-// call asks one server, whether it leads or not.
-func (s *Servers) call(ctx context.Context, m Member, fn func(ctx context.Context, c peerv1.ServersServiceClient) error) error {
+// callServer asks one server, whether it leads or not.
+func (s *Servers) callServer(ctx context.Context, m route.Member, fn func(ctx context.Context, c peerv1.ServersServiceClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, keysPatience)
 	defer cancel()
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)

@@ -102,7 +102,7 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 		return g.Terms.check(ctx)
 	case who == amongServers:
 		return nil
-	case !g.Leader.leads():
+	case !g.Leader.Ledger.Leader():
 		return errPassOn
 	case peer.Role == pki.Node:
 		return mayNode(ctx, g.Leader.Ledger, peer, req)

@@ -2,46 +2,41 @@ package peer
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"maps"
-	"math/rand/v2"
+	"net/http"
 	"slices"
-	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
-	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
-// How long one server is waited for before another is asked. A server that is cut off is
-// found out earlier, by the connection (rpc).
+// How long one server may take before another is asked. A server that is cut off is noticed earlier, by the connection
+// (package transport).
 const (
 	applyPatience     = 10 * time.Second
-	queryPatience     = 10 * time.Second // and what the query itself waits for
+	queryPatience     = 10 * time.Second // besides what the query itself waits for
 	heartbeatPatience = 3 * time.Second
-	// Calls that end in one to a driver or to Consul have their bounds there.
-	callPatience = 3 * time.Minute
+	callPatience      = 3 * time.Minute // calls that end at a driver or Consul have their own bounds there
 )
 
-// The pause after all servers were asked and none led: an election takes about a second, and the new
-// leader is to be found soon after.
-const (
-	firstPause   = 50 * time.Millisecond
-	longestPause = 150 * time.Millisecond
-)
-
-// Dialer gives connections to agents (rpc.Dialer).
+// Dialer connects to agents (*transport.Dialer).
 type Dialer interface {
 	Conn(addr, name string, role pki.Role) (*grpc.ClientConn, error)
+	// Transport carries requests of the API to servers.
+	Transport() http.RoundTripper
 }
 
 // ServersConfig is what Servers work with.
@@ -50,84 +45,81 @@ type ServersConfig struct {
 	Name   string
 	Secret Secret
 	// Servers are the cluster's, as serf knows them.
-	Servers func() []Member
+	Servers func() []route.Member
 	Dialer  Dialer
-	// Local is what this agent does itself while it leads; nil: it is no server.
-	Local *Leader
 	// Terms of leaders that this agent has seen.
 	Terms *Terms
 }
 
-// Servers are the cluster's servers as an agent asks them: whoever leads answers, found
-// and waited for until the caller's context ends. Where this agent itself leads, no
-// connection is made. It is safe for concurrent use. A call that carries commands goes on for
-// a moment after their callers have left.
+// Servers are the cluster's servers as an agent calls them: the one that leads answers, found and waited for until the
+// caller's context ends. Where this agent's own server leads, no connection is made. They are safe for concurrent use. A
+// call that carries commands goes on for a moment after their callers have left.
 type Servers struct {
+	*route.Router
 	cfg     ServersConfig
+	local   atomic.Pointer[Leader]
 	bundles *bundles
-
-	mu     sync.Mutex
-	leader string // that answered last
 }
 
 // NewServers makes Servers.
 func NewServers(cfg ServersConfig) *Servers {
-	return &Servers{cfg: cfg, bundles: newBundles(cfg.Name, cfg.Secret)}
+	s := &Servers{cfg: cfg, bundles: newBundles(cfg.Name, cfg.Secret)}
+	s.Router = route.New(route.Config{Name: cfg.Name, Servers: cfg.Servers, Transport: cfg.Dialer.Transport(), Probe: s.probe})
+	return s
 }
 
-// Apply brings an encoded command to the leader and returns its encoded outcome. It is sent
-// again where it is not known whether it was taken: it must have a key. Errors, when ctx
-// ends: cluster.ErrUncertain, or cluster.ErrNotLeader where it was certainly not taken.
-func (s *Servers) Apply(ctx context.Context, entry []byte) (outcome []byte, err error) {
-	err = s.do(ctx, request{
-		patience: applyPatience, changes: true,
-		here: func(ctx context.Context, l *Leader) error {
-			c, err := command.Decode(entry)
-			if err != nil {
-				return err
-			}
-			applied := l.Ledger.ApplyFor(ctx, c)[0]
-			outcome = applied.Outcome
-			return applied.Err
-		},
-		there: func(ctx context.Context, c service) error {
-			outcome, err = s.bundles.apply(ctx, c, entry)
-			return err
-		},
-	})
-	return outcome, err
+// SetLocal has calls answered by this agent's own server from now on while that leads.
+func (s *Servers) SetLocal(l *Leader) {
+	s.local.Store(l)
+	s.Router.SetLocal(l.Ledger)
 }
 
-// Query brings an encoded query to the leader and returns the encoded answer. The error is
-// cluster.ErrNotLeader when ctx ends.
-func (s *Servers) Query(ctx context.Context, query []byte) (answer []byte, err error) {
-	q, err := command.DecodeQuery(query)
+// Apply brings a command to the leader (cluster.Remote). It is sent again where it is not known whether it was applied, so
+// it must have a key. Errors of the way there, when ctx ends: cluster.ErrUncertain, or cluster.ErrNotLeader where it was
+// certainly not applied.
+func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err error) {
+	entry, err := command.Encode(c)
 	if err != nil {
 		return nil, err
 	}
-	err = s.do(ctx, request{
-		patience: queryPatience + q.Blocks().Wait,
-		here: func(ctx context.Context, l *Leader) error {
-			answer, err = l.Ledger.AnswerQuery(ctx, query)
-			return err
+	var outcome []byte // of another server
+	err = s.do(ctx, applyPatience, true,
+		func(ctx context.Context, l *Leader) error {
+			applied := l.Ledger.ApplyFor(ctx, c)[0]
+			result = applied.Result
+			return applied.Err
 		},
-		there: func(ctx context.Context, c service) error {
-			resp, err := c.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
-			answer = resp.GetAnswer()
+		func(ctx context.Context, to service) (err error) {
+			outcome, err = s.bundles.apply(ctx, to, entry)
 			return err
-		},
-	})
-	return answer, err
+		})
+	if err != nil || outcome == nil {
+		return result, err
+	}
+	return command.DecodeOutcome(c, outcome)
 }
 
-// request is one thing that the leader is asked.
-type request struct {
-	// patience is how long one server is waited for.
-	patience time.Duration
-	// changes: it may have its effect though no answer came.
-	changes bool
-	here    func(ctx context.Context, l *Leader) error
-	there   func(ctx context.Context, c service) error
+// Query brings a query to the leader (cluster.Remote). The error of the way there is cluster.ErrNotLeader when ctx ends.
+func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
+	query, err := command.EncodeQuery(q)
+	if err != nil {
+		return nil, 0, err
+	}
+	var encoded []byte // by another server
+	err = s.do(ctx, queryPatience+q.Blocks().Wait, false,
+		func(ctx context.Context, l *Leader) (err error) {
+			answer, index, err = l.Ledger.AnswerQuery(ctx, q)
+			return err
+		},
+		func(ctx context.Context, to service) error {
+			resp, err := to.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
+			encoded = resp.GetAnswer()
+			return err
+		})
+	if err != nil || encoded == nil {
+		return answer, index, err
+	}
+	return command.DecodeAnswer(q, encoded)
 }
 
 // service is one server's, over its connection.
@@ -136,52 +128,39 @@ type service struct {
 	conn *grpc.ClientConn
 }
 
-// do asks the leader, whoever it is, until ctx ends.
-func (s *Servers) do(ctx context.Context, r request) error {
-	pause := &backoff.ExponentialBackOff{InitialInterval: firstPause, MaxInterval: longestPause, Multiplier: 2, RandomizationFactor: 0.5}
-	pause.Reset()
-	tried := &attempts{why: map[string]error{}}
-	for {
-		if done, err := s.round(ctx, r, tried); done {
+// do makes one call on the leader: here, or on another server. changes: it may have its effect though no answer comes.
+func (s *Servers) do(ctx context.Context, patience time.Duration, changes bool,
+	here func(ctx context.Context, l *Leader) error, there func(ctx context.Context, to service) error,
+) error {
+	return s.Do(ctx, route.Call{
+		Patience: patience,
+		Here: func(ctx context.Context) error {
+			err := here(ctx, s.local.Load())
+			if passedOn(err) {
+				return &route.NotLeader{Uncertain: changes && uncertain(err), Err: err}
+			}
 			return err
-		}
-		select {
-		case <-ctx.Done():
-			return tried.err(context.Cause(ctx))
-		case <-time.After(pause.NextBackOff()):
-		}
-	}
+		},
+		There: func(ctx context.Context, m route.Member) error { return s.call(ctx, m, changes, there) },
+	})
 }
 
-// round asks each server once, those first who may lead. done: there is an answer.
-func (s *Servers) round(ctx context.Context, r request, tried *attempts) (done bool, err error) {
-	if l := s.cfg.Local; l != nil && l.leads() {
-		err := r.here(ctx, l)
-		if !passedOn(err) {
-			return true, err
-		}
-		tried.note(s.cfg.Name, err, r.changes && uncertain(err))
+// call makes one call on a server. The error is its answer, or a *route.NotLeader.
+func (s *Servers) call(ctx context.Context, m route.Member, changes bool, there func(ctx context.Context, to service) error) error {
+	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
+	if err != nil {
+		err = status.Error(codes.Unavailable, err.Error())
+	} else {
+		err = there(s.cfg.Secret.with(ctx), service{peerv1.NewServersServiceClient(conn), conn})
 	}
-	asked := map[string]bool{s.cfg.Name: true}
-	for queue := s.servers(); len(queue) > 0 && ctx.Err() == nil; {
-		m := queue[0]
-		queue = queue[1:]
-		if asked[m.Name] {
-			continue
-		}
-		asked[m.Name] = true
-		err := s.ask(ctx, m, r)
-		if isAnswer(err) {
-			s.remember(m.Name)
-			return true, received(err)
-		}
-		redirect, ok := detail[*peerv1.NotLeader](err)
-		tried.note(m.Name, received(err), r.changes && (!ok || redirect.GetUncertain()))
-		if next := redirect.GetLeader(); ok && !asked[next] {
-			queue = slices.Insert(queue, 0, s.find(queue, next, redirect.GetAddress())...)
-		}
+	if isAnswer(err) {
+		return received(err)
 	}
-	return false, nil
+	redirect, ok := detail[*peerv1.NotLeader](err)
+	return &route.NotLeader{
+		Leader:    route.Member{Name: redirect.GetLeader(), Addr: redirect.GetAddress()},
+		Uncertain: changes && (!ok || redirect.GetUncertain()), Err: received(err),
+	}
 }
 
 // isAnswer says that another server would say the same.
@@ -197,125 +176,146 @@ func isAnswer(err error) bool {
 	}
 }
 
-// ask asks one server.
-func (s *Servers) ask(ctx context.Context, m Member, r request) error {
-	ctx, cancel := context.WithTimeout(ctx, r.patience)
-	defer cancel()
-	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
+// probe asks a server for the cluster's identity, which only the leader answers.
+func (s *Servers) probe(ctx context.Context, m route.Member) error {
+	query, err := command.EncodeQuery(&command.QueryCluster{})
 	if err != nil {
-		return status.Error(codes.Unavailable, err.Error())
+		return err
 	}
-	return r.there(s.cfg.Secret.with(ctx), service{peerv1.NewServersServiceClient(conn), conn})
+	return s.call(ctx, m, false, func(ctx context.Context, to service) error {
+		_, err := to.Query(ctx, &peerv1.QueryRequest{Node: s.cfg.Name, Query: query})
+		return err
+	})
 }
 
-// servers are all in the order in which they are asked: the one that answered last, or
-// leads as far as this server knows, then the others in any order.
-func (s *Servers) servers() []Member {
-	all := s.cfg.Servers()
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	s.mu.Lock()
-	first := s.leader
-	s.mu.Unlock()
-	if l := s.cfg.Local; l != nil {
-		if name := l.Ledger.Stats().LeaderName; name != "" {
-			first = name
-		}
-	}
-	if at := slices.IndexFunc(all, func(m Member) bool { return m.Name == first }); at > 0 {
-		all[0], all[at] = all[at], all[0]
-	}
-	return all
+// leader is a client of the server that leads. patience bounds each attempt at another server.
+func (s *Servers) leader(patience time.Duration) peerv1.ServersServiceClient {
+	return peerv1.NewServersServiceClient(leaderConn{s, patience})
 }
 
-// find is the server of that name: one of those that are known, or at the address that
-// another one told.
-func (s *Servers) find(known []Member, name, addr string) []Member {
-	if at := slices.IndexFunc(known, func(m Member) bool { return m.Name == name }); at >= 0 {
-		return known[at : at+1 : at+1]
+// leaderConn makes calls on the server that leads. They may all be repeated.
+type leaderConn struct {
+	servers  *Servers
+	patience time.Duration
+}
+
+// Invoke makes one call.
+func (c leaderConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return c.servers.do(ctx, c.patience, false,
+		func(ctx context.Context, l *Leader) error {
+			return invoke(ctx, serversService{leader: l}, method, args, reply)
+		},
+		func(ctx context.Context, to service) error { return to.conn.Invoke(ctx, method, args, reply, opts...) })
+}
+
+// NewStream is for streams, which servers do not serve to agents.
+func (leaderConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Errorf(codes.Unimplemented, "servers serve no stream %s", method)
+}
+
+// invoke calls a method of the servers' service without a connection.
+func invoke(ctx context.Context, s serversService, method string, args, reply any) error {
+	desc := peerv1.ServersService_ServiceDesc
+	at := slices.IndexFunc(desc.Methods, func(m grpc.MethodDesc) bool { return method == "/"+desc.ServiceName+"/"+m.MethodName })
+	if at < 0 {
+		return status.Errorf(codes.Unimplemented, "servers do not serve %s", method)
 	}
-	if name == "" || addr == "" {
-		return nil
+	resp, err := desc.Methods[at].Handler(s, ctx, func(req any) error { return assign(req, args) }, nil)
+	if err != nil {
+		return err
 	}
-	return []Member{{Name: name, Addr: addr, Server: true}}
+	return assign(reply, resp)
 }
 
-// Leader is the server that leads, as far as this agent knows, or any server; false where
-// none is known.
-func (s *Servers) Leader() (Member, bool) {
-	all := s.servers()
-	if len(all) == 0 {
-		return Member{}, false
+// assign copies a message into an empty one of its type.
+func assign(to, from any) error {
+	dst, ok := to.(proto.Message)
+	src, is := from.(proto.Message)
+	if !ok || !is {
+		return fmt.Errorf("%T and %T are no messages", to, from)
 	}
-	return all[0], true
+	proto.Merge(dst, src)
+	return nil
 }
 
-// LeaderName is the server that answered as the leader last; empty: none has yet.
-func (s *Servers) LeaderName() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.leader
-}
+var _ grpc.ClientConnInterface = leaderConn{}
 
-// Forget takes back that the server at an address leads: who is asked next is any of them, until
-// one answers as the leader.
-func (s *Servers) Forget(addr string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, m := range s.cfg.Servers() {
-		if m.Addr == addr && m.Name == s.leader {
-			s.leader = ""
-		}
+// Heartbeat tells the leader that this node is alive (lease.Servers). The leader makes sure first that it still leads.
+func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease.Answer, error) {
+	resp, err := s.leader(heartbeatPatience).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, Sequence: seq})
+	if err == nil {
+		err = s.cfg.Terms.Seen(resp.GetTerm())
 	}
-}
-
-func (s *Servers) remember(leader string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leader = leader
-}
-
-// attempts are what became of asking the servers.
-type attempts struct {
-	why       map[string]error // by server, the last
-	uncertain bool
-}
-
-func (a *attempts) note(server string, why error, uncertain bool) {
-	a.why[server] = why
-	a.uncertain = a.uncertain || uncertain
-}
-
-// err is the error when the caller does not wait any longer.
-func (a *attempts) err(cause error) error {
-	is := cluster.ErrNotLeader
-	what := "no server that leads was reached"
-	if a.uncertain {
-		is, what = cluster.ErrUncertain, "no server has confirmed it"
+	if err != nil {
+		return lease.Answer{}, fmt.Errorf("heartbeat of node %q: %w", node, err)
 	}
-	var text []string
-	for _, name := range slices.Sorted(maps.Keys(a.why)) {
-		text = append(text, fmt.Sprintf("server %q: %v", name, a.why[name]))
-	}
-	if len(text) == 0 {
-		text = []string{"no server is known: see retry_join in the agent's configuration, and: pannier server members"}
-	}
-	return &unreached{text: what + " (" + strings.Join(text, "; ") + ")", is: []error{is, cause}}
+	return lease.Answer{
+		Status: claim.NodeStatus(resp.GetStatus()), Index: resp.GetIndex(),
+		Liveness: claim.Liveness{
+			HeartbeatTTL: resp.GetHeartbeatTtl().AsDuration(), StopAfter: resp.GetStopAfter().AsDuration(), Margin: resp.GetMargin().AsDuration(),
+		},
+	}, nil
 }
 
-// unreached: the caller's context ended before a leader had answered.
-type unreached struct {
-	text string
-	is   []error
+// Attach attaches a volume that this node holds a claim on to this node (CSI spec, ControllerPublishVolume), through a
+// controller that the leader picks.
+func (s *Servers) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
+	resp, err := s.leader(callPatience).Attach(ctx, &peerv1.AttachRequest{
+		Node: node, Namespace: v.Namespace, Volume: v.ID,
+		AccessMode: string(capability.AccessMode), AttachmentMode: string(capability.AttachmentMode),
+		FsType: capability.FSType, MountFlags: capability.MountFlags, VolumeMountGroup: capability.VolumeMountGroup,
+	})
+	return resp.GetPublishContext(), err
 }
 
-func (e *unreached) Error() string { return e.text + ": " + e.is[1].Error() }
-
-func (e *unreached) Unwrap() []error { return e.is }
-
-// GRPCStatus tells callers that look at codes that it is worth another try.
-func (e *unreached) GRPCStatus() *status.Status {
-	if errors.Is(e.is[1], context.Canceled) {
-		return status.New(codes.Canceled, e.Error())
+// VolumeSecrets are the secrets of a volume that this node holds a claim on.
+func (s *Servers) VolumeSecrets(ctx context.Context, v claim.Volume) (secrets map[string]string, err error) {
+	if len(v.SealedSecrets) == 0 {
+		return nil, nil
 	}
-	return status.New(codes.Unavailable, e.Error())
+	resp, err := s.leader(queryPatience).VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
+	return resp.GetSecrets(), err
+}
+
+// StopWorkload requests the end of a workload that one of this node's waits for, and does not wait for it. The leader
+// looks up which node it runs on.
+func (s *Servers) StopWorkload(ctx context.Context, _ string, ref claim.WorkloadRef, reason string) error {
+	_, err := s.leader(callPatience).ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{
+		Node: s.cfg.Name, Namespace: ref.Namespace, Workload: ref.ID, Reason: reason,
+	})
+	return err
+}
+
+// IntendToken notes in the ledger that Consul will be asked for a token.
+func (s *Servers) IntendToken(ctx context.Context, t claim.Token) error {
+	encoded, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	_, err = s.leader(callPatience).IntendToken(ctx, &peerv1.IntendTokenRequest{Node: s.cfg.Name, Token: encoded})
+	return err
+}
+
+// DeriveToken has the leader ask Consul for the token that the ledger knows as t.ID.
+func (s *Servers) DeriveToken(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
+	encoded, err := json.Marshal(t)
+	if err != nil {
+		return derived, "", err
+	}
+	resp, err := s.leader(callPatience).DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: s.cfg.Name, Token: encoded})
+	if err != nil {
+		return derived, "", err
+	}
+	derived, err = decode[claim.Token](resp.GetToken())
+	return derived, resp.GetSecret(), err
+}
+
+// RevokeToken has the leader revoke a token.
+func (s *Servers) RevokeToken(ctx context.Context, t claim.Token, secret string) error {
+	encoded, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	_, err = s.leader(callPatience).RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
+	return err
 }

@@ -7,72 +7,82 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// serversService serves what agents ask of the leader. Who calls was checked before
-// (guard): node is the caller, and this server leads.
+// serversService serves what agents ask of the leader. The guard has checked that this server leads, and that the node
+// that a request names is the caller.
 type serversService struct {
 	peerv1.UnimplementedServersServiceServer
 	leader *Leader
 	guard  *guard
 }
 
-// Apply lets each command in, or not, for itself.
+// Apply admits or refuses each command by itself, and applies the admitted ones together.
 func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*peerv1.ApplyResponse, error) {
 	if n := len(req.GetEntries()); n == 0 || n > maxEntries {
 		return nil, status.Errorf(codes.InvalidArgument, "the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
 	}
-	admit, err := admits(ctx, s.leader.Ledger)
+	n, isNode, err := sender(ctx, s.leader.Ledger)
 	if err != nil {
 		return nil, err
 	}
-	resp := &peerv1.ApplyResponse{}
-	for _, a := range s.apply(ctx, admit, req.GetEntries()) {
-		if a.Err != nil {
-			a.Err = s.guard.refuse(ctx, peerv1.ServersService_Apply_FullMethodName, a.Err)
+	var (
+		resp     = &peerv1.ApplyResponse{Applied: make([]*peerv1.Applied, len(req.GetEntries()))}
+		commands []command.Command
+		of       []int // the entry of each
+	)
+	for i, entry := range req.GetEntries() {
+		c, err := command.Decode(entry)
+		if err == nil && isNode {
+			err = n.admitCommand(ctx, c)
 		}
-		applied, err := appliedOf(a.Outcome, a.Err)
-		if err != nil {
+		if err == nil {
+			commands, of = append(commands, c), append(of, i)
+			continue
+		}
+		if resp.Applied[i], err = s.applied(ctx, nil, err); err != nil {
 			return nil, err
 		}
-		resp.Applied = append(resp.Applied, applied)
+	}
+	for i, a := range s.leader.Ledger.ApplyFor(ctx, commands...) {
+		outcome, err := []byte(nil), a.Err
+		if !passedOn(err) {
+			outcome, err = command.EncodeOutcome(a.Result, a.Err)
+		}
+		if resp.Applied[of[i]], err = s.applied(ctx, outcome, err); err != nil {
+			return nil, err
+		}
 	}
 	return resp, nil
 }
 
-// apply applies together those commands that are let in.
-func (s serversService) apply(ctx context.Context, admit admission, entries [][]byte) []cluster.Applied {
-	var (
-		applied  = make([]cluster.Applied, len(entries))
-		commands []command.Command
-		of       []int // which entry each is
-	)
-	for i, entry := range entries {
-		c, err := command.Decode(entry)
-		if err == nil {
-			err = admit(ctx, c)
-		}
-		if err != nil {
-			applied[i].Err = err
-			continue
-		}
-		commands, of = append(commands, c), append(of, i)
+// applied is what became of one command: its encoded outcome, or why there is none.
+func (s serversService) applied(ctx context.Context, outcome []byte, err error) (*peerv1.Applied, error) {
+	if err == nil {
+		return &peerv1.Applied{Outcome: outcome}, nil
 	}
-	for i, a := range s.leader.Ledger.ApplyFor(ctx, commands...) {
-		applied[of[i]] = a
-	}
-	return applied
+	refused := s.guard.refuse(ctx, peerv1.ServersService_Apply_FullMethodName, err)
+	text, err := proto.Marshal(status.Convert(refused).Proto())
+	return &peerv1.Applied{Error: text}, err
 }
 
 func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*peerv1.QueryResponse, error) {
-	answer, err := s.leader.Ledger.AnswerQuery(ctx, req.GetQuery())
+	q, err := admitQuery(ctx, s.leader.Ledger, req.GetQuery())
+	if err != nil {
+		return nil, err
+	}
+	result, index, err := s.leader.Ledger.AnswerQuery(ctx, q)
+	if passedOn(err) || err != nil && ctx.Err() != nil {
+		return nil, err
+	}
+	answer, err := command.EncodeAnswer(result, index, err)
 	return &peerv1.QueryResponse{Answer: answer}, err
 }
 

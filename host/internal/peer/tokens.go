@@ -2,10 +2,9 @@ package peer
 
 import (
 	"context"
-	"fmt"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 )
 
 // NodeTokens give a node's services their tokens: the leader asks Consul for them, and
@@ -40,22 +39,6 @@ func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) er
 
 // OnNode lists the ledger's tokens of a node.
 func (n NodeTokens) OnNode(ctx context.Context, node string) ([]claim.Token, error) {
-	q := &command.QueryTokens{Node: node}
-	query, err := command.EncodeQuery(q)
-	if err != nil {
-		return nil, err
-	}
-	data, err := n.Servers.Query(ctx, query)
-	if err != nil {
-		return nil, err
-	}
-	answer, _, err := command.DecodeAnswer(q, data)
-	if err != nil {
-		return nil, err
-	}
-	tokens, ok := answer.([]claim.Token)
-	if !ok {
-		return nil, fmt.Errorf("%T is answered with a %T", q, answer)
-	}
-	return tokens, nil
+	tokens, _, err := cluster.NewClient(n.Servers).TokensOn(ctx, node, cluster.Blocking{})
+	return tokens, err
 }

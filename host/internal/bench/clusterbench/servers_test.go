@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
@@ -146,9 +147,9 @@ func (s *formed) pids() (pids []int) {
 }
 
 // members are the servers as an agent finds them by gossip.
-func (s *formed) members() (all []peer.Member) {
+func (s *formed) members() (all []route.Member) {
 	for _, h := range s.all {
-		all = append(all, peer.Member{Name: h.Name, Addr: fmt.Sprint("127.0.0.1:", h.rpc), Server: true})
+		all = append(all, route.Member{Name: h.Name, Addr: fmt.Sprint("127.0.0.1:", h.rpc), Server: true})
 	}
 	return all
 }

@@ -27,20 +27,33 @@ var (
 // patience is what a slow machine may need.
 const patience = time.Minute
 
-// direct brings what a client asks to a server in this process, encoded.
+// direct brings what a client asks to a server in this process, encoded as between agents.
 type direct struct{ *clustertest.Server }
 
-func (d direct) Apply(ctx context.Context, entry []byte) ([]byte, error) {
-	c, err := command.Decode(entry)
+func (d direct) Apply(ctx context.Context, c command.Command) (any, error) {
+	entry, err := command.Encode(c)
 	if err != nil {
 		return nil, err
 	}
-	applied := d.ApplyFor(ctx, c)[0]
-	return applied.Outcome, applied.Err
+	there, err := command.Decode(entry)
+	if err != nil {
+		return nil, err
+	}
+	applied := d.ApplyFor(ctx, there)[0]
+	outcome, err := command.EncodeOutcome(applied.Result, applied.Err)
+	if err != nil {
+		return nil, err
+	}
+	return command.DecodeOutcome(c, outcome)
 }
 
-func (d direct) Query(ctx context.Context, query []byte) ([]byte, error) {
-	return d.AnswerQuery(ctx, query)
+func (d direct) Query(ctx context.Context, q command.Query) (any, uint64, error) {
+	result, index, err := d.AnswerQuery(ctx, q)
+	answer, err := command.EncodeAnswer(result, index, err)
+	if err != nil {
+		return nil, 0, err
+	}
+	return command.DecodeAnswer(q, answer)
 }
 
 // ledgers are the ways to one ledger: of the server, and of an agent that has none.

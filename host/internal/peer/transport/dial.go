@@ -72,7 +72,7 @@ func (d *Dialer) Raft(ctx context.Context, addr string) (net.Conn, error) {
 
 // Transport carries requests of the public API to servers: https://ADDR of their rpc
 // port. Only an answer of a server's certificate is taken.
-func (d *Dialer) Transport() *http.Transport { return d.http }
+func (d *Dialer) Transport() http.RoundTripper { return d.http }
 
 func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name string, protocols ...string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)

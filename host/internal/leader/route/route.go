@@ -1,0 +1,296 @@
+// Package route brings calls to the server that leads, whichever that is: commands and queries of the ledger and calls
+// between agents (package peer), and requests of the API (package apiserver).
+//
+// What must stay true: a call is answered by a server that led until it had the answer; what another one said is
+// discarded, and the next leader is asked. So every call that is not Call.Once may be made twice: its caller gives it a
+// key, or it does no harm.
+package route
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster"
+)
+
+// The pause after all servers were asked and none led: an election takes about a second, and its winner should be found
+// soon after.
+const (
+	firstPause   = 50 * time.Millisecond
+	longestPause = 150 * time.Millisecond
+)
+
+// findTimeout bounds the search for a leader before a call that can be made once only.
+const findTimeout = 5 * time.Second
+
+// ErrNoLeader says that no server answered as the leader within Call.Search.
+var ErrNoLeader = errors.New("no server that leads answered: retry (pannier server members shows the servers)")
+
+// Member is an agent as serf knows it.
+type Member struct {
+	Name   string
+	Addr   string // host:port of its rpc port
+	Server bool   // it keeps the ledger
+}
+
+// Local is this agent's own server (*cluster.Node).
+type Local interface {
+	// Leader says whether it leads.
+	Leader() bool
+	// Stats tell who leads.
+	Stats() cluster.Stats
+}
+
+// Config is what a Router works with.
+type Config struct {
+	Name string // this agent's
+	// Servers are the cluster's, as serf knows them.
+	Servers func() []Member
+	// Transport carries requests of the API to servers: https:// and Member.Addr.
+	Transport http.RoundTripper
+	// Probe asks a server something that only the leader answers; its errors are those of Call.There.
+	Probe func(ctx context.Context, m Member) error
+}
+
+// Router finds the server that leads. It is safe for concurrent use and owns no goroutine.
+type Router struct {
+	cfg Config
+
+	mu     sync.Mutex
+	local  Local  // nil: this agent is no server, or not ready to answer calls
+	leader string // the server that answered last
+}
+
+// New makes a Router.
+func New(cfg Config) *Router { return &Router{cfg: cfg} }
+
+// SetLocal has calls answered by this agent's own server from now on while that leads.
+func (r *Router) SetLocal(l Local) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.local = l
+}
+
+// Leads says whether this agent's own server leads.
+func (r *Router) Leads() bool {
+	r.mu.Lock()
+	l := r.local
+	r.mu.Unlock()
+	return l != nil && l.Leader()
+}
+
+// LeaderName is the server that answered as the leader last; empty: none has yet.
+func (r *Router) LeaderName() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.leader
+}
+
+// Transport carries requests of the API to servers.
+func (r *Router) Transport() http.RoundTripper { return r.cfg.Transport }
+
+// Call is something that only the leader answers.
+type Call struct {
+	// Here makes the call on this agent's own server, which leads, and There on another one. Their error is the
+	// answer, unless it is a *NotLeader.
+	Here  func(ctx context.Context) error
+	There func(ctx context.Context, m Member) error
+	// Patience bounds each There; 0: ctx alone does.
+	Patience time.Duration
+	// Search bounds how long a leader is looked for once the call has failed; 0: ctx alone does.
+	Search time.Duration
+	// Once: There cannot be repeated. The leader is found first.
+	Once bool
+}
+
+// NotLeader is the error of a server that did not answer a call: it does not lead, or was not reached.
+type NotLeader struct {
+	// Leader is who leads as far as the server knows; empty: it does not know.
+	Leader Member
+	// Uncertain: the call may have its effect all the same.
+	Uncertain bool
+	Err       error
+}
+
+func (e *NotLeader) Error() string { return e.Err.Error() }
+
+func (e *NotLeader) Unwrap() error { return e.Err }
+
+// Do makes a call on the server that leads, and repeats it over elections until ctx ends or Call.Search is over. Where no
+// leader has answered, the error is cluster.ErrNotLeader, or cluster.ErrUncertain where the call may have its effect.
+func (r *Router) Do(ctx context.Context, c Call) error {
+	if c.Once && r.cfg.Probe != nil {
+		find := Call{Here: func(context.Context) error { return nil }, There: r.cfg.Probe, Patience: findTimeout, Search: findTimeout}
+		if err := r.Do(ctx, find); err != nil {
+			return err
+		}
+	}
+	pause := &backoff.ExponentialBackOff{InitialInterval: firstPause, MaxInterval: longestPause, Multiplier: 2, RandomizationFactor: 0.5}
+	pause.Reset()
+	var giveUp time.Time
+	tried := &attempts{why: map[string]error{}}
+	for {
+		if done, err := r.round(ctx, c, tried); done {
+			return err
+		}
+		next := time.Now().Add(pause.NextBackOff())
+		if giveUp.IsZero() {
+			giveUp = time.Now().Add(c.Search)
+		}
+		if ctx.Err() == nil && (c.Once || c.Search > 0 && next.After(giveUp)) {
+			return tried.err(ErrNoLeader)
+		}
+		select {
+		case <-ctx.Done():
+			return tried.err(context.Cause(ctx))
+		case <-time.After(time.Until(next)):
+		}
+	}
+}
+
+// round asks each server once, the most likely leader first. done: one has answered.
+func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool, err error) {
+	if r.Leads() {
+		err := c.Here(ctx)
+		if !tried.note(r.cfg.Name, err) {
+			return true, err
+		}
+	}
+	asked := map[string]bool{r.cfg.Name: true}
+	for queue := r.Servers(); len(queue) > 0 && ctx.Err() == nil; {
+		m := queue[0]
+		queue = queue[1:]
+		if asked[m.Name] {
+			continue
+		}
+		asked[m.Name] = true
+		err := c.there(ctx, m)
+		if !tried.note(m.Name, err) {
+			r.setLeader(m.Name)
+			return true, err
+		}
+		r.invalidateLeader(m.Name)
+		if c.Once {
+			break
+		}
+		if next := tried.last.Leader; !asked[next.Name] {
+			queue = slices.Insert(queue, 0, find(queue, next)...)
+		}
+	}
+	return false, nil
+}
+
+func (c Call) there(ctx context.Context, m Member) error {
+	if c.Patience > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.Patience)
+		defer cancel()
+	}
+	return c.There(ctx, m)
+}
+
+// find is the server that another one took for the leader: one that is known, or at the address that came with its name.
+func find(known []Member, leader Member) []Member {
+	if at := slices.IndexFunc(known, func(m Member) bool { return m.Name == leader.Name }); at >= 0 {
+		return known[at : at+1 : at+1]
+	}
+	if leader.Name == "" || leader.Addr == "" {
+		return nil
+	}
+	return []Member{{Name: leader.Name, Addr: leader.Addr, Server: true}}
+}
+
+// Servers are all known servers: first the leader as far as this agent knows, then the others in any order.
+func (r *Router) Servers() []Member {
+	all := r.cfg.Servers()
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	r.mu.Lock()
+	first, local := r.leader, r.local
+	r.mu.Unlock()
+	if local != nil {
+		if name := local.Stats().LeaderName; name != "" {
+			first = name
+		}
+	}
+	if at := slices.IndexFunc(all, func(m Member) bool { return m.Name == first }); at > 0 {
+		all[0], all[at] = all[at], all[0]
+	}
+	return all
+}
+
+func (r *Router) setLeader(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leader = name
+}
+
+func (r *Router) invalidateLeader(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.leader == name {
+		r.leader = ""
+	}
+}
+
+// attempts are the servers that did not answer a call as the leader.
+type attempts struct {
+	why       map[string]error // by server, the last error of each
+	uncertain bool
+	last      *NotLeader
+}
+
+// note notes an attempt; false: its error, or none, is the answer.
+func (a *attempts) note(server string, err error) bool {
+	if !errors.As(err, &a.last) {
+		return false
+	}
+	a.why[server] = a.last.Err
+	a.uncertain = a.uncertain || a.last.Uncertain
+	return true
+}
+
+// err is the error when the search is over.
+func (a *attempts) err(cause error) error {
+	is, what := cluster.ErrNotLeader, "no server that leads was reached"
+	if a.uncertain {
+		is, what = cluster.ErrUncertain, "no server has confirmed it"
+	}
+	var text []string
+	for _, name := range slices.Sorted(maps.Keys(a.why)) {
+		text = append(text, fmt.Sprintf("server %q: %v", name, a.why[name]))
+	}
+	if len(text) == 0 {
+		text = []string{"no server is known: see retry_join in the agent's configuration, and: pannier server members"}
+	}
+	return &unreachedError{text: what + " (" + strings.Join(text, "; ") + ")", is: []error{is, cause}}
+}
+
+// unreachedError says that no leader answered before the caller stopped waiting.
+type unreachedError struct {
+	text string
+	is   []error
+}
+
+func (e *unreachedError) Error() string { return e.text + ": " + e.is[1].Error() }
+
+func (e *unreachedError) Unwrap() []error { return e.is }
+
+// GRPCStatus tells callers that look at codes that the call may be retried.
+func (e *unreachedError) GRPCStatus() *status.Status {
+	if errors.Is(e.is[1], context.Canceled) {
+		return status.New(codes.Canceled, e.Error())
+	}
+	return status.New(codes.Unavailable, e.Error())
+}

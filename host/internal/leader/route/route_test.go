@@ -1,0 +1,134 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+var errRefused = errors.New("the ledger refuses it")
+
+// world is a cluster of servers a, b and c as the agent "a" sees it.
+type world struct {
+	*Router
+	leader string   // who answers; empty: nobody
+	knows  string   // whom "a" takes for the leader
+	hint   string   // whom the servers take for the leader
+	asked  []string // servers, in order
+	err    error    // the leader's answer
+}
+
+func newWorld() *world {
+	w := &world{}
+	servers := []Member{{Name: "a", Addr: "a:1"}, {Name: "b", Addr: "b:1"}, {Name: "c", Addr: "c:1"}}
+	w.Router = New(Config{Name: "a", Servers: func() []Member { return slices.Clone(servers) }, Probe: func(_ context.Context, m Member) error {
+		return w.ask("probe "+m.Name, m.Name)
+	}})
+	w.SetLocal(w)
+	return w
+}
+
+// Leader says that "a" leads, also where it was deposed and does not know.
+func (w *world) Leader() bool { return w.knows == "a" }
+
+func (w *world) Stats() cluster.Stats { return cluster.Stats{LeaderName: w.knows} }
+
+func (w *world) ask(what, server string) error {
+	w.asked = append(w.asked, what)
+	if w.leader != server {
+		return &NotLeader{Leader: Member{Name: w.hint, Addr: w.hint + ":1"}, Uncertain: true, Err: errors.New(server + " does not lead")}
+	}
+	return w.err
+}
+
+func (w *world) do(ctx context.Context, c Call) error {
+	w.asked = nil
+	c.Here = func(context.Context) error { return w.ask("here", "a") }
+	c.There = func(_ context.Context, m Member) error { return w.ask(m.Name, m.Name) }
+	return w.Do(ctx, c)
+}
+
+func TestDo(t *testing.T) {
+	for name, row := range map[string]struct {
+		leader, knows, hint string
+		want                []string
+	}{
+		"here":                      {leader: "a", knows: "a", want: []string{"here"}},
+		"there":                     {leader: "c", knows: "c", want: []string{"c"}},
+		"deposed while it answered": {leader: "c", knows: "a", hint: "c", want: []string{"here", "c"}},
+		"redirected":                {leader: "c", knows: "b", hint: "c", want: []string{"b", "c"}},
+		"redirected to a stranger":  {leader: "d", knows: "b", hint: "d", want: []string{"b", "d"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			w.leader, w.knows, w.hint, w.err = row.leader, row.knows, row.hint, errRefused
+			err := w.do(t.Context(), Call{})
+			if got := w.asked; !slices.Equal(got, row.want) {
+				t.Errorf("asked %q, want %q", got, row.want)
+			}
+			if !errors.Is(err, errRefused) {
+				t.Errorf("the leader's answer: %v", err)
+			}
+		})
+	}
+}
+
+// A call that cannot be repeated is made once, after the leader was found.
+func TestDoOnce(t *testing.T) {
+	w := newWorld()
+	w.leader, w.hint = "c", "c"
+	check.NoError(t, w.do(t.Context(), Call{Once: true}))
+	if got := strings.Join(w.asked, ","); got != "probe c,c" && got != "probe b,probe c,c" {
+		t.Errorf("asked %s", got)
+	}
+	w.knows = "b" // and no longer leads
+	w.cfg.Probe = nil
+	if err := w.do(t.Context(), Call{Once: true}); !errors.Is(err, ErrNoLeader) || !slices.Equal(w.asked, []string{"b"}) {
+		t.Errorf("asked %q: %v", w.asked, err)
+	}
+}
+
+// A call is retried until a leader answers, which may be this agent; a plain agent remembers who did.
+func TestDoRetriesOverAnElection(t *testing.T) {
+	for _, next := range []string{"a", "b"} {
+		w := newWorld()
+		asked := 0
+		check.NoError(t, w.Do(t.Context(), Call{
+			Here: func(context.Context) error { return nil },
+			There: func(_ context.Context, m Member) error {
+				if asked++; asked == 5 {
+					w.leader = next
+				}
+				if w.leader == "a" {
+					w.knows = "a"
+				}
+				return w.ask(m.Name, m.Name)
+			},
+		}))
+		if want := map[string]string{"a": "", "b": "b"}[next]; w.LeaderName() != want {
+			t.Errorf("%q is remembered as the leader, want %q", w.LeaderName(), want)
+		}
+	}
+}
+
+func TestDoWithoutALeader(t *testing.T) {
+	w := newWorld()
+	err := w.do(t.Context(), Call{Search: 300 * time.Millisecond})
+	if !errors.Is(err, cluster.ErrUncertain) || !errors.Is(err, ErrNoLeader) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "c": c does not lead`) {
+		t.Errorf("the search is over: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.do(ctx, Call{}); !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled {
+		t.Errorf("the caller has left: %v", err)
+	}
+}
