@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // A server that has lost a part of its log must not decide who leads: an entry that it once
@@ -85,7 +87,7 @@ func (a *abstention) begin(l loss) error {
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(a.path, data); err != nil {
+	if err := atomicfile.WriteFile(a.path, data); err != nil {
 		return err
 	}
 	a.loss = &l

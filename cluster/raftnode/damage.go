@@ -11,6 +11,8 @@ import (
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
 	"github.com/hashicorp/raft-wal/metadb"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // raft-wal checks the sum of its last batch only. Where a batch before that is damaged it serves
@@ -50,7 +52,7 @@ func (n *Node) openLog(dir string) error {
 	}
 	aside := dir + ".damaged"
 	n.logger.Error("the log is set aside; this server gets another one from the others, and does not vote until it has it", "error", damage, "aside", aside)
-	if err := errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700), syncDir(n.cfg.Dir)); err != nil {
+	if err := errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700), atomicfile.SyncDir(n.cfg.Dir)); err != nil {
 		return err
 	}
 	if err := open(); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // A cluster is formed once. What gossip says may be late, and differ from server to
@@ -234,7 +235,7 @@ func (f *forming) keep(p promise) error {
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(f.path, data); err != nil {
+	if err := atomicfile.WriteFile(f.path, data); err != nil {
 		return err
 	}
 	f.given = p
@@ -251,28 +252,4 @@ func (f *forming) say(text string, args ...any) {
 	if !again {
 		f.log.Info(text, args...)
 	}
-}
-
-// replaceFile replaces a small file as a whole; it is on the disk afterwards.
-func replaceFile(path string, data []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // peersFile, in the raft directory, gives a cluster that has lost its quorum for good another set
@@ -51,7 +53,7 @@ func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.
 		return false, err
 	}
 	log.Warn("the cluster has the servers that an operator gave it", "file", path, "servers", servers.Servers)
-	return true, syncDir(cfg.Dir)
+	return true, atomicfile.SyncDir(cfg.Dir)
 }
 
 func parsePeers(data []byte) (c raft.Configuration, err error) {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // A server that looks for another leader asks the others first whether they would vote for it. Raft waits
@@ -16,8 +18,8 @@ import (
 type rivals struct {
 	mu   sync.Mutex
 	last map[raft.ServerID]preVote
-	n    int           // questions so far
-	next chan struct{} // closed by the next question
+	n    int // questions so far
+	next notify.Broadcast
 }
 
 // preVote is what a server asked.
@@ -28,7 +30,7 @@ type preVote struct {
 }
 
 func newRivals() *rivals {
-	return &rivals{last: map[raft.ServerID]preVote{}, next: make(chan struct{})}
+	return &rivals{last: map[raft.ServerID]preVote{}}
 }
 
 // hear notes what raft is asked (raft.FilterFn), whatever it answers.
@@ -41,8 +43,7 @@ func (r *rivals) hear(o *raft.Observation) bool {
 	defer r.mu.Unlock()
 	r.n++
 	r.last[raft.ServerID(asked.ID)] = preVote{asked, r.n, time.Now()}
-	close(r.next)
-	r.next = make(chan struct{})
+	r.next.Notify()
 	return false
 }
 
@@ -50,7 +51,7 @@ func (r *rivals) hear(o *raft.Observation) bool {
 func (r *rivals) heard() (n int, next <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.n, r.next
+	return r.n, r.next.Wait()
 }
 
 // looked says whether a server has asked since a moment.

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // The ledger's directory has:
@@ -99,7 +101,7 @@ func markOpen(dir string) (lost bool, err error) {
 			return lost, err
 		}
 	}
-	return lost, writeFile(dir, openFile, boot)
+	return lost, atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(boot))
 }
 
 // forget throws all generations away.
@@ -148,27 +150,4 @@ func removeGenerations(dir string, keep int) error {
 		}
 	}
 	return nil
-}
-
-// writeFile replaces a small file at once and for good: no crash leaves it half
-// written, or undone after this has returned.
-func writeFile(dir, name, content string) error {
-	path := filepath.Join(dir, name)
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(content)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

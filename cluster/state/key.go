@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // ErrWrongKey says that the ledger is encrypted with another key than the one given.
@@ -58,5 +60,5 @@ func settleKey(dir string, key []byte) (lost bool, err error) {
 	if err := forget(dir); err != nil {
 		return false, err
 	}
-	return len(found) > 0, writeFile(dir, keyFile, want)
+	return len(found) > 0, atomicfile.WriteFile(filepath.Join(dir, keyFile), []byte(want))
 }

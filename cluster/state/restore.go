@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // Restore replaces the whole ledger by a snapshot. It is loaded beside the ledger in
@@ -38,7 +39,7 @@ func (s *Store) Restore(r io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
-	if err := writeFile(s.dir, currentFile, fmt.Sprint(number)); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(s.dir, currentFile), []byte(fmt.Sprint(number))); err != nil {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
 	}
 	s.mu.Lock()

@@ -20,6 +20,7 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -117,15 +118,7 @@ func (h *Host) SecretsDir() string { return h.Path("data/secrets") }
 // meanwhile, finds the whole file or none.
 func (h *Host) Write(name, content string) string {
 	h.t.Helper()
-	f, err := os.CreateTemp(h.Dir, ".whole-")
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	_, err = f.WriteString(content)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), h.Path(name))
-	}
-	if err != nil {
+	if err := atomicfile.WriteFile(h.Path(name), []byte(content)); err != nil {
 		h.t.Fatal(err)
 	}
 	return h.Path(name)

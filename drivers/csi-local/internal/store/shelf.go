@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 const recordName = "record.json"
@@ -72,16 +74,13 @@ func (s shelf[T]) create(id string, record T, fill func(image *os.File) error) (
 	if err := writeImage(filepath.Join(dir, id+".img"), fill); err != nil {
 		return err
 	}
-	if err := writeRecord(filepath.Join(dir, recordName), record); err != nil {
-		return err
-	}
-	if err := syncDir(dir); err != nil {
+	if err := writeRecord(filepath.Join(dir, recordName), record); err != nil { // syncs the directory too
 		return err
 	}
 	if err := os.Rename(dir, s.path(id)); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return atomicfile.SyncDir(s.dir)
 }
 
 // replaceImage writes a new image below tmp and renames it over the old one.
@@ -93,19 +92,12 @@ func (s shelf[T]) replaceImage(id string, fill func(image *os.File) error) error
 	if err := os.Rename(tmp, s.image(id)); err != nil {
 		return errors.Join(err, os.Remove(tmp))
 	}
-	return syncDir(s.path(id))
+	return atomicfile.SyncDir(s.path(id))
 }
 
 // update replaces the record of an existing item.
 func (s shelf[T]) update(id string, record T) error {
-	tmp := filepath.Join(s.tmp, id+".json")
-	if err := writeRecord(tmp, record); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, filepath.Join(s.path(id), recordName)); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	return syncDir(s.path(id))
+	return writeRecord(filepath.Join(s.path(id), recordName), record)
 }
 
 // delete removes an item: first out of sight, then from the disk. An item that
@@ -124,7 +116,7 @@ func (s shelf[T]) delete(id string) error {
 		}
 		return err
 	}
-	if err := syncDir(s.dir); err != nil {
+	if err := atomicfile.SyncDir(s.dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(tomb)
@@ -143,30 +135,13 @@ func writeImage(path string, fill func(image *os.File) error) error {
 	return errors.Join(err, image.Close())
 }
 
-// writeRecord writes record to a file at path and syncs it.
+// writeRecord replaces the file at path by one with record.
 func writeRecord(path string, record any) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(data, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-// syncDir makes the names in a folder durable.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return atomicfile.WriteFile(path, append(data, '\n'))
 }
 
 // validID reports whether id is one that newID makes.

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // DC is the datacenter of every certificate.
@@ -61,10 +62,7 @@ func (a Authority) Replace(t testing.TB, files pki.Files, role pki.Role, name st
 		t.Fatal(err)
 	}
 	for path, text := range map[string][]byte{files.Cert: issued.Cert, files.Key: issued.Key} {
-		if err := os.WriteFile(path+".new", text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(path+".new", path); err != nil {
+		if err := atomicfile.WriteFile(path, text); err != nil {
 			t.Fatal(err)
 		}
 	}
