@@ -129,3 +129,9 @@ func MountNamespace(dir string) (uint64, error) {
 	}
 	return inode, nil
 }
+
+// Command is the name of a process (proc_pid_comm(5)); empty where it is gone.
+func Command(pid int) string {
+	name, _ := os.ReadFile(Dir(pid) + "/comm")
+	return strings.TrimSpace(string(name))
+}

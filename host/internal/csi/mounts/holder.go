@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/system/mounttable"
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Holder is a process that has in its own mount namespace what is mounted at a
@@ -47,15 +49,15 @@ func (h Holder) String() string {
 // has one: it was not given to anybody to use.
 // What cannot be seen, such as a namespace that is only held open, is not listed.
 func (l Layout) Holders(path, destination string) ([]Holder, error) {
-	table, err := mountinfo.GetMounts(nil)
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	own, err := os.Readlink("/proc/self/ns/mnt")
+	table, err := mounttable.Read(mounttable.Self)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir("/proc")
+	own, err := procfs.MountNamespace(mounttable.Self)
+	if err != nil {
+		return nil, err
+	}
+	pids, err := procfs.Numbers(procfs.Root)
 	if err != nil {
 		return nil, err
 	}
@@ -68,14 +70,10 @@ func (l Layout) Holders(path, destination string) ([]Holder, error) {
 	}
 	s.learn(table)
 	s.group, _ = propagation(parent(table, s.at))
-	looked := map[string]bool{own: true}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		// Who has just ended holds nothing.
-		if ns, err := os.Readlink(proc(pid, "ns/mnt")); err == nil && !looked[ns] {
+	looked := map[uint64]bool{own: true}
+	for _, pid := range pids {
+		// A process that has just ended holds nothing.
+		if ns, err := procfs.MountNamespace(procfs.Dir(pid)); err == nil && !looked[ns] {
 			looked[ns] = s.look(pid)
 		}
 	}
@@ -103,18 +101,13 @@ type candidate struct {
 
 // look looks at the namespace of a process; false if it could not.
 func (s *search) look(pid int) bool {
-	f, err := os.Open(proc(pid, "mountinfo"))
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	table, err := mountinfo.GetMountsFromReader(f, nil)
+	table, err := mounttable.Read(procfs.Dir(pid))
 	if err != nil || len(table) == 0 {
 		return false
 	}
 	s.learn(table)
 	for _, m := range table {
-		if m.Major != s.at.Major || m.Minor != s.at.Minor || !within(m.Root, s.at.Root) || strings.Contains(m.Mountpoint, s.Dir+"/") {
+		if !mounttable.Shows(m, s.at) || strings.Contains(m.Mountpoint, s.Dir+"/") {
 			continue
 		}
 		group, masters := propagation(parent(table, m))
@@ -127,9 +120,8 @@ func (s *search) look(pid int) bool {
 }
 
 func (s *search) add(pid int, path string, readOnly bool, from []string) {
-	command, _ := os.ReadFile(proc(pid, "comm"))
 	s.found = append(s.found, candidate{
-		Holder: Holder{PID: pid, Command: strings.TrimSpace(string(command)), Group: controlGroup(pid), Path: path, ReadOnly: readOnly},
+		Holder: Holder{PID: pid, Command: procfs.Command(pid), Group: controlGroup(pid), Path: path, ReadOnly: readOnly},
 		from:   from,
 	})
 }
@@ -202,11 +194,6 @@ func parent(table []*mountinfo.Info, m *mountinfo.Info) *mountinfo.Info {
 	return nil
 }
 
-// within says whether a path is dir or lies below it.
-func within(path, dir string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
-}
-
 func readOnly(m *mountinfo.Info) bool {
 	return slices.Contains(strings.Split(m.Options+","+m.VFSOptions, ","), "ro")
 }
@@ -222,7 +209,7 @@ func deviceAt(path string) (uint64, error) {
 
 // deviceIn is deviceAt in the root directory of a process, out of which no link leads.
 func deviceIn(pid int, path string) uint64 {
-	root, err := unix.Open(proc(pid, "root"), unix.O_PATH|unix.O_CLOEXEC, 0)
+	root, err := unix.Open(procfs.Dir(pid)+"/root", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0
 	}
@@ -249,7 +236,7 @@ func blockDevice(st unix.Stat_t) uint64 {
 // controlGroup is the longest of a process's control groups: with several
 // hierarchies not each need tell (cgroups(7)).
 func controlGroup(pid int) (longest string) {
-	raw, _ := os.ReadFile(proc(pid, "cgroup"))
+	raw, _ := os.ReadFile(procfs.Dir(pid) + "/cgroup")
 	for line := range strings.Lines(string(raw)) {
 		if fields := strings.SplitN(strings.TrimSpace(line), ":", 3); len(fields) == 3 && len(fields[2]) > max(1, len(longest)) {
 			longest = fields[2]
@@ -257,5 +244,3 @@ func controlGroup(pid int) (longest string) {
 	}
 	return longest
 }
-
-func proc(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }

@@ -114,7 +114,7 @@ func (a *actor) kill(sc *scene, h holder) {
 	if m, ok := sc.mounts[h.guard]; ok {
 		workload = m.Workload
 	}
-	k := Killed{PID: h.pid, Command: command(h.pid), Why: h.why, Workload: workload}
+	k := Killed{PID: h.pid, Command: procfs.Command(h.pid), Why: h.why, Workload: workload}
 	if err := kill(h); err != nil {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("kill process %d (%s), %s: %v", k.PID, k.Command, k.Why, err))
 		return

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/system/mounttable"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -231,7 +232,7 @@ func mapDevice(text string) uint64 {
 // at is the guarded path that a path, as the kernel tells it, leads into.
 func (sc *scene) at(path string, namespace uint64) string {
 	for _, p := range sc.paths[namespace] {
-		if within(path, p.path) {
+		if mounttable.Within(path, p.path) {
 			return p.guard
 		}
 	}

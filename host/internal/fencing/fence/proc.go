@@ -1,9 +1,7 @@
 package fence
 
 import (
-	"os"
 	"strconv"
-	"strings"
 
 	"github.com/pannier/pannier/internal/procfs"
 )
@@ -36,9 +34,4 @@ func liveThreads(dir string) (live []string) {
 		}
 	}
 	return live
-}
-
-func command(pid int) string {
-	name, _ := os.ReadFile(procfs.Dir(pid) + "/comm")
-	return strings.TrimSpace(string(name))
 }

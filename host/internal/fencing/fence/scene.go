@@ -1,15 +1,14 @@
 package fence
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/system/mounttable"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -77,7 +76,7 @@ func look(s State, before map[replica]Mount) (*scene, error) {
 	if sc.processes, err = processes(); err != nil {
 		return nil, err
 	}
-	table, err := readTable(procfs.Root + "/self")
+	table, err := mounttable.Read(mounttable.Self)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +93,7 @@ func (sc *scene) findPlaces(table []*mountinfo.Info) {
 		sc.known[m.ID] = true
 		guard, ok := sc.guardOf(m.Mountpoint)
 		if !ok {
-			elsewhere[device(m)] = true
+			elsewhere[mounttable.Device(m)] = true
 			continue
 		}
 		sc.places = append(sc.places, place{m, guard})
@@ -105,8 +104,8 @@ func (sc *scene) findPlaces(table []*mountinfo.Info) {
 		if n, ok := blockNumber(p.Info); ok {
 			sc.blocks[n] = p.guard.Path
 		}
-		if !elsewhere[device(p.Info)] {
-			sc.devices[device(p.Info)] = p.guard.Path
+		if !elsewhere[mounttable.Device(p.Info)] {
+			sc.devices[mounttable.Device(p.Info)] = p.guard.Path
 		}
 	}
 }
@@ -135,7 +134,7 @@ func (sc *scene) readTrees() {
 		if ns == sc.own || sc.trees[t] != nil {
 			continue
 		}
-		if table, err := readTable(dir); err == nil {
+		if table, err := mounttable.Read(dir); err == nil {
 			sc.trees[t], sc.members[t] = table, pid
 		}
 	}
@@ -146,7 +145,7 @@ func (sc *scene) findCopies(before map[replica]Mount) {
 	for t, table := range sc.trees {
 		for _, m := range table {
 			sc.known[m.ID] = true
-			r := replica{tree: t, id: m.ID, path: m.Mountpoint, device: device(m)}
+			r := replica{tree: t, id: m.ID, path: m.Mountpoint, device: mounttable.Device(m)}
 			guard, shows := sc.original(m)
 			if !shows {
 				guard, shows = before[r]
@@ -165,7 +164,7 @@ func (sc *scene) findCopies(before map[replica]Mount) {
 // original is what guards the mount that another one shows, whole or in part.
 func (sc *scene) original(m *mountinfo.Info) (Mount, bool) {
 	for _, p := range sc.places {
-		if p.Major == m.Major && p.Minor == m.Minor && within(m.Root, p.Root) {
+		if mounttable.Shows(m, p.Info) {
 			return p.guard, true
 		}
 	}
@@ -183,24 +182,4 @@ func blockNumber(m *mountinfo.Info) (uint64, bool) {
 		return 0, false
 	}
 	return st.Rdev, true
-}
-
-func device(m *mountinfo.Info) uint64 { return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) }
-
-// within says whether a path is dir or lies below it.
-func within(path, dir string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
-}
-
-func readTable(dir string) ([]*mountinfo.Info, error) {
-	f, err := os.Open(dir + "/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	table, err := mountinfo.GetMountsFromReader(bufio.NewReaderSize(f, 1<<16), nil)
-	if err != nil {
-		return nil, fmt.Errorf("read %s/mountinfo: %w", dir, err)
-	}
-	return table, nil
 }
