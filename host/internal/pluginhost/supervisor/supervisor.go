@@ -2,23 +2,19 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -139,104 +135,6 @@ func (s *Supervisor) closed() bool {
 	}
 }
 
-// prepare makes the directories and what else the instances share.
-func (s *Supervisor) prepare(ctx context.Context) error {
-	// 0711: a plugin that runs as another user must reach its copy and its socket.
-	for _, dir := range []string{s.dir, filepath.Join(s.dir, "logs")} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return fmt.Errorf("make the plugins' data directory: %w", err)
-		}
-	}
-	if err := s.takeLock(ctx); err != nil {
-		return err
-	}
-	var err error
-	if s.runDir, err = openRunDir(s.dir); err != nil {
-		return err
-	}
-	if s.authority, err = loadAuthority(filepath.Join(s.dir, "host.pem")); err != nil {
-		return err
-	}
-	s.store = &store{dir: s.dir, pins: map[string]int{}}
-	if err := process.Unlimited(); err != nil {
-		s.log.Info("control groups do not hold all limits of plugins: they are looked at instead", "reason", strings.ReplaceAll(err.Error(), "\n", "; "))
-	}
-	return nil
-}
-
-// takeLock keeps a second host away from the data directory.
-func (s *Supervisor) takeLock(ctx context.Context) error {
-	f, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return fmt.Errorf("lock the plugins' data directory: %w", err)
-	}
-	// A host that was killed may have a child between fork and exec that still
-	// shares its lock: that is over in a moment.
-	for end := time.Now().Add(500 * time.Millisecond); ; {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			s.lock = f
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
-			_ = f.Close()
-			return fmt.Errorf("%w: %s", ErrLocked, s.cfg.DataDir)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-func (s *Supervisor) unlock() {
-	if s.lock != nil {
-		_ = s.lock.Close()
-	}
-}
-
-// loadAuthority reads the host's identity, or makes it at the first start.
-func loadAuthority(path string) (*wire.Authority, error) {
-	data, err := os.ReadFile(path)
-	if err == nil {
-		return wire.ParseAuthority(data)
-	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("read the host's plugin certificate: %w", err)
-	}
-	a, err := wire.NewAuthority()
-	if err != nil {
-		return nil, err
-	}
-	if data, err = a.MarshalPEM(); err != nil {
-		return nil, err
-	}
-	if err := atomicfile.WriteFile(path, data); err != nil {
-		return nil, fmt.Errorf("write the host's plugin certificate: %w", err)
-	}
-	return a, nil
-}
-
-// sweep removes what earlier hosts left in the middle of something.
-func (s *Supervisor) sweep(recorded []string) error {
-	keep, tokens := map[string]bool{}, map[string]bool{}
-	for _, name := range recorded {
-		rec, err := loadRecord(s.dir, name)
-		if err != nil {
-			// It shows in the plugin's status. What it names is unknown: sweep nothing.
-			return nil //nolint:nilerr // see above
-		}
-		for _, run := range rec.Runs {
-			keep[run.RunDir] = true
-			if run.Process != nil {
-				tokens[run.Process.Token] = true
-			}
-		}
-	}
-	temps, err := filepath.Glob(filepath.Join(s.dir, ".*-*")) // .copy-, .write-
-	for _, t := range temps {
-		err = errors.Join(err, os.Remove(t))
-	}
-	return errors.Join(err, sweepRunDir(s.runDir, keep), sweepCursors(s.dir, tokens))
-}
-
 // start begins the goroutines: one a plugin, one a plugin's log, one for the plugin
 // directory, and one that ends what an earlier host ran and nobody wants any more.
 func (s *Supervisor) start(parent context.Context, recorded []string) {
@@ -287,26 +185,6 @@ func (s *Supervisor) retireRecord(ctx context.Context, name string) {
 		return
 	}
 	i.log.Info("ended a plugin that is no longer in the plugin directory")
-}
-
-// collect removes copies that no plugin runs from or could be rolled back to.
-func (s *Supervisor) collect() error {
-	keep := map[string]bool{}
-	names, err := recordedNames(s.dir)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		rec, err := loadRecord(s.dir, name)
-		if err != nil {
-			return err // what it keeps is unknown: remove nothing
-		}
-		keep[rec.LastGood], keep[rec.Pinned] = true, true
-		for _, run := range rec.Runs {
-			keep[run.SHA256] = true
-		}
-	}
-	return s.store.collect(keep)
 }
 
 // Close lets go of the plugins, which run on or are stopped as the configuration

@@ -1,0 +1,222 @@
+package supervisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// prepare makes the directories and what else the instances share.
+func (s *Supervisor) prepare(ctx context.Context) error {
+	// 0711: a plugin that runs as another user must reach its copy and its socket.
+	for _, dir := range []string{s.dir, filepath.Join(s.dir, "logs")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("make the plugins' data directory: %w", err)
+		}
+	}
+	if err := s.takeLock(ctx); err != nil {
+		return err
+	}
+	var err error
+	if s.runDir, err = openRunDir(s.dir); err != nil {
+		return err
+	}
+	if s.authority, err = loadAuthority(filepath.Join(s.dir, "host.pem")); err != nil {
+		return err
+	}
+	s.store = &store{dir: s.dir, pins: map[string]int{}}
+	if err := process.Unlimited(); err != nil {
+		s.log.Info("control groups do not hold all limits of plugins: they are looked at instead", "reason", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+// takeLock keeps a second host away from the data directory.
+func (s *Supervisor) takeLock(ctx context.Context) error {
+	f, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock the plugins' data directory: %w", err)
+	}
+	// A host that was killed may have a child between fork and exec that still
+	// shares its lock: that is over in a moment.
+	for end := time.Now().Add(500 * time.Millisecond); ; {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			s.lock = f
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
+			_ = f.Close()
+			return fmt.Errorf("%w: %s", ErrLocked, s.cfg.DataDir)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (s *Supervisor) unlock() {
+	if s.lock != nil {
+		_ = s.lock.Close()
+	}
+}
+
+// loadAuthority reads the host's identity, or makes it at the first start.
+func loadAuthority(path string) (*wire.Authority, error) {
+	data, err := os.ReadFile(path)
+	if err == nil {
+		return wire.ParseAuthority(data)
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read the host's plugin certificate: %w", err)
+	}
+	a, err := wire.NewAuthority()
+	if err != nil {
+		return nil, err
+	}
+	if data, err = a.MarshalPEM(); err != nil {
+		return nil, err
+	}
+	if err := atomicfile.WriteFile(path, data); err != nil {
+		return nil, fmt.Errorf("write the host's plugin certificate: %w", err)
+	}
+	return a, nil
+}
+
+// sweep removes what earlier hosts left in the middle of something.
+func (s *Supervisor) sweep(recorded []string) error {
+	keep, tokens := map[string]bool{}, map[string]bool{}
+	for _, name := range recorded {
+		rec, err := loadRecord(s.dir, name)
+		if err != nil {
+			// It shows in the plugin's status. What it names is unknown: sweep nothing.
+			return nil //nolint:nilerr // see above
+		}
+		for _, run := range rec.Runs {
+			keep[run.RunDir] = true
+			if run.Process != nil {
+				tokens[run.Process.Token] = true
+			}
+		}
+	}
+	temps, err := filepath.Glob(filepath.Join(s.dir, ".*-*")) // .copy-, .write-
+	for _, t := range temps {
+		err = errors.Join(err, os.Remove(t))
+	}
+	return errors.Join(err, sweepRunDir(s.runDir, keep), sweepCursors(s.dir, tokens))
+}
+
+// collect removes copies that no plugin runs from or could be rolled back to.
+func (s *Supervisor) collect() error {
+	keep := map[string]bool{}
+	names, err := recordedNames(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		rec, err := loadRecord(s.dir, name)
+		if err != nil {
+			return err // what it keeps is unknown: remove nothing
+		}
+		keep[rec.LastGood], keep[rec.Pinned] = true, true
+		for _, run := range rec.Runs {
+			keep[run.SHA256] = true
+		}
+	}
+	return s.store.collect(keep)
+}
+
+
+// maxRunDir is the longest path in bytes below which go-plugin's sockets fit into
+// the 107 of a Unix address (unix(7)): it adds /plugin-dir and /plugin with up to
+// ten digits each.
+const maxRunDir = 107 - len("/plugin-dir0123456789/plugin0123456789")
+
+// openRunDir makes the folder of the sockets: run in the supervisor's folder, or
+// a short one when that is too deep. It is the host's own, 0711 so that a plugin
+// of another user reaches its part of it.
+func openRunDir(dir string) (string, error) {
+	path := filepath.Join(dir, "run")
+	if len(path) > maxRunDir {
+		sum := sha256.Sum256([]byte(dir))
+		base := "/run"
+		if os.Geteuid() != 0 {
+			base = os.TempDir()
+		}
+		path = filepath.Join(base, "pannier-"+hex.EncodeToString(sum[:6]))
+		if len(path) > maxRunDir {
+			return "", fmt.Errorf("the plugins' sockets need a path of at most %d bytes, and both %s/run and %s are longer", maxRunDir, dir, path)
+		}
+	}
+	if err := os.Mkdir(path, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", fmt.Errorf("make the folder of the plugins' sockets: %w", err)
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return "", fmt.Errorf("look at the folder of the plugins' sockets: %w", err)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
+		return "", fmt.Errorf("%s is to hold the plugins' sockets, but is not a folder of the host's own", path)
+	}
+	return path, nil
+}
+
+// sweepRunDir removes what no record names: it is of processes that are gone.
+func sweepRunDir(path string, keep map[string]bool) error {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return fmt.Errorf("sweep the plugins' sockets: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if dir := filepath.Join(path, e.Name()); !keep[dir] {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeRunDir removes the folder of one plugin's socket; "" is none.
+func removeRunDir(path string) error {
+	if path == "" {
+		return nil
+	}
+	return os.RemoveAll(path)
+}
+
+// chown gives paths to a user; "" is the host's own.
+func chown(name string, paths ...string) error {
+	if name == "" {
+		return nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		if u, err = user.LookupId(name); err != nil {
+			return fmt.Errorf("look up user %q: %w", name, err)
+		}
+	}
+	uid, err := strconv.Atoi(u.Uid)
+	if err != nil {
+		return fmt.Errorf("read the id of user %q: %w", name, err)
+	}
+	for _, p := range paths {
+		if err := os.Chown(p, uid, -1); err != nil {
+			return fmt.Errorf("give a plugin's folder to user %q: %w", name, err)
+		}
+	}
+	return nil
+}
