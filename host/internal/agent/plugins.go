@@ -2,80 +2,46 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 
-	"github.com/hashicorp/go-hclog"
-	"google.golang.org/grpc"
-
-	"github.com/pannier/pannier/cluster"
-	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/sdk/wire"
+	"google.golang.org/grpc"
 )
 
-func newLogger(cfg *config.Agent, w io.Writer) hclog.Logger {
-	return hclog.New(&hclog.LoggerOptions{
-		Name: "pannier", Output: w, Level: hclog.LevelFromString(cfg.LogLevel), JSONFormat: cfg.LogFormat == "json",
-	})
-}
-
-func (a *agent) httpAddress() string {
-	return net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort))
-}
-
-// declared are the drivers of the configuration.
-func (a *agent) declared() []drivers.Spec {
-	var out []drivers.Spec
-	for _, d := range a.cfg.Drivers {
-		out = append(out, drivers.Spec{
-			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, User: d.User,
-			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
-			Source: drivers.SourceConfig,
+func (a *agent) openPlugins(ctx context.Context) error {
+	cfg := supervisor.Config{
+		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
+		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) { a.catalog.Event(e) }, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		Probe: a.probe,
+	}
+	for _, p := range a.cfg.Plugins {
+		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{
+			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
+			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow,
 		})
 	}
-	return out
-}
-
-// health is what keeps the agent from doing its work.
-func (a *agent) health() (reasons []string) {
-	if a.cluster != nil {
-		stats := a.cluster.Stats()
-		reasons = append(reasons, ledgerHealth(stats)...)
-		if a.hosts != nil && stats.Full != nil { // others go on without this server
-			reasons = append(reasons, stats.Full.Error())
-		}
+	var err error
+	if cfg.Plugins, err = debugged(cfg.Plugins, os.Getenv(wire.EnvReattach)); err != nil {
+		return err
 	}
-	if a.keys != nil {
-		if problem := a.keys.Problem(); problem != "" {
-			reasons = append(reasons, problem)
-		}
+	a.plugins = supervisor.New(cfg)
+	a.catalog = catalog.New(a.plugins)
+	a.catalog.OnEvent(catalog.EveryKind, a.publish)
+	if err := a.plugins.Open(ctx); err != nil {
+		return err
 	}
-	if a.hosts != nil {
-		if err := a.hosts.lease.Valid(); err != nil {
-			reasons = append(reasons, err.Error())
-		}
-	}
-	return append(reasons, a.storageHealth()...)
-}
-
-// ledgerHealth is what keeps a server's ledger from taking commands.
-func ledgerHealth(s cluster.Stats) []string {
-	switch {
-	case s.Err != nil:
-		return []string{fmt.Sprintf("the ledger takes no command: %v", s.Err)}
-	case !s.Leader && s.LeaderName == "":
-		return []string{"the ledger has no leader (see: pannier server members)"}
-	default:
-		return nil
-	}
+	a.closers.add(a.plugins.Close)
+	return nil
 }
 
 // storageHealth is what keeps the host from reaching its drivers. A plugin that it
@@ -140,4 +106,30 @@ func (a *agent) publish(e supervisor.PluginEvent) {
 	a.events.Publish(events.Event{
 		Time: e.Time, Topic: events.TopicPlugin, Type: e.Type, Subject: e.Plugin, Message: e.Message, Details: details,
 	})
+}
+
+// debugged lets the plugins that sockets names pass their calls on to processes that
+// their authors debug: the processes that the agent starts are told where those listen.
+// sockets is what such a process printed, a JSON object; empty: none is debugged.
+func debugged(plugins []supervisor.Plugin, sockets string) ([]supervisor.Plugin, error) {
+	if sockets == "" {
+		return plugins, nil
+	}
+	var found map[string]string
+	if err := json.Unmarshal([]byte(sockets), &found); err != nil {
+		return nil, fmt.Errorf("read %s: want a JSON object of plugins' names and sockets: %w", wire.EnvReattach, err)
+	}
+	plugins = slices.Clone(plugins)
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		if !filepath.IsAbs(found[name]) {
+			return nil, fmt.Errorf("read %s: the socket of plugin %q is %q, which is not an absolute path", wire.EnvReattach, name, found[name])
+		}
+		at := slices.IndexFunc(plugins, func(p supervisor.Plugin) bool { return p.Name == name })
+		if at < 0 {
+			at = len(plugins)
+			plugins = append(plugins, supervisor.Plugin{Name: name})
+		}
+		plugins[at].Env = append(slices.Clone(plugins[at].Env), wire.EnvDebugSocket+"="+found[name])
+	}
+	return plugins, nil
 }

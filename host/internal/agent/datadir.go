@@ -10,17 +10,39 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/system/events"
 )
 
-// lockWait is how long the lock of an agent that was killed may still be held by a
-// child of it that had not got to its exec.
 const (
+	// recentEvents is how many events can be read after they happened.
+	recentEvents = 1000
+	// lockWait is how long the lock may still be held by a child of a killed agent that has not got to its exec.
 	lockWait  = 2 * time.Second
 	lockEvery = 10 * time.Millisecond
 )
 
-// lockDir keeps other agents off a data directory until the file is closed, or
-// this process ends.
+func (a *agent) openDataDir(ctx context.Context) error {
+	a.events = events.New(recentEvents)
+	// What lies in it has modes of its own; a plugin that runs as another user must get through.
+	if err := os.MkdirAll(a.cfg.DataDir, 0o711); err != nil {
+		return err
+	}
+	// The kernel's mount table has real paths.
+	dir, err := filepath.EvalSymlinks(a.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	a.cfg.DataDir = dir
+	lock, err := lockDir(ctx, dir)
+	if err != nil {
+		return err
+	}
+	a.closers.add(lock.Close)
+	return nil
+}
+
+// lockDir keeps other agents off a data directory until the file is closed, or this process ends.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
@@ -32,7 +54,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return f, note(f)
+			return f, writePID(f)
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || ctx.Err() != nil {
 			other, _ := os.ReadFile(path)
@@ -44,8 +66,8 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	}
 }
 
-// note writes the holder's pid into the lock, for the error of the next one.
-func note(f *os.File) error {
+// writePID names the lock's holder for the error of the next agent.
+func writePID(f *os.File) error {
 	if err := f.Truncate(0); err != nil {
 		return err
 	}

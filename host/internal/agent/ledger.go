@@ -1,0 +1,148 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/apiserver"
+	aclapi "github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
+)
+
+// ledger is the way to the ledger: this agent's own (*cluster.Node), or the servers' (*cluster.Client).
+type ledger interface {
+	noderecord.Cluster
+	noderecord.Registry
+	NodeRecord(ctx context.Context, name string, b cluster.Blocking) (claim.Node, uint64, error)
+	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
+	Cluster(ctx context.Context, b cluster.Blocking) (claim.Cluster, uint64, error)
+	Granted(ctx context.Context, secretHash string, b cluster.Blocking) (acl.Granted, uint64, error)
+}
+
+// ledgerKeeper is an agent that keeps a ledger: standalone, or a server of a cluster.
+type ledgerKeeper struct {
+	*agent
+	cluster *cluster.Node
+	keys    *rotation.Keeper
+	watcher *watcher.Watcher
+}
+
+// openLedger opens the ledger; join adds how it reaches other servers.
+func (k *ledgerKeeper) openLedger(ctx context.Context, join func(*cluster.Config)) error {
+	key, err := k.cfg.Ledger.Read()
+	if err != nil {
+		return err
+	}
+	cfg := cluster.Config{
+		Dir: filepath.Join(k.cfg.DataDir, "ledger"), Name: k.cfg.Name,
+		BootstrapExpect: k.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: k.log.Named("ledger"),
+	}
+	join(&cfg)
+	if k.cluster, err = cluster.Open(ctx, cfg); err != nil {
+		return err
+	}
+	k.closers.add(k.cluster.Close)
+	k.ledger = k.cluster
+	k.clusterID = once(func(ctx context.Context) (string, error) {
+		c, err := k.cluster.Identity(ctx)
+		return c.ID, err
+	})
+	return nil
+}
+
+// once remembers what read returned without an error.
+func once(read func(ctx context.Context) (string, error)) func(ctx context.Context) (string, error) {
+	var mu sync.Mutex
+	var text string
+	return func(ctx context.Context) (_ string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if text == "" {
+			text, err = read(ctx)
+		}
+		return text, err
+	}
+}
+
+func (k *ledgerKeeper) rotationConfig() rotation.Config {
+	return rotation.Config{Name: k.cfg.Name, Sealer: k.sealer, Ledger: k.cluster, SigningKey: tokens.ForSigningKey, Log: k.log.Named("secrets")}
+}
+
+// rotateKeys follows the cluster's secrets keys, and rotates them while this server leads.
+func (k *ledgerKeeper) rotateKeys(ctx context.Context) error {
+	k.closers.loop(ctx, k.keys.Follow)
+	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, k.keys.Lead) })
+	return nil
+}
+
+// unseal opens a volume's secrets for one call.
+func (k *ledgerKeeper) unseal(ctx context.Context, v claim.Volume) (map[string]string, error) {
+	return k.keys.Unseal(ctx, v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
+}
+
+func (k *ledgerKeeper) watcherConfig() watcher.Config {
+	cfg := watcher.Config{
+		NodeName: k.cfg.Name, Node: k.workloads, Cluster: k.cluster, Controllers: k.controllers,
+		DriversChanged: k.drivers.Changed, Events: k.events, Log: k.log.Named("watcher"),
+		GC: watcher.GC{
+			Interval: k.cfg.GC.Interval, Claims: k.cfg.GC.ClaimThreshold, Drivers: k.cfg.GC.DriverThreshold,
+			Workloads: k.cfg.GC.WorkloadThreshold, Nodes: k.cfg.GC.NodeThreshold,
+		},
+	}
+	if len(k.cfg.Consuls) > 0 {
+		cfg.SweepTokens = k.sweepTokens
+	}
+	return cfg
+}
+
+// startWatcher releases claims and collects garbage while this server leads.
+func (k *ledgerKeeper) startWatcher(ctx context.Context, cfg watcher.Config) {
+	k.watcher = watcher.New(cfg)
+	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, k.watcher.Run) })
+}
+
+// sweepTokens revokes the tokens whose workload is gone.
+func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
+	report, err := k.tokens.Sweep(ctx, false)
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+// serveLedger has the API answer for the ledger.
+func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
+	cfg.Ledger, cfg.Raft, cfg.Watcher, cfg.SecretsKeys = k.cluster, k.cluster, k.watcher, k.keys
+	if k.cfg.ACL.Enabled {
+		cfg.ACL = aclapi.NewResolver(aclapi.Here{Ledger: k.cluster}, 0, k.log.Named("acl"))
+	}
+}
+
+// ledgerHealth is what keeps a server's ledger from taking commands.
+func ledgerHealth(s cluster.Stats) []string {
+	switch {
+	case s.Err != nil:
+		return []string{fmt.Sprintf("the ledger takes no command: %v", s.Err)}
+	case !s.Leader && s.LeaderName == "":
+		return []string{"the ledger has no leader (see: pannier server members)"}
+	default:
+		return nil
+	}
+}
+
+func (k *ledgerKeeper) keysHealth() []string {
+	if problem := k.keys.Problem(); problem != "" {
+		return []string{problem}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/leader/route"
+	"github.com/pannier/pannier/host/internal/peer"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload"
+)
+
+// member is an agent of a cluster: a server or a node.
+type member struct {
+	*agent
+	certs     *pki.Certs
+	port      *transport.Port
+	dialer    *transport.Dialer
+	discovery *discovery.Discovery
+	secret    peer.Secret
+	terms     *peer.Terms
+	servers   *peer.Servers
+	here      *peer.Node // what this agent does for the leader
+	fence     *fence.Client
+	lease     *lease.Lease
+}
+
+// joinCluster opens the agent's certificate, its port, and the gossip by which agents find one another. Calls are
+// answered from servePeers on.
+func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discovery.Role) (err error) {
+	m.terms = &peer.Terms{}
+	self := pki.Identity{Name: m.cfg.Name, DC: m.cfg.Datacenter, Role: role}
+	files := pki.Files{CA: m.cfg.TLS.CAFile, Cert: m.cfg.TLS.CertFile, Key: m.cfg.TLS.KeyFile}
+	if m.certs, err = pki.Load(files, self, m.log.Named("tls")); err != nil {
+		return err
+	}
+	if m.secret, err = peer.OpenSecret(filepath.Join(m.cfg.DataDir, "node.secret")); err != nil {
+		return err
+	}
+	m.port, err = transport.Open(ctx, transport.Config{
+		Addr: net.JoinHostPort(m.cfg.BindAddr, strconv.Itoa(m.cfg.RPCPort)), Advertise: m.cfg.AdvertiseAddr,
+		Certs: m.certs, Logger: m.log.Named("rpc"),
+	})
+	if err != nil {
+		return err
+	}
+	m.closers.add(m.port.Close)
+	m.dialer = transport.NewDialer(m.certs)
+	m.closers.add(m.dialer.Close)
+	key, err := m.cfg.Gossip.Read()
+	if err != nil {
+		return err
+	}
+	if key == "" {
+		m.log.Warn("gossip is not encrypted: give the agents an encrypt_file")
+	}
+	serf := filepath.Join(m.cfg.DataDir, "serf")
+	if err := os.MkdirAll(serf, 0o700); err != nil {
+		return err
+	}
+	m.discovery, err = discovery.Open(discovery.Config{ //nolint:contextcheck // it lives until it is closed
+		Self: discovery.Self{
+			Name: m.cfg.Name, Role: gossips, Datacenter: m.cfg.Datacenter, RPC: m.port.Addr().String(),
+			Expect: m.cfg.Server.BootstrapExpect, Version: m.version, Ledger: command.Level,
+		},
+		Bind: m.cfg.BindAddr, Port: m.cfg.SerfPort, Advertise: m.cfg.AdvertiseAddr, RetryJoin: m.cfg.RetryJoin, Key: string(key),
+		KeyringFile: filepath.Join(serf, "keyring"), SnapshotFile: filepath.Join(serf, "snapshot"),
+		Logger: m.log.Named("serf"),
+	})
+	if err != nil {
+		return err
+	}
+	m.closers.add(m.discovery.Close)
+	m.servers = peer.NewServers(peer.ServersConfig{
+		Name: m.cfg.Name, Secret: m.secret, Servers: m.knownServers, Dialer: m.dialer, Terms: m.terms,
+	})
+	m.here = &peer.Node{Info: peer.Info{Name: m.cfg.Name, Version: m.version, BootID: process.BootID(), StartedAt: m.started}}
+	return nil
+}
+
+// openLease finds the fence, or starts one, and takes over the lease that this node has.
+func (m *member) openLease(ctx context.Context) (err error) {
+	if m.fence, err = fence.Open(ctx, fence.Config{Dir: filepath.Join(m.cfg.DataDir, "fence"), Log: m.log.Named("fence")}); err != nil {
+		return err
+	}
+	m.closers.add(m.fence.Close)
+	m.lease = lease.New(m.fence, m.log.Named("lease"))
+	m.closers.add(m.lease.Close)
+	return nil
+}
+
+// memberDeps are the workloads' dependencies, with what the leader does for this node.
+func (m *member) memberDeps() workload.Deps {
+	deps := m.workloadDeps()
+	deps.Controller, deps.Secrets, deps.Tokens = m.servers, m.servers.VolumeSecrets, peer.NodeTokens{Servers: m.servers, Local: m.tokens}
+	deps.Nodes, deps.Lease, deps.Fenced, deps.Patient = m.servers, m.lease, m.fenced, true
+	return deps
+}
+
+// servePeers answers other agents; leader is what this agent does while it leads, nil on a node.
+func (m *member) servePeers(leader *peer.Leader) {
+	m.here.Workloads, m.here.Mounted, m.here.Calls = m.workloads, m.controllers, m.driverCalls()
+	s := peer.Serve(m.port.GRPC(), peer.Config{Leader: leader, Node: m.here, Terms: m.terms, Log: m.log.Named("peer")}, m.port.ServerOptions()...)
+	m.closers.add(s.Close)
+}
+
+func (m *member) openNodeRecord(ctx context.Context) error {
+	m.newRegistrar()
+	m.registrar.Address, m.registrar.SecretHash = m.port.Addr().String(), m.secret.Hash()
+	m.closers.loop(ctx, m.registrar.Run)
+	return nil
+}
+
+// keepLease sends heartbeats, takes down what this node may not use any more, and follows its drain.
+func (m *member) keepLease(ctx context.Context) error {
+	k := &lease.Keeper{
+		Node: m.cfg.Name, Lease: m.lease, Servers: m.servers, Log: m.log.Named("lease"),
+		Lost: func(ctx context.Context, why string) {
+			if err := m.workloads.LoseLease(ctx, why); err != nil && ctx.Err() == nil {
+				m.log.Error("not everything could be taken down in time: the fence may have to do it", "error", err)
+			}
+		},
+		Back: func(ctx context.Context, answer lease.Answer) error {
+			if err := m.workloads.Reconcile(ctx); err != nil {
+				return err
+			}
+			if answer.Status != claim.NodeDown {
+				return nil
+			}
+			return m.registrar.Put(ctx)
+		},
+	}
+	m.closers.loop(ctx, k.Run)
+	d := &noderecord.Drainer{Name: m.cfg.Name, Ledger: m.ledger, Workloads: m.workloads, Drivers: m.drivers, Events: m.events, Log: m.log.Named("drain")}
+	m.closers.loop(ctx, d.Run)
+	return nil
+}
+
+// fenced describes what the fence did to a workload since a moment.
+func (m *member) fenced(ref claim.WorkloadRef, since time.Time) string {
+	reports, err := m.fence.Reports()
+	if err != nil {
+		return fmt.Sprintf("the fence's reports cannot be read: %v", err)
+	}
+	var did []string
+	for _, r := range reports {
+		if slices.Contains(r.Workloads, ref) && r.Began.After(since) {
+			did = append(did, r.String())
+		}
+	}
+	return strings.Join(did, "; ")
+}
+
+// memberConfig is the API's configuration of a cluster's agent.
+func (m *member) memberConfig() apiserver.Config {
+	cfg := m.apiConfig()
+	cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = m.servers.Router, m.discovery, m.port, m.certs
+	return cfg
+}
+
+func (m *member) leaseHealth() []string {
+	if err := m.lease.Valid(); err != nil {
+		return []string{err.Error()}
+	}
+	return nil
+}
+
+// knownServers are the servers that have not left.
+func (m *member) knownServers() (all []route.Member) {
+	for _, s := range m.discovery.Servers() {
+		if s.Status != discovery.Left {
+			all = append(all, routeMember(s))
+		}
+	}
+	return all
+}
+
+func (m *member) find(name string) (route.Member, bool) {
+	found, ok := m.discovery.Member(name)
+	return routeMember(found), ok
+}
+
+func routeMember(m discovery.Member) route.Member {
+	return route.Member{Name: m.Name, Addr: m.RPC, Server: m.Role == discovery.Server}
+}

@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"slices"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
+	"github.com/pannier/pannier/host/internal/peer"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
+)
+
+// server is an agent that keeps the cluster's ledger, with other servers, and runs workloads as a node does.
+type server struct {
+	*agent
+	ledgerKeeper
+	member
+	nodes      *peer.Nodes
+	heartbeats *heartbeat.Tracker
+}
+
+func (s *server) steps() []step {
+	return []step{
+		{"data directory", s.openDataDir},
+		{"journal", s.openJournal},
+		{"secrets", s.openSecrets},
+		{"plugins", s.openPlugins}, // they come up while the ledger is read
+		{"devices", s.followDevices},
+		{"cluster", s.joinCluster},
+		{"fence", s.openLease},
+		{"ledger", s.openLedger},
+		{"secrets keys", s.openKeys},
+		{"consul", s.openConsul},
+		{"drivers", s.openDrivers},
+		{"peers", s.openPeers},
+		{"key rotation", s.rotateKeys}, // before anything is opened with the keys
+		{"workloads", s.openWorkloads},
+		{"services", s.keepServices},
+		{"node record", s.openNodeRecord},
+		{"lease", s.keepLease},
+		{"watcher", s.openWatcher},
+		{"API", s.openServer},
+		{"signals", s.followSignals},
+		{"memory", s.tuneMemory}, // last: the agent should be up soon
+	}
+}
+
+func (s *server) joinCluster(ctx context.Context) error {
+	return s.member.joinCluster(ctx, pki.Server, discovery.Server)
+}
+
+func (s *server) openLedger(ctx context.Context) error {
+	err := s.ledgerKeeper.openLedger(ctx, func(cfg *cluster.Config) {
+		autopilot, wanted := claim.DefaultAutopilot(), s.cfg.Autopilot
+		autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
+		autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold, wanted.ServerStabilizationTime
+		cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(s.port, s.dialer), s.discovery, s.servers, &autopilot
+	})
+	if err != nil {
+		return err
+	}
+	s.nodes = peer.NewNodes(peer.NodesConfig{Name: s.cfg.Name, Local: s.here, Member: s.find, Dialer: s.dialer, Term: s.cluster.Term})
+	s.heartbeats = &heartbeat.Tracker{Cluster: s.cluster, Liveness: s.cfg.Server.Liveness, Log: s.log.Named("heartbeats")}
+	return nil
+}
+
+func (s *server) openKeys(context.Context) error {
+	cfg := s.rotationConfig()
+	cfg.Servers = s.servers
+	s.keys = rotation.New(cfg)
+	return nil
+}
+
+func (s *server) openConsul(context.Context) error { return s.newConsul(s.cluster) }
+
+func (s *server) openDrivers(ctx context.Context) error {
+	s.newDrivers()
+	s.controllers = controllers.New(controllers.Config{
+		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(), Secrets: s.unseal,
+		Cluster: noderecord.Directory{Cluster: s.cluster, Calls: s.nodes.Storage},
+	})
+	return s.startDrivers(ctx, s.memberDeps())
+}
+
+// openPeers answers other agents and, while this server leads, this agent's own calls.
+func (s *server) openPeers(context.Context) error {
+	l := &peer.Leader{
+		Ledger: s.cluster, Controllers: s.controllers, Secrets: s.unseal, Keys: s.sealer, Tokens: s.tokens,
+		Heartbeats: s.heartbeats, Stop: s.nodes.StopWorkload, Servers: s.knownServers,
+	}
+	s.servers.SetLocal(l)
+	s.servePeers(l)
+	return nil
+}
+
+func (s *server) openWatcher(ctx context.Context) error {
+	s.closers.loop(ctx, func(ctx context.Context) { s.cluster.WhileLeader(ctx, s.heartbeats.Run) })
+	cfg := s.watcherConfig()
+	cfg.Nodes = s.nodes
+	s.startWatcher(ctx, cfg)
+	return nil
+}
+
+func (s *server) openServer(ctx context.Context) error {
+	cfg := s.memberConfig()
+	s.serveLedger(&cfg)
+	cfg.Health, cfg.Nodes, cfg.Heartbeats = s.health, s.nodes, s.heartbeats
+	return s.serveAPI(ctx, cfg)
+}
+
+func (s *server) health() []string {
+	stats := s.cluster.Stats()
+	reasons := ledgerHealth(stats)
+	if stats.Full != nil { // the other servers go on without this one
+		reasons = append(reasons, stats.Full.Error())
+	}
+	return slices.Concat(reasons, s.keysHealth(), s.leaseHealth(), s.storageHealth())
+}

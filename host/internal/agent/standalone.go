@@ -1,0 +1,88 @@
+package agent
+
+import (
+	"context"
+	"slices"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/host/internal/csi/controllers"
+	"github.com/pannier/pannier/host/internal/secrets/rotation"
+)
+
+// standalone is an agent with a ledger of its own, and no other hosts.
+type standalone struct{ ledgerKeeper }
+
+func (s *standalone) steps() []step {
+	return []step{
+		{"data directory", s.openDataDir},
+		{"journal", s.openJournal},
+		{"secrets", s.openSecrets},
+		{"plugins", s.openPlugins}, // they come up while the ledger is read
+		{"devices", s.followDevices},
+		{"ledger", s.openLedger},
+		{"secrets keys", s.openKeys},
+		{"consul", s.openConsul},
+		{"drivers", s.openDrivers},
+		{"key rotation", s.rotateKeys}, // before anything is opened with the keys
+		{"workloads", s.openWorkloads},
+		{"services", s.keepServices},
+		{"node record", s.openNodeRecord},
+		{"watcher", s.openWatcher},
+		{"API", s.openServer},
+		{"signals", s.followSignals},
+		{"memory", s.tuneMemory}, // last: the agent should be up soon
+	}
+}
+
+func (s *standalone) openLedger(ctx context.Context) error {
+	if err := s.ledgerKeeper.openLedger(ctx, func(*cluster.Config) {}); err != nil {
+		return err
+	}
+	_, err := s.clusterID(ctx)
+	return err
+}
+
+func (s *standalone) openKeys(context.Context) error {
+	s.keys = rotation.New(s.rotationConfig())
+	return nil
+}
+
+func (s *standalone) openConsul(context.Context) error { return s.newConsul(s.cluster) }
+
+func (s *standalone) openDrivers(ctx context.Context) error {
+	s.newDrivers()
+	s.controllers = controllers.New(controllers.Config{Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(), Secrets: s.unseal})
+	deps := s.workloadDeps()
+	deps.Controller, deps.Secrets, deps.Tokens = s.controllers, s.unseal, s.tokens
+	return s.startDrivers(ctx, deps)
+}
+
+// rotateKeys follows the secrets keys. Which one is active is known before anything is sealed.
+func (s *standalone) rotateKeys(ctx context.Context) error {
+	if err := s.keys.Sync(ctx); err != nil {
+		s.log.Warn("not every secrets key is on this host: retrying", "error", err)
+	}
+	return s.ledgerKeeper.rotateKeys(ctx)
+}
+
+func (s *standalone) openNodeRecord(ctx context.Context) error {
+	s.newRegistrar()
+	s.closers.loop(ctx, s.registrar.Run)
+	return nil
+}
+
+func (s *standalone) openWatcher(ctx context.Context) error {
+	s.startWatcher(ctx, s.watcherConfig())
+	return nil
+}
+
+func (s *standalone) openServer(ctx context.Context) error {
+	cfg := s.apiConfig()
+	s.serveLedger(&cfg)
+	cfg.Health, cfg.SocketRoot = s.health, s.cfg.ACL.SocketRoot
+	return s.serveAPI(ctx, cfg)
+}
+
+func (s *standalone) health() []string {
+	return slices.Concat(ledgerHealth(s.cluster.Stats()), s.keysHealth(), s.storageHealth())
+}

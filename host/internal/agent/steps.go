@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
+	"github.com/pannier/pannier/host/internal/consul/services"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+const (
+	// gcPercent makes the collector run twice as often as by default. Most of the heap is a few large blocks without
+	// pointers, so that a run takes a millisecond or two.
+	gcPercent = 50
+	// trimInterval is how soon memory goes back to the system after a burst, such as a list of all volumes. By itself Go
+	// keeps it until the heap has grown by half, which on a quiet host takes minutes.
+	trimInterval = 30 * time.Second
+)
+
+func (a *agent) openJournal(context.Context) (err error) {
+	a.journal, err = journal.Open(filepath.Join(a.cfg.DataDir, "journal"), a.log.Named("journal"))
+	if err == nil {
+		a.closers.add(a.journal.Close)
+	}
+	return err
+}
+
+func (a *agent) openSecrets(context.Context) (err error) {
+	a.sealer, err = secrets.OpenFiles(secrets.Files{
+		First: filepath.Join(a.cfg.DataDir, "secrets.key"), Dir: filepath.Join(a.cfg.DataDir, "secrets.keys"), Shared: a.cfg.TLS != nil,
+	})
+	return err
+}
+
+func (a *agent) followDevices(ctx context.Context) error {
+	a.devices = devices.New(a.catalog, a.events, a.log.Named("devices"))
+	a.closers.loop(ctx, a.devices.Run)
+	return nil
+}
+
+// newConsul makes what gives services their tokens and registers them in Consul. An agent without a consul block refuses
+// workloads that have services, by name. ledger is where tokens are noted; nil on a node, whose tokens the leader gets.
+func (a *agent) newConsul(ledger tokens.Ledger) error {
+	consuls, audiences := map[string]service.Consul{}, map[string]string{}
+	for _, c := range a.cfg.Consuls {
+		consuls[c.Name], audiences[c.Name] = c.Consul, c.Audience
+	}
+	a.tokens = tokens.New(tokens.Config{
+		Ledger: ledger, Consuls: consuls, Audiences: audiences, Identity: a.catalog.DoIdentity, Sealer: a.sealer,
+		Events: a.events, Log: a.log.Named("tokens"),
+	})
+	// It needs the workloads for what to keep in sync, and they need it: both are made before either is opened.
+	a.services = services.New(services.Config{
+		Node: a.cfg.Name, ClusterID: a.clusterID, Consuls: consuls,
+		Registration: a.catalog.DoRegistration, Bootstraps: a.catalog.DoBootstrap,
+		Instances: func() map[string][]registration.Instance { return a.workloads.Instances() },
+		Beats:     func() map[string][]registration.Beat { return a.workloads.Beats() },
+		Events:    a.events, Log: a.log.Named("services"),
+	})
+	return nil
+}
+
+// newDrivers makes the registry of drivers. It needs the workloads for what is in use, and they need it: both are made
+// before either is opened.
+func (a *agent) newDrivers() {
+	a.drivers = drivers.New(drivers.Config{
+		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
+		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
+	})
+}
+
+// driverCalls reaches the drivers of this node.
+func (a *agent) driverCalls() drivers.Caller {
+	return drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
+}
+
+// workloadDeps are the workloads' dependencies in every role.
+func (a *agent) workloadDeps() workload.Deps {
+	files := secretsdir.New(a.cfg.SecretsDir)
+	a.closers.add(files.Close)
+	timeouts := map[string]time.Duration{}
+	for _, c := range a.cfg.Consuls {
+		timeouts[c.Name] = c.IdentityTimeout
+	}
+	return workload.Deps{
+		Ledger: noderecord.Ledger{Cluster: a.ledger}, Drivers: a.drivers, Devices: a.devices,
+		Calls: a.driverCalls(), Events: a.events, Services: a.services,
+		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
+		SecretsDir: files, IdentityTimeout: timeouts,
+	}
+}
+
+// startDrivers makes the workloads and opens the drivers.
+func (a *agent) startDrivers(ctx context.Context, deps workload.Deps) error {
+	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), deps)
+	a.closers.add(func() error { return a.drivers.Close(a.stopPlugins.Load()) }) //nolint:contextcheck // it is called after ctx has ended
+	if err := a.drivers.Open(ctx, a.declared()); err != nil {
+		return err
+	}
+	close(a.driversUp)
+	return nil
+}
+
+// declared are the drivers of the configuration.
+func (a *agent) declared() []drivers.Spec {
+	var out []drivers.Spec
+	for _, d := range a.cfg.Drivers {
+		out = append(out, drivers.Spec{
+			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, User: d.User,
+			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
+			Source: drivers.SourceConfig,
+		})
+	}
+	return out
+}
+
+func (a *agent) openWorkloads(ctx context.Context) (err error) {
+	a.closers.add(a.workloads.Close)
+	a.leftovers, err = a.workloads.Open(ctx)
+	return err
+}
+
+func (a *agent) keepServices(ctx context.Context) error {
+	a.closers.loop(ctx, a.services.Run)
+	return nil
+}
+
+func (a *agent) newRegistrar() {
+	a.registrar = &noderecord.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
+}
+
+// apiConfig is the API's configuration in every role.
+func (a *agent) apiConfig() apiserver.Config {
+	cfg := apiserver.Config{
+		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
+		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
+		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
+		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
+		Plugins: a.plugins, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads,
+		Services: a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
+	}
+	if slices.ContainsFunc(a.cfg.Consuls, func(c config.Consul) bool { return c.AuthMethod != "" }) {
+		cfg.JWKS = a.tokens.JWKS
+	}
+	return cfg
+}
+
+func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
+	a.server = apiserver.New(cfg)
+	a.closers.add(a.server.Close)
+	return a.server.Open(ctx)
+}
+
+// layout is where volumes are mounted.
+func (a *agent) layout() mounts.Layout {
+	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
+}
+
+// followSignals reopens the audit log on SIGHUP, for log rotation.
+func (a *agent) followSignals(ctx context.Context) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	a.closers.loop(ctx, func(ctx context.Context) {
+		defer signal.Stop(hangups)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hangups:
+				if err := a.server.ReopenAudit(); err != nil {
+					a.log.Error("the audit log could not be reopened", "error", err)
+				}
+			}
+		}
+	})
+	return nil
+}
+
+// tuneMemory keeps the agent small, unless the operator has set GOGC.
+func (a *agent) tuneMemory(ctx context.Context) error {
+	if os.Getenv("GOGC") == "" {
+		was := debug.SetGCPercent(gcPercent)
+		a.closers.add(func() error { debug.SetGCPercent(was); return nil })
+	}
+	a.closers.loop(ctx, func(ctx context.Context) {
+		tick := time.NewTicker(trimInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				debug.FreeOSMemory()
+			}
+		}
+	})
+	return nil
+}
