@@ -4,18 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/internal/inprocess"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -62,26 +59,13 @@ type Plugin struct {
 // in flight finish, and an implementation that can be closed is closed.
 func Serve(t testing.TB, p sdk.Plugin) *Plugin {
 	t.Helper()
-	listener := bufconn.Listen(1 << 20)
-	srv, stop := sdk.NewServer(sdk.Info{Name: t.Name(), Version: "0.0.0"}, p)
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(listener) }()
-	conn, err := grpc.NewClient("passthrough:///plugin",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	conn, stop, err := inprocess.Serve(sdk.Info{Name: t.Name(), Version: "0.0.0"}, p)
 	if err != nil {
 		t.Fatalf("connect to the plugin: %v", err)
 	}
 	t.Cleanup(func() {
-		_ = conn.Close() // ends the calls that the test has left open
-		stop()
-		if err := <-served; err != nil {
-			t.Errorf("serve the plugin: %v", err)
-		}
-		if c, ok := p.Impl.(io.Closer); ok {
-			if err := c.Close(); err != nil {
-				t.Errorf("close the plugin: %v", err)
-			}
+		if err := stop(); err != nil {
+			t.Errorf("stop the plugin: %v", err)
 		}
 	})
 	return &Plugin{Conn: conn, api: pluginv1.NewPluginServiceClient(conn)}
