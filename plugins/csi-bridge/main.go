@@ -8,10 +8,9 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// version is the plugin's own semantic version, by which a host can pin it; it
-// is not the tree's, which need not be one.
-const version = "0.1.0"
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "csi-bridge", Version: version}, storage.Plugin(bridge.New(sdk.Logger())))
+	sdk.Main(sdk.Info{Name: "csi-bridge", Version: sdk.BuildVersion(version)}, storage.Plugin(bridge.New(sdk.Logger())))
 }

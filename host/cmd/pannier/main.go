@@ -5,14 +5,15 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/pannier/pannier/host/internal/agent"
 	"github.com/pannier/pannier/host/internal/cli"
 )
 
-// version is set by the build.
-var version = "dev"
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
 
 func main() {
 	os.Exit(run())
@@ -36,7 +37,18 @@ func run() int {
 		Args:     os.Args[1:],
 		Stdout:   os.Stdout,
 		Stderr:   os.Stderr,
-		Version:  version,
+		Version:  buildVersion(),
 		RunAgent: agent.Run,
 	})
+}
+
+// buildVersion returns the version that the linker has set, or that go install MODULE@VERSION has recorded.
+func buildVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "dev"
 }
