@@ -131,7 +131,7 @@ func shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	shown := &hostv1.Plugin{
 		Name: p.Name, Kind: p.Kind, Version: p.Version, Sha256: p.SHA256, State: string(p.State),
 		Pid: int64(p.PID), Generation: p.Generation, StartedAt: timestamp(p.StartedAt), Restarts: int32(p.Restarts),
-		Leases: int64(p.Leases), LastError: lastError, NextTryAt: timestamp(p.NextTry),
+		Leases: int64(p.Users), LastError: lastError, NextTryAt: timestamp(p.NextTry),
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
 	}
 	for _, w := range p.Swaps {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -44,7 +46,7 @@ var (
 
 // Supervisor is what the catalog needs of supervisor.Supervisor.
 type Supervisor interface {
-	Acquire(ctx context.Context, name string) (supervisor.Lease, error)
+	Acquire(ctx context.Context, name string) (supervisor.Handle, error)
 	Await(ctx context.Context, done func([]supervisor.Status) bool) error
 }
 
@@ -104,16 +106,16 @@ func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, relea
 
 // borrow is acquire of the plugin of that name.
 func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (client T, release func(), err error) {
-	lease, err := c.plugins.Acquire(ctx, name)
+	gen, err := c.plugins.Acquire(ctx, name)
 	if err != nil {
 		return client, nil, fmt.Errorf("%s: %w", k.name, err)
 	}
-	if lease.Kind != k.protocol {
-		lease.Release()
-		return client, nil, fmt.Errorf("%s: plugin %q: %w: it is %s, and %s is needed", k.name, name, ErrWrongKind, lease.Kind, k.protocol)
+	if gen.Kind != k.protocol {
+		gen.Release()
+		return client, nil, fmt.Errorf("%s: plugin %q: %w: it is %s, and %s is needed", k.name, name, ErrWrongKind, gen.Kind, k.protocol)
 	}
 	prefix := k.name + "(" + name + ")"
-	return k.client(&conn{ClientConnInterface: lease.Conn, prefix: prefix, retired: lease.Retired, ended: lease.Ended}), lease.Release, nil
+	return k.client(&conn{ClientConnInterface: gen.Conn, prefix: prefix, retired: gen.Retired, ended: gen.Ended}), gen.Release, nil
 }
 
 func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.Context, client T) error) error {
@@ -172,5 +174,64 @@ func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string
 		return "", fmt.Errorf("%w: no plugin of kind %s has come up: %w", supervisor.ErrUnavailable, kind, waitErr)
 	default:
 		return "", fmt.Errorf("%w: none of the %d plugins is of kind %s", supervisor.ErrUnknown, len(all), kind)
+	}
+}
+
+// deviceKind has no preferred plugin: each tells of its own devices.
+var deviceKind = kind[device.Client]{name: "device", protocol: device.Kind, client: device.NewClient}
+
+// AwaitDevicePlugins waits until the names of the plugins of the kind device are others
+// than seen, or those of the plugins that have not come up yet, which may be of that kind
+// too, are others than unknown. It returns both, in order.
+func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen, unknown []string) (names, pending []string, err error) {
+	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
+		names, pending = nil, nil
+		for _, s := range all {
+			switch s.Kind {
+			case device.Kind:
+				names = append(names, s.Name)
+			case "":
+				pending = append(pending, s.Name)
+			}
+		}
+		slices.Sort(names)
+		slices.Sort(pending)
+		return !slices.Equal(names, seen) || !slices.Equal(pending, unknown)
+	})
+	return names, pending, err
+}
+
+// Device borrows a device plugin until release is called, as Storage does.
+func (c *Catalog) Device(ctx context.Context, name string) (client device.Client, release func(), err error) {
+	return borrow(ctx, c, deviceKind, name)
+}
+
+// DoDevice is DoStorage for a device plugin.
+func (c *Catalog) DoDevice(ctx context.Context, name string, fn func(ctx context.Context, client device.Client) error) error {
+	return repeat(ctx, func(ctx context.Context) (device.Client, func(), error) { return c.Device(ctx, name) }, fn)
+}
+
+// EveryKind is the kind of a handler that is told the events of all plugins.
+const EveryKind = ""
+
+// OnEvent lets handle be told the events of plugins of one kind, such as storage.Kind,
+// or EveryKind: each once, those of one process in their order. Events that came before
+// are not told. handle must not block for long; it is called from several goroutines.
+func (c *Catalog) OnEvent(kind string, handle func(supervisor.PluginEvent)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.handlers[kind] = append(c.handlers[kind], handle)
+}
+
+// Event tells the handlers of an event. It is the supervisor's OnPluginEvent.
+func (c *Catalog) Event(e supervisor.PluginEvent) {
+	c.mu.Lock()
+	handlers := slices.Clone(c.handlers[EveryKind])
+	if e.Kind != EveryKind {
+		handlers = append(handlers, c.handlers[e.Kind]...)
+	}
+	c.mu.Unlock()
+	for _, handle := range handlers {
+		handle(e)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -25,16 +28,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type plugins struct {
 	list    []supervisor.Status
 	conn    grpc.ClientConnInterface
-	leases  int
+	users   int
 	kind    string
 	retired chan struct{}
 	ended   chan struct{}
 	stop    func() // ends the process
 }
 
-func (p *plugins) Acquire(context.Context, string) (supervisor.Lease, error) {
-	p.leases++
-	return supervisor.Lease{Conn: p.conn, Kind: p.kind, Retired: p.retired, Ended: p.ended, Release: func() { p.leases-- }}, nil
+func (p *plugins) Acquire(context.Context, string) (supervisor.Handle, error) {
+	p.users++
+	return supervisor.Handle{Conn: p.conn, Kind: p.kind, Retired: p.retired, Ended: p.ended, Release: func() { p.users-- }}, nil
 }
 
 func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool) error {
@@ -119,8 +122,8 @@ func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
 		}
 	}
 	release()
-	if p.leases != 0 {
-		t.Errorf("%d leases are left", p.leases)
+	if p.users != 0 {
+		t.Errorf("%d users are left", p.users)
 	}
 }
 
@@ -230,7 +233,58 @@ func TestWhichPlugin(t *testing.T) {
 func TestPluginOfAnotherKindIsGivenBack(t *testing.T) {
 	p := serve(t, &impl{})
 	p.kind = "storage.v2"
-	if _, _, err := New(p).Storage(t.Context()); !errors.Is(err, ErrWrongKind) || p.leases != 0 {
-		t.Errorf("%v, %d leases", err, p.leases)
+	if _, _, err := New(p).Storage(t.Context()); !errors.Is(err, ErrWrongKind) || p.users != 0 {
+		t.Errorf("%v, %d users", err, p.users)
+	}
+}
+
+func TestWhichDevicePlugins(t *testing.T) {
+	list := []supervisor.Status{
+		{Name: "z", Kind: device.Kind}, {Name: "a", Kind: device.Kind}, {Name: "s", Kind: storage.Kind}, {Name: "new"}, {Name: "later"},
+	}
+	c := New(&plugins{list: list})
+	names, pending := []string{"a", "z"}, []string{"later", "new"}
+	got, unknown, err := c.AwaitDevicePlugins(t.Context(), nil, nil)
+	if err != nil || !slices.Equal(got, names) || !slices.Equal(unknown, pending) {
+		t.Errorf("got %q and %q, %v; want %q and %q", got, unknown, err, names, pending)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, _, err := c.AwaitDevicePlugins(ctx, names, pending); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("nothing has changed, and it does not wait: %v", err)
+	}
+	if _, _, err := c.AwaitDevicePlugins(ctx, names, nil); err != nil {
+		t.Errorf("one has come up: %v", err)
+	}
+}
+
+func TestADevicePluginIsTakenByItsName(t *testing.T) {
+	p := serve(t, &impl{})
+	p.kind = device.Kind
+	c := New(p)
+	if err := c.DoDevice(t.Context(), "gpus", func(context.Context, device.Client) error { return nil }); err != nil || p.users != 0 {
+		t.Errorf("%v, %d users", err, p.users)
+	}
+	p.kind = storage.Kind
+	if _, _, err := c.Device(t.Context(), "gpus"); !errors.Is(err, ErrWrongKind) || p.users != 0 {
+		t.Errorf("a plugin of another kind: %v, %d users", err, p.users)
+	}
+}
+
+func TestEachKindHasItsHandlers(t *testing.T) {
+	c := New(&plugins{})
+	var told []string
+	tell := func(who string) func(supervisor.PluginEvent) {
+		return func(e supervisor.PluginEvent) { told = append(told, who+": "+e.Type) }
+	}
+	c.Event(supervisor.PluginEvent{Kind: storage.Kind, Type: "nobody is there"})
+	c.OnEvent(storage.Kind, tell("storage"))
+	c.OnEvent(EveryKind, tell("all"))
+	c.OnEvent(identity.Kind, tell("identity"))
+	c.Event(supervisor.PluginEvent{Kind: storage.Kind, Type: "one"})
+	c.Event(supervisor.PluginEvent{Kind: identity.Kind, Type: "two"})
+	c.Event(supervisor.PluginEvent{Kind: "device.v1", Type: "three"})
+	if want := []string{"all: one", "storage: one", "all: two", "identity: two", "all: three"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
 	}
 }

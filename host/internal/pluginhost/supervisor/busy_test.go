@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A process is told to be busy once in each spell of a minute in which it was.
+// A process is told to be busy once in each busySpell of a minute in which it was.
 func TestSpell(t *testing.T) {
-	busy := busyness{cores: 0.9, after: time.Minute}
+	busy := busyRule{cores: 0.9, after: time.Minute}
 	began := time.Now()
 	for name, row := range map[string]struct {
 		cores []float64 // in each 10 s
@@ -21,15 +21,15 @@ func TestSpell(t *testing.T) {
 		"a child that ended": {cores: []float64{1, 1, -5, 1, 1, 1, 1, 1, 1}, want: []int{9}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var s spell
+			var s busySpell
 			var cpu time.Duration
 			var got []int
-			if s.goesOn(began, cpu, busy) {
+			if s.update(began, cpu, busy) {
 				t.Error("busy at the first look")
 			}
 			for n, cores := range row.cores {
 				cpu += time.Duration(cores * float64(10*time.Second))
-				if s.goesOn(began.Add(time.Duration(n+1)*10*time.Second), cpu, busy) {
+				if s.update(began.Add(time.Duration(n+1)*10*time.Second), cpu, busy) {
 					got = append(got, n+1)
 				}
 			}

@@ -139,7 +139,6 @@ func (s *Supervisor) collect() error {
 	return s.store.collect(keep)
 }
 
-
 // maxRunDir is the longest path in bytes below which go-plugin's sockets fit into
 // the 107 of a Unix address (unix(7)): it adds /plugin-dir and /plugin with up to
 // ten digits each.

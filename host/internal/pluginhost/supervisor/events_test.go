@@ -105,12 +105,12 @@ func (w *world) putFile(data []byte) {
 // emit lets the plugin emit events in a call.
 func emit(t *testing.T, s *supervisor.Supervisor, n int) {
 	t.Helper()
-	lease, err := s.Acquire(within(t), "fixture")
+	handle, err := s.Acquire(within(t), "fixture")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lease.Release()
-	if _, err := storage.NewClient(lease.Conn).Attach(within(t), storage.Driver{ID: "d"}, storage.AttachRequest{NodeID: strconv.Itoa(n)}); err != nil {
+	defer handle.Release()
+	if _, err := storage.NewClient(handle.Conn).Attach(within(t), storage.Driver{ID: "d"}, storage.AttachRequest{NodeID: strconv.Itoa(n)}); err != nil {
 		t.Fatal(err)
 	}
 }

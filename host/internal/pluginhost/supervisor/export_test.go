@@ -9,5 +9,5 @@ func (s *Supervisor) SetPatience(silence, unwell time.Duration) {
 
 // SetBusy changes what counts as busy: so many cores for that long.
 func (s *Supervisor) SetBusy(cores float64, after time.Duration) {
-	s.busy = busyness{cores: cores, after: after}
+	s.busy = busyRule{cores: cores, after: after}
 }

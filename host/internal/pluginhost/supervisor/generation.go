@@ -25,21 +25,21 @@ type generation struct {
 	startedAt time.Time
 	pid       int
 
-	run    *pluginRunner
-	client *goplugin.Client
-	proto  goplugin.ClientProtocol
-	conn   *grpc.ClientConn
-	api    pluginv1.PluginServiceClient
-	health *attendance
-	events *follower       // nil before it serves, and where it has none
-	over   <-chan struct{} // closed when it uses more than it may
-	first  health          // what it said of itself when it came up
+	run         *pluginRunner
+	client      *goplugin.Client
+	proto       goplugin.ClientProtocol
+	conn        *grpc.ClientConn
+	api         pluginv1.PluginServiceClient
+	health      *healthStream
+	events      *follower       // nil before it serves, and where it has none
+	overLimit   <-chan struct{} // closed when it uses more than it may
+	firstHealth health          // what it said of itself when it came up
 
-	mu      sync.Mutex
-	leases  int
-	retired bool
-	leaving chan struct{} // closed when it is retired
-	drained chan struct{} // closed when it is retired and no lease is left
+	mu       sync.Mutex
+	users    int
+	retired  bool
+	retiring chan struct{} // closed when it is retired
+	drained  chan struct{} // closed when it is retired and no lease is left
 }
 
 // describe is a generation for people.
@@ -47,35 +47,35 @@ func (g *generation) describe() string {
 	return fmt.Sprintf("generation %d (version %s, sha256 %.12s)", g.number, g.version, g.sha)
 }
 
-// acquire takes a lease. It fails on a retired generation.
+// acquire takes a handle. It fails on a retired generation.
 func (g *generation) acquire() (release func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.retired {
 		return nil, false
 	}
-	g.leases++
+	g.users++
 	return sync.OnceFunc(func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.leases--
+		g.users--
 		g.checkDrained()
 	}), true
 }
 
-// retire gives out no more leases.
+// retire gives out no more users.
 func (g *generation) retire() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.retired {
 		g.retired = true
-		close(g.leaving)
+		close(g.retiring)
 		g.checkDrained()
 	}
 }
 
 func (g *generation) checkDrained() {
-	if g.retired && g.leases == 0 {
+	if g.retired && g.users == 0 {
 		close(g.drained)
 	}
 }
@@ -90,13 +90,13 @@ func (g *generation) ended() bool {
 	}
 }
 
-func (g *generation) leased() int {
+func (g *generation) userCount() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.leases
+	return g.users
 }
 
-// drain waits until a retired generation has no leases, or uses more than it may, at
+// drain waits until a retired generation has no users, or uses more than it may, at
 // most until drop.
 func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
 	timer := time.NewTimer(timeout)
@@ -104,7 +104,7 @@ func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
 	select {
 	case <-g.drained:
 	case <-timer.C:
-	case <-g.over:
+	case <-g.overLimit:
 	case <-drop:
 	}
 }

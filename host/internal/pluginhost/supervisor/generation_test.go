@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// A generation is drained by its last lease, and gives out none once it is
+// A generation is drained by its last handle, and gives out none once it is
 // retired. An immediate drain is one that did not have to wait.
 func TestLeases(t *testing.T) {
-	g := &generation{leaving: make(chan struct{}), drained: make(chan struct{})}
+	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	first, ok := g.acquire()
 	if !ok {
 		t.Fatal("no lease")
 	}
 	second, _ := g.acquire()
-	if g.leased() != 2 {
-		t.Errorf("%d leases, want 2", g.leased())
+	if g.userCount() != 2 {
+		t.Errorf("%d users, want 2", g.userCount())
 	}
 	g.retire()
 	g.retire()
@@ -35,7 +35,7 @@ func TestLeases(t *testing.T) {
 }
 
 func TestRetireWithoutLeases(t *testing.T) {
-	g := &generation{leaving: make(chan struct{}), drained: make(chan struct{})}
+	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	g.retire()
 	if !isDrained(g) {
 		t.Error("not drained")
@@ -43,7 +43,7 @@ func TestRetireWithoutLeases(t *testing.T) {
 }
 
 func TestDrainHasAnEnd(t *testing.T) {
-	g := &generation{leaving: make(chan struct{}), drained: make(chan struct{})}
+	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	if _, ok := g.acquire(); !ok {
 		t.Fatal("no lease")
 	}

@@ -183,13 +183,13 @@ func within(t *testing.T) context.Context {
 func call(t *testing.T, s *supervisor.Supervisor, name, do string) (map[string]string, error) {
 	t.Helper()
 	ctx := within(t)
-	lease, err := s.Acquire(ctx, name)
+	handle, err := s.Acquire(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	defer lease.Release()
+	defer handle.Release()
 	req := storage.AttachRequest{Volume: storage.Volume{Name: do}}
-	return storage.NewClient(lease.Conn).Attach(ctx, storage.Driver{ID: "d"}, req)
+	return storage.NewClient(handle.Conn).Attach(ctx, storage.Driver{ID: "d"}, req)
 }
 
 func mustCall(t *testing.T, s *supervisor.Supervisor, name, do string) map[string]string {

@@ -9,8 +9,8 @@ import (
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
-// attendance is the stream that keeps a plugin alive and tells its health.
-type attendance struct {
+// healthStream is the stream that keeps a plugin alive and tells its health.
+type healthStream struct {
 	cancel context.CancelFunc
 	health chan health // the newest; closed when the stream has ended
 	ended  sync.WaitGroup
@@ -23,44 +23,44 @@ type health struct {
 }
 
 // attend opens the stream. It ends with close, not with ctx.
-func attend(ctx context.Context, api pluginv1.PluginServiceClient, orphanTimeout time.Duration) (*attendance, error) {
+func openHealthStream(ctx context.Context, api pluginv1.PluginServiceClient, orphanTimeout time.Duration) (*healthStream, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stream, err := api.Attend(ctx, &pluginv1.AttendRequest{OrphanTimeoutMs: orphanTimeout.Milliseconds()})
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	a := &attendance{cancel: cancel, health: make(chan health)}
-	a.ended.Go(func() {
-		defer close(a.health)
+	s := &healthStream{cancel: cancel, health: make(chan health)}
+	s.ended.Go(func() {
+		defer close(s.health)
 		for {
 			res, err := stream.Recv()
 			if err != nil {
-				a.err = err
+				s.err = err
 				return
 			}
 			select {
-			case a.health <- health{res.GetHealthy(), res.GetMessage()}:
+			case s.health <- health{res.GetHealthy(), res.GetMessage()}:
 			case <-ctx.Done():
-				a.err = ctx.Err()
+				s.err = ctx.Err()
 				return
 			}
 		}
 	})
-	return a, nil
+	return s, nil
 }
 
-func (a *attendance) close() {
-	a.cancel()
-	a.ended.Wait()
+func (s *healthStream) close() {
+	s.cancel()
+	s.ended.Wait()
 }
 
 // next is the health that the plugin tells next.
-func (a *attendance) next(ctx context.Context) (health, error) {
+func (s *healthStream) next(ctx context.Context) (health, error) {
 	select {
-	case h, ok := <-a.health:
+	case h, ok := <-s.health:
 		if !ok {
-			return health{}, a.err
+			return health{}, s.err
 		}
 		return h, nil
 	case <-ctx.Done():
@@ -78,56 +78,56 @@ const (
 )
 
 // happened is what ends a watch.
-type happened struct {
+type watchResult struct {
 	lost  error // the generation must be replaced
-	sick  bool  // its process lives
+	alive bool  // its process lives
 	order *order
 }
 
 // watch returns when the generation must be replaced or something else may have to
 // run, when an operator wants something, or when ctx ends.
-func (i *instance) watch(ctx context.Context, gen *generation) happened {
+func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 	silence, unhealthyFor := i.sup.silence, i.sup.unwell
 	quiet := time.NewTimer(silence)
 	defer quiet.Stop()
 	unwell := time.NewTimer(unhealthyFor)
 	defer unwell.Stop()
-	if i.unwell.IsZero() {
+	if i.unhealthySince.IsZero() {
 		unwell.Stop()
 	} else {
-		unwell.Reset(time.Until(i.unwell.Add(unhealthyFor)))
+		unwell.Reset(time.Until(i.unhealthySince.Add(unhealthyFor)))
 	}
 	for {
 		select {
 		case <-ctx.Done():
-			return happened{}
-		case <-i.looks:
-			return happened{}
+			return watchResult{}
+		case <-i.rechecks:
+			return watchResult{}
 		case o := <-i.orders:
-			return happened{order: &o}
+			return watchResult{order: &o}
 		case <-gen.run.proc.Done():
-			return happened{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
-		case <-gen.over:
-			return happened{sick: true, lost: gen.run.meter.why}
+			return watchResult{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
+		case <-gen.overLimit:
+			return watchResult{alive: true, lost: gen.run.meter.why}
 		case h, ok := <-gen.health.health:
 			if !ok {
-				return happened{lost: i.streamLost(ctx, gen)}
+				return watchResult{lost: i.streamLost(ctx, gen)}
 			}
 			quiet.Reset(silence)
-			was := i.unwell
+			was := i.unhealthySince
 			i.health(h)
 			switch {
 			case h.healthy:
 				unwell.Stop()
-			case i.onTrial(gen):
-				return happened{sick: true, lost: fmt.Errorf("it is unhealthy: %s", h.message)}
+			case i.onProbation(gen):
+				return watchResult{alive: true, lost: fmt.Errorf("it is unhealthy: %s", h.message)}
 			case was.IsZero():
 				unwell.Reset(unhealthyFor)
 			}
 		case <-quiet.C:
-			return happened{lost: fmt.Errorf("it has not told its health for %v", silence)}
+			return watchResult{lost: fmt.Errorf("it has not told its health for %v", silence)}
 		case <-unwell.C:
-			return happened{lost: fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)}
+			return watchResult{lost: fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)}
 		}
 	}
 }
@@ -147,11 +147,11 @@ func (i *instance) streamLost(ctx context.Context, gen *generation) error {
 
 // health takes note of what the plugin says of itself.
 func (i *instance) health(h health) {
-	was := i.unwell
+	was := i.unhealthySince
 	if h.healthy {
-		i.unwell = time.Time{}
+		i.unhealthySince = time.Time{}
 	} else if was.IsZero() {
-		i.unwell = time.Now()
+		i.unhealthySince = time.Now()
 	}
 	switch {
 	case h.healthy && !was.IsZero():

@@ -21,25 +21,25 @@ import (
 // the plugin's processes and writes its record. Others read the present generation
 // and the status, and ask for things by way of orders and looks.
 type instance struct {
-	sup     *Supervisor
-	name    string
-	spec    Plugin
-	log     hclog.Logger
-	logPath string
-	rec     record
-	loaded  bool              // rec is what an earlier host wrote, or newer
-	sums    map[string]hashed // of files of the plugin directory
-	tried   string            // the copy that was started last
-	unwell  time.Time         // since when what serves says that it is unhealthy; zero: it does not
+	sup            *Supervisor
+	name           string
+	spec           Plugin
+	log            hclog.Logger
+	logPath        string
+	rec            record
+	loaded         bool              // rec is what an earlier host wrote, or newer
+	sums           map[string]hashed // of files of the plugin directory
+	lastTried      string            // the copy that was started last
+	unhealthySince time.Time         // since when what serves says that it is unhealthy; zero: it does not
 
-	orders chan order
-	looks  chan struct{} // holds a token when what should run may have changed
+	orders   chan order
+	rechecks chan struct{} // holds a token when what should run may have changed
 
 	current atomic.Pointer[generation] // nil while none is up
 
 	mu      sync.Mutex
 	status  Status
-	gone    []*generation    // that have drained and are still in the record
+	drained []*generation    // that have drained and are still in the record
 	changed notify.Broadcast // status or current
 }
 
@@ -49,15 +49,15 @@ func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 		log:     s.log.Named(name),
 		logPath: filepath.Join(s.dir, "logs", name+".log"),
 		sums:    map[string]hashed{},
-		orders:  make(chan order), looks: make(chan struct{}, 1),
+		orders:  make(chan order), rechecks: make(chan struct{}, 1),
 		status: Status{Name: name, State: Starting},
 	}
 }
 
 // look lets the instance look again at what should run.
-func (i *instance) look() {
+func (i *instance) recheck() {
 	select {
-	case i.looks <- struct{}{}:
+	case i.rechecks <- struct{}{}:
 	default: // it is about to
 	}
 }
@@ -81,7 +81,7 @@ func (i *instance) run(ctx context.Context) {
 		i.publish(ctx, gen, how)
 		gen, why := i.serve(ctx, gen)
 		if ctx.Err() != nil {
-			i.letGo(ctx, gen)
+			i.shutDown(ctx, gen)
 			return
 		}
 		if time.Since(up) >= i.sup.cfg.Restart.Stable {
@@ -138,22 +138,22 @@ func (i *instance) publish(ctx context.Context, gen *generation, how EventType) 
 
 // announce tells of the generation that callers have now.
 func (i *instance) announce(gen *generation, how EventType, message string) {
-	i.unwell = time.Time{}
+	i.unhealthySince = time.Time{}
 	i.set(how, message, func(s *Status) {
 		s.State, s.Message = Running, ""
 		s.Kind, s.Version, s.SHA256 = gen.kind, gen.version, gen.sha
 		s.PID, s.Generation, s.StartedAt = gen.pid, gen.number, gen.startedAt
 		s.NextTry = time.Time{}
-		i.tellRecord(s)
+		i.copyRecord(s)
 	})
-	i.health(gen.first)
+	i.health(gen.firstHealth)
 	if err := i.sup.collect(); err != nil {
 		i.log.Warn("old copies of plugins are left", "error", err)
 	}
 }
 
-// tellRecord copies into the status what of the record is for people.
-func (i *instance) tellRecord(s *Status) {
+// copyRecord copies into the status what of the record is for people.
+func (i *instance) copyRecord(s *Status) {
 	s.Pinned, s.LastGood = i.rec.Pinned, i.rec.LastGood
 	s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)
 }
@@ -162,11 +162,11 @@ func (i *instance) tellRecord(s *Status) {
 // something else should run. It returns what serves then, and why it is lost.
 func (i *instance) serve(ctx context.Context, gen *generation) (*generation, error) {
 	i.clearOthers(ctx, gen)
-	i.look() // what should run may have changed while no host ran
+	i.recheck() // what should run may have changed while no host ran
 	for {
 		what := i.watch(ctx, gen)
 		switch {
-		case what.lost != nil && what.sick && i.rollsBack(gen, what.lost):
+		case what.lost != nil && what.alive && i.refuseOnProbation(gen, what.lost):
 		case what.lost != nil || ctx.Err() != nil:
 			return gen, what.lost
 		case what.order != nil:
@@ -177,7 +177,7 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 			what.order.done <- err
 			continue
 		}
-		i.forgetGone(ctx)
+		i.clearDrained(ctx)
 		next, err := i.replace(ctx, gen)
 		switch {
 		case next != nil:
@@ -185,7 +185,7 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 			if err != nil {
 				i.log.Error("the record of a swap is not written", "error", err)
 			}
-		case what.sick && err != nil:
+		case what.alive && err != nil:
 			return gen, what.lost // what served before cannot be had: a restart may help
 		}
 	}
@@ -199,7 +199,7 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
 	died := gen.ended()
 	grace := i.sup.cfg.StopTimeout
-	if died || isGreedy(why) {
+	if died || isOverLimit(why) {
 		grace = failedStop // for what the process left, or before it takes yet more
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
@@ -209,15 +209,15 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	if !died && gen.ended() {
 		why = fmt.Errorf("%w; the process then ended: %s", why, gen.run.proc.Exit())
 	}
-	rollsBack := i.rollsBack(gen, why)
+	rollBack := i.refuseOnProbation(gen, why)
 	err = errors.Join(why, err, i.clear(ctx, gen.record, grace))
 	// Callers still hold the dead connection: closed under them it would answer
 	// Canceled, as if they had given up themselves.
 	i.sup.draining.Go(func() {
-		gen.drain(i.sup.cfg.StopTimeout, i.sup.drop)
+		gen.drain(i.sup.cfg.StopTimeout, i.sup.stopDraining)
 		gen.close()
 	})
-	if rollsBack {
+	if rollBack {
 		i.rec.swapped(Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: i.rec.LastGood}, Rollback: true})
 		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, what served before is started: %v", gen.describe(), err), func(s *Status) {
 			s.State, s.LastError, s.PID = Starting, err.Error(), 0
@@ -255,9 +255,9 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 	for {
 		select {
 		case <-timer.C:
-		case <-i.looks:
-			i.forgetGone(ctx)
-			if src, err := i.choose(); err != nil || src.sha == i.tried {
+		case <-i.rechecks:
+			i.clearDrained(ctx)
+			if src, err := i.choose(); err != nil || src.sha == i.lastTried {
 				continue
 			}
 		case o := <-i.orders:
@@ -274,8 +274,8 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 	}
 }
 
-// letGo leaves the plugin when the host closes: running, or stopped.
-func (i *instance) letGo(ctx context.Context, gen *generation) {
+// shutDown leaves the plugin when the host closes: running, or stopped.
+func (i *instance) shutDown(ctx context.Context, gen *generation) {
 	i.current.Store(nil)
 	gen.retire()
 	if !i.sup.stopsPlugins() {
@@ -285,7 +285,7 @@ func (i *instance) letGo(ctx context.Context, gen *generation) {
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.sup.cfg.StopTimeout)
 	defer cancel()
-	// Leases are not waited for: the plugin finishes its calls itself, and some
+	// Users are not waited for: the plugin finishes its calls itself, and some
 	// callers hold a stream for ever.
 	err := errors.Join(gen.stop(stop), i.clearAll(ctx, i.sup.cfg.StopTimeout))
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State, s.PID, s.LastError = Stopped, 0, errorText(err) })
@@ -341,7 +341,7 @@ func (i *instance) snapshot() Status {
 	s := i.status
 	i.mu.Unlock()
 	if gen := i.current.Load(); gen != nil {
-		s.Leases = gen.leased()
+		s.Users = gen.userCount()
 	}
 	return s
 }

@@ -34,7 +34,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 		return nil, err
 	}
 	defer unpin()
-	i.tried = bin.sha
+	i.lastTried = bin.sha
 
 	ctx, cancel := context.WithTimeout(parent, i.sup.cfg.StartTimeout)
 	defer cancel()
@@ -102,7 +102,7 @@ func (n notCopied) Unwrap() error { return n.error }
 // late is the error of a start that took too long or was called off; err is how
 // far it came.
 func (i *instance) late(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); isGreedy(cause) {
+	if cause := context.Cause(ctx); isOverLimit(cause) {
 		return cause
 	}
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -238,10 +238,10 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	gen := &generation{
 		record: run.record, number: run.record.Number, sha: run.record.SHA256, launch: run.record.Launch,
 		startedAt: run.record.StartedAt, pid: run.proc.PID(),
-		run: run, over: run.meter.over, client: client, proto: proto, conn: conn,
-		api: pluginv1.NewPluginServiceClient(conn), leaving: make(chan struct{}), drained: make(chan struct{}),
+		run: run, overLimit: run.meter.exceeded, client: client, proto: proto, conn: conn,
+		api: pluginv1.NewPluginServiceClient(conn), retiring: make(chan struct{}), drained: make(chan struct{}),
 	}
-	if gen.first, err = i.bringUp(ctx, gen); err != nil {
+	if gen.firstHealth, err = i.bringUp(ctx, gen); err != nil {
 		return nil, err
 	}
 	// The plugin has read its key: it need not lie about any longer.
@@ -276,7 +276,7 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 	if _, err := gen.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: i.spec.Config}); err != nil {
 		return first, callError("configure", err)
 	}
-	gen.health, err = attend(ctx, gen.api, i.sup.cfg.OrphanTimeout)
+	gen.health, err = openHealthStream(ctx, gen.api, i.sup.cfg.OrphanTimeout)
 	if err != nil {
 		return first, callError("attend", err)
 	}

@@ -36,7 +36,7 @@ func (p Plugin) limits() process.Limits {
 const EventBusy EventType = "busy"
 
 // greedy is the end of a plugin that uses more than it may.
-type greedy struct{ error }
+type overLimit struct{ error }
 
 // exceeds says why a plugin may not use what it does; nil: it may.
 func (p Plugin) exceeds(u process.Usage) error {
@@ -49,9 +49,9 @@ func (p Plugin) exceeds(u process.Usage) error {
 	}
 	switch {
 	case u.Memory > most.Memory:
-		return greedy{fmt.Errorf("it uses %s of memory, %s %s", size(u.Memory), by(p.Limits.Memory > 0), size(most.Memory))}
+		return overLimit{fmt.Errorf("it uses %s of memory, %s %s", size(u.Memory), by(p.Limits.Memory > 0), size(most.Memory))}
 	case u.Processes > most.Processes || u.Refused > 0:
-		return greedy{fmt.Errorf("it wants more processes and threads than %s: %d", by(p.Limits.Processes > 0), most.Processes)}
+		return overLimit{fmt.Errorf("it wants more processes and threads than %s: %d", by(p.Limits.Processes > 0), most.Processes)}
 	}
 	return nil
 }
@@ -65,35 +65,35 @@ const (
 	longestLook = 2 * time.Second
 )
 
-// busyness is when a plugin counts as busy: it has used as many cores all the time.
-type busyness struct {
+// busyRule is when a plugin counts as busy: it has used as many cores all the time.
+type busyRule struct {
 	cores float64
 	after time.Duration
 }
 
-var defaultBusy = busyness{cores: 0.9, after: time.Minute}
+var defaultBusy = busyRule{cores: 0.9, after: time.Minute}
 
 // meter looks at what one process of a plugin uses, from its start to its end.
 type meter struct {
 	spec Plugin
-	busy busyness
+	busy busyRule
 	tell func(message string) // that it is busy
 	// giveUp ends the start that is under way, if there is one.
-	giveUp context.CancelCauseFunc
-	over   chan struct{} // closed when it uses too much
-	why    error         // then; greedy
+	giveUp   context.CancelCauseFunc
+	exceeded chan struct{} // closed when it uses too much
+	why      error         // then; greedy
 }
 
 // newMeter is the meter of a new process.
 func (i *instance) newMeter(giveUp context.CancelCauseFunc) *meter {
-	return &meter{spec: i.spec, busy: i.sup.busy, giveUp: giveUp, over: make(chan struct{}), tell: func(message string) {
+	return &meter{spec: i.spec, busy: i.sup.busy, giveUp: giveUp, exceeded: make(chan struct{}), tell: func(message string) {
 		i.set(EventBusy, message, func(*Status) {})
 	}}
 }
 
 // run looks until the process has ended or is let go of.
 func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
-	var spell spell
+	var spell busySpell
 	for pause := firstLook; ; {
 		select {
 		case <-proc.Done():
@@ -105,11 +105,11 @@ func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 		now := proc.Usage()
 		if err := m.spec.exceeds(now); err != nil {
 			m.why = err
-			close(m.over)
+			close(m.exceeded)
 			m.giveUp(err)
 			return
 		}
-		if spell.goesOn(time.Now(), now.CPU, m.busy) {
+		if spell.update(time.Now(), now.CPU, m.busy) {
 			m.tell(fmt.Sprintf("process %d has used %.1f cores for %v", proc.PID(), spell.cores(), m.busy.after))
 		}
 		pause = min(2*pause, longestLook)
@@ -120,18 +120,18 @@ func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 }
 
 // spell is a time in which a process was busy without a pause.
-type spell struct {
+type busySpell struct {
 	began, seen       time.Time
 	beganCPU, seenCPU time.Duration
 	told              bool
 }
 
-// goesOn takes note of the time that a process has used by now. It says once a spell
+// update takes note of the time that a process has used by now. It says once a spell
 // that the process is busy.
-func (s *spell) goesOn(now time.Time, cpu time.Duration, busy busyness) bool {
+func (s *busySpell) update(now time.Time, cpu time.Duration, busy busyRule) bool {
 	idle := float64(cpu-s.seenCPU) < busy.cores*float64(now.Sub(s.seen))
 	if idle || s.seen.IsZero() {
-		*s = spell{began: now, beganCPU: cpu}
+		*s = busySpell{began: now, beganCPU: cpu}
 	}
 	s.seen, s.seenCPU = now, cpu
 	if s.told || now.Sub(s.began) < busy.after {
@@ -142,12 +142,12 @@ func (s *spell) goesOn(now time.Time, cpu time.Duration, busy busyness) bool {
 }
 
 // cores that were used on average.
-func (s *spell) cores() float64 {
+func (s *busySpell) cores() float64 {
 	return float64(s.seenCPU-s.beganCPU) / float64(s.seen.Sub(s.began))
 }
 
-// isGreedy says whether an end has that reason: such a process is not given long.
-func isGreedy(err error) bool {
-	g := greedy{}
+// isOverLimit says whether an end has that reason: such a process is not given long.
+func isOverLimit(err error) bool {
+	g := overLimit{}
 	return errors.As(err, &g)
 }

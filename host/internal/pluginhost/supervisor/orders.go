@@ -49,7 +49,7 @@ func (s *Supervisor) Rollback(ctx context.Context, name string) (Status, error) 
 		if gen != nil {
 			i.rec.refuse(gen.sha, "rolled back by an operator")
 		} else {
-			i.rec.refuse(i.tried, "rolled back by an operator")
+			i.rec.refuse(i.lastTried, "rolled back by an operator")
 		}
 		return i.settle(ctx, gen)
 	})
@@ -76,7 +76,7 @@ func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) 
 		if err != nil && next == nil { // or the next host would start it
 			i.rec.Pinned = was
 			err = errors.Join(err, i.rec.save(s.dir))
-			i.set("", "", i.tellRecord)
+			i.set("", "", i.copyRecord)
 		}
 		return next, err
 	})
@@ -115,7 +115,7 @@ func (i *instance) settle(ctx context.Context, gen *generation) (*generation, er
 	if err := i.rec.save(i.sup.dir); err != nil {
 		return nil, err
 	}
-	defer i.set("", "", i.tellRecord)
+	defer i.set("", "", i.copyRecord)
 	if gen == nil {
 		return nil, nil // the next start sees to it, and begins at once
 	}

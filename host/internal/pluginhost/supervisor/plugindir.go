@@ -221,6 +221,6 @@ func (s *Supervisor) rescan() {
 		}
 	}
 	for _, i := range s.instances {
-		i.look()
+		i.recheck()
 	}
 }

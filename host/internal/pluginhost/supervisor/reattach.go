@@ -66,7 +66,7 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 	if rec.Address == "" {
 		return nil, errors.New("it had not come up")
 	}
-	if err := i.mayRun(rec.SHA256); err != nil {
+	if err := i.checkAllowed(rec.SHA256); err != nil {
 		return nil, err
 	}
 	cfg := i.clientConfig(rec.Process.Token)
@@ -94,9 +94,9 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 	return gen, nil
 }
 
-// mayRun refuses a copy that the configuration does not allow any more. One that is
+// checkAllowed refuses a copy that the configuration does not allow any more. One that is
 // only not the newest serves until that is up.
-func (i *instance) mayRun(sha string) error {
+func (i *instance) checkAllowed(sha string) error {
 	want, err := i.spec.checksum()
 	if err == nil && want != "" && want != sha {
 		err = fmt.Errorf("%w: it has sha256:%s, the configuration wants sha256:%s", errChecksum, sha, want)

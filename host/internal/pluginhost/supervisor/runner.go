@@ -196,8 +196,8 @@ func (r *pluginRunner) HostToPlugin(network, addr string) (string, string, error
 	return network, addr, nil
 }
 
-// maxWords bounds what is quoted of a plugin's log, in bytes.
-const maxWords = 8 << 10
+// maxQuoted bounds what is quoted of a plugin's log, in bytes.
+const maxQuoted = 8 << 10
 
 func fileSize(path string) int64 {
 	info, err := os.Stat(path)
@@ -207,9 +207,9 @@ func fileSize(path string) int64 {
 	return info.Size()
 }
 
-// lastWords is what a process complained of last in what it printed to a log
+// lastOutput is what a process complained of last in what it printed to a log
 // after from: a panic, else its last line, unless that is everyday logging.
-func lastWords(path string, from int64) string {
+func lastOutput(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
@@ -219,7 +219,7 @@ func lastWords(path string, from int64) string {
 	if size < from {
 		from = 0 // it was emptied meanwhile
 	}
-	from = max(from, size-maxWords)
+	from = max(from, size-maxQuoted)
 	data, err := io.ReadAll(io.NewSectionReader(f, from, size-from))
 	if err != nil {
 		return ""
@@ -257,7 +257,7 @@ func (i *instance) explain(err error, run *pluginRunner, logged int64) error {
 	if run.ownEnd != "" {
 		err = fmt.Errorf("the process ended: %s: %w", run.ownEnd, err)
 	}
-	if words := lastWords(i.logPath, logged); words != "" {
+	if words := lastOutput(i.logPath, logged); words != "" {
 		err = fmt.Errorf("%w (it printed: %s)", err, words)
 	}
 	return err

@@ -46,7 +46,7 @@ type Status struct {
 	Generation uint64
 	StartedAt  time.Time
 	Restarts   int // by this host, after an end that nobody asked for
-	Leases     int // callers that hold the present generation
+	Users      int // callers that hold the present generation
 	Message    string
 	LastError  string    // why it last ended or did not start
 	NextTry    time.Time // when it is started again, in BackingOff and Failed

@@ -41,11 +41,11 @@ type Supervisor struct {
 	tailing  sync.WaitGroup     // readers of their logs, which end after them
 	stopTail context.CancelFunc
 
-	draining sync.WaitGroup // generations that are gone and still leased
-	drop     chan struct{}  // closed when those are not waited for any more
+	draining     sync.WaitGroup // generations that are gone and still leased
+	stopDraining chan struct{}  // closed when those are not waited for any more
 
 	silence, unwell time.Duration // tests have less patience
-	busy            busyness
+	busy            busyRule
 
 	stopToo atomic.Bool // StopWithHost
 	closing chan struct{}
@@ -60,7 +60,7 @@ func New(cfg Config) *Supervisor {
 	return &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
-		closing: make(chan struct{}), drop: make(chan struct{}),
+		closing: make(chan struct{}), stopDraining: make(chan struct{}),
 	}
 }
 
@@ -199,7 +199,7 @@ func (s *Supervisor) Close() error {
 		}
 		s.cancel()
 		s.running.Wait()
-		close(s.drop)
+		close(s.stopDraining)
 		s.draining.Wait()
 		s.stopTail()
 		s.tailing.Wait()
@@ -219,13 +219,13 @@ func (s *Supervisor) stopsPlugins() bool {
 	return s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load()
 }
 
-// Lease is a borrowed generation of a plugin.
-type Lease struct {
+// Handle is a borrowed generation of a plugin.
+type Handle struct {
 	Conn    grpc.ClientConnInterface
 	Kind    string // such as "storage.v1"
 	Version string
 	// Retired is closed when another generation has taken over. Calls go on to their end;
-	// a stream that would never end should be opened anew, on another lease.
+	// a stream that would never end should be opened anew, on another handle.
 	Retired <-chan struct{}
 	// Ended is closed when the generation's process has ended.
 	Ended   <-chan struct{}
@@ -235,25 +235,25 @@ type Lease struct {
 // Acquire borrows the running generation of a plugin, streams included, until
 // Release. While the plugin is not up it waits until ctx ends; the error then
 // tells the plugin's state and why it is not up (ErrUnavailable).
-func (s *Supervisor) Acquire(ctx context.Context, name string) (Lease, error) {
+func (s *Supervisor) Acquire(ctx context.Context, name string) (Handle, error) {
 	i := s.instance(name)
 	if i == nil {
-		return Lease{}, s.unknown(name)
+		return Handle{}, s.unknown(name)
 	}
 	gen, release, err := i.acquire(ctx)
 	if err != nil {
-		return Lease{}, err
+		return Handle{}, err
 	}
-	return Lease{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.leaving, Ended: gen.run.proc.Done(), Release: release}, nil
+	return Handle{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(), Release: release}, nil
 }
 
 // WaitReady waits until a plugin is up. Errors are those of Acquire.
 func (s *Supervisor) WaitReady(ctx context.Context, name string) error {
-	lease, err := s.Acquire(ctx, name)
+	handle, err := s.Acquire(ctx, name)
 	if err != nil {
 		return err
 	}
-	lease.Release()
+	handle.Release()
 	return nil
 }
 

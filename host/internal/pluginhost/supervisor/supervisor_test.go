@@ -170,7 +170,7 @@ func TestCrashIsRestarted(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()
 	before := mustCall(t, s, "fixture", "")
-	lease, err := s.Acquire(within(t), "fixture")
+	handle, err := s.Acquire(within(t), "fixture")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func TestCrashIsRestarted(t *testing.T) {
 	if n := len(w.pids()); n != 1 {
 		t.Errorf("%d processes", n)
 	}
-	lease.Release()
+	handle.Release()
 }
 
 func TestCrashLoopBacksOff(t *testing.T) {

@@ -96,8 +96,8 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	if next.kind != gen.kind {
 		return next, permanent{fmt.Errorf("it is of kind %s, and what runs is of kind %s", next.kind, gen.kind)}
 	}
-	if !next.first.healthy {
-		return next, fmt.Errorf("it says that it is unhealthy: %s", next.first.message)
+	if !next.firstHealth.healthy {
+		return next, fmt.Errorf("it says that it is unhealthy: %s", next.firstHealth.message)
 	}
 	if err := i.probe(ctx, next); err != nil {
 		return next, err
@@ -141,7 +141,7 @@ func (i *instance) notSwapped(s Swap, src source, err error) {
 	s.Error, s.Took = err.Error(), time.Since(s.At)
 	switch copyErr := (notCopied{}); {
 	case errors.As(err, &copyErr):
-		time.AfterFunc(i.sup.cfg.Restart.Max, i.look)
+		time.AfterFunc(i.sup.cfg.Restart.Max, i.recheck)
 	case s.To.SHA256 != s.From.SHA256:
 		i.rec.refuse(src.sha, err.Error())
 	}
@@ -149,7 +149,7 @@ func (i *instance) notSwapped(s Swap, src source, err error) {
 	err = errors.Join(err, i.rec.save(i.sup.dir))
 	i.set(EventSwapFailed, fmt.Sprintf("generation %d goes on: %v", s.From.Generation, err), func(st *Status) {
 		st.LastError = err.Error()
-		i.tellRecord(st)
+		i.copyRecord(st)
 	})
 }
 
@@ -159,14 +159,14 @@ func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried 
 	i.current.Store(to)
 	to.events = i.follow(ctx, to.conn, to.record, to.run.proc.Done())
 	from.retire()
-	return from.leased()
+	return from.userCount()
 }
 
 // drainLater lets a generation finish its calls, within DrainTimeout, and stops it.
 func (i *instance) drainLater(gen *generation) {
 	i.set("", "", func(s *Status) { s.Draining++ })
 	i.sup.draining.Go(func() {
-		gen.drain(i.sup.cfg.DrainTimeout, i.sup.drop)
+		gen.drain(i.sup.cfg.DrainTimeout, i.sup.stopDraining)
 		ctx, cancel := context.WithTimeout(context.Background(), i.sup.cfg.StopTimeout)
 		defer cancel()
 		if err := gen.stop(ctx); err != nil {
@@ -174,18 +174,18 @@ func (i *instance) drainLater(gen *generation) {
 		}
 		failpoint.Here("swap", "drained")
 		i.mu.Lock()
-		i.gone = append(i.gone, gen)
+		i.drained = append(i.drained, gen)
 		i.mu.Unlock()
 		i.set("", "", func(s *Status) { s.Draining-- })
-		i.look()
+		i.recheck()
 	})
 }
 
-// forgetGone takes generations that have drained out of the record.
-func (i *instance) forgetGone(ctx context.Context) {
+// clearDrained takes generations that have drained out of the record.
+func (i *instance) clearDrained(ctx context.Context) {
 	i.mu.Lock()
-	gone := i.gone
-	i.gone = nil
+	gone := i.drained
+	i.drained = nil
 	i.mu.Unlock()
 	for _, gen := range gone {
 		if err := i.clear(ctx, gen.record, failedStop); err != nil {
@@ -194,9 +194,9 @@ func (i *instance) forgetGone(ctx context.Context) {
 	}
 }
 
-// onTrial says whether a generation took over so lately that what served before it
+// onProbation says whether a generation took over so lately that what served before it
 // is gone back to when it fails.
-func (i *instance) onTrial(gen *generation) bool {
+func (i *instance) onProbation(gen *generation) bool {
 	window := cmp.Or(i.spec.RollbackWindow, i.sup.cfg.RollbackWindow)
 	return !gen.record.TookOver.IsZero() && time.Since(gen.record.TookOver) <= window && i.rec.Pinned != gen.sha &&
 		i.rec.LastGood != gen.sha && i.canGoBack()
@@ -208,10 +208,10 @@ func (i *instance) canGoBack() bool {
 	return i.rec.LastGood != "" && !refused && i.sup.store.has(i.rec.LastGood, i.name)
 }
 
-// rollsBack says whether a generation that failed goes back to what served before
+// rollBack says whether a generation that failed goes back to what served before
 // it, and sees to that: its binary is refused.
-func (i *instance) rollsBack(gen *generation, why error) bool {
-	if !i.onTrial(gen) {
+func (i *instance) refuseOnProbation(gen *generation, why error) bool {
+	if !i.onProbation(gen) {
 		return false
 	}
 	i.rec.refuse(gen.sha, fmt.Sprintf("%s after it had taken over: %v", time.Since(gen.record.TookOver).Round(time.Millisecond), why))

@@ -88,12 +88,12 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *l
 func (l *load) one(s *supervisor.Supervisor, kind string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	lease, err := s.Acquire(ctx, "fixture")
+	handle, err := s.Acquire(ctx, "fixture")
 	if err != nil {
 		return err
 	}
-	defer lease.Release()
-	return calls[kind](ctx, lease.Conn)
+	defer handle.Release()
+	return calls[kind](ctx, handle.Conn)
 }
 
 func (l *load) note(took time.Duration, err error) {
@@ -322,19 +322,19 @@ func TestLeaseTellsOfASwap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
-	lease, err := s.Acquire(within(t), "fixture")
+	handle, err := s.Acquire(within(t), "fixture")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lease.Release()
+	defer handle.Release()
 	w.put("fixture", "good", "1.3.0")
 	select {
-	case <-lease.Retired:
+	case <-handle.Retired:
 	case <-within(t).Done():
 		t.Fatal("nobody said so")
 	}
 	ctx := within(t)
-	if _, err := storage.NewClient(lease.Conn).Attach(ctx, storage.Driver{}, storage.AttachRequest{}); err != nil {
+	if _, err := storage.NewClient(handle.Conn).Attach(ctx, storage.Driver{}, storage.AttachRequest{}); err != nil {
 		t.Errorf("a call on a lease that is still held: %v", err)
 	}
 }

@@ -54,8 +54,8 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	}
 	serving := s.instance(v.Name)
 	v.Known = serving != nil
-	i := s.newGuest(v.Name)
-	defer func() { err = errors.Join(err, i.leave()) }()
+	i := s.newVerifier(v.Name)
+	defer func() { err = errors.Join(err, i.removeFiles()) }()
 	tail, stopTail := context.WithCancel(context.WithoutCancel(ctx))
 	var tailing sync.WaitGroup
 	tailing.Go(func() {
@@ -72,7 +72,7 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	}
 	defer func() { err = errors.Join(err, i.end(ctx, gen)) }()
 	v.Kind, v.Version, v.SHA256 = gen.kind, gen.version, gen.sha
-	v.Healthy, v.Message = gen.first.healthy, gen.first.message
+	v.Healthy, v.Message = gen.firstHealth.healthy, gen.firstHealth.message
 	if v.Known {
 		if kind := serving.snapshot().Kind; kind != "" && kind != gen.kind {
 			return v, fmt.Errorf("it is of kind %s, and plugin %q is of kind %s", gen.kind, v.Name, kind)
@@ -103,11 +103,11 @@ func mayBePlugin(path, name string) error {
 	return nil
 }
 
-// newGuest is an instance for a process that never serves. It has the plugin's name and
+// newVerifier is an instance for a process that never serves. It has the plugin's name and
 // configuration, and a record of its own, which no plugin's can be mistaken for (see
 // goodName): a host that is killed leaves the process to the next one, which ends it as
 // it ends that of any plugin that is no longer there.
-func (s *Supervisor) newGuest(name string) *instance {
+func (s *Supervisor) newVerifier(name string) *instance {
 	id := process.NewToken()
 	i := newInstance(s, name, s.spec(name))
 	i.log = i.log.Named("verify")
@@ -118,7 +118,7 @@ func (s *Supervisor) newGuest(name string) *instance {
 
 // leave removes what a guest had besides its process. A process that could not be ended
 // is left, by its record, to the next host.
-func (i *instance) leave() error {
+func (i *instance) removeFiles() error {
 	var errs []error
 	remove := []string{i.logPath, i.logPath + ".offset"}
 	if len(i.rec.Runs) == 0 {

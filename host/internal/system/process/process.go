@@ -109,7 +109,7 @@ func start(spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	inheritNothing()
+	setCloseOnExec()
 	log, err := openLog(spec.LogPath)
 	if err != nil {
 		return nil, err
@@ -131,9 +131,9 @@ func start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// inheritNothing sees to it that no descriptor of the host's comes into the process.
+// setCloseOnExec sees to it that no descriptor of the host's comes into the process.
 // Go opens them so; those that the host itself was started with are not.
-func inheritNothing() {
+func setCloseOnExec() {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return
