@@ -131,6 +131,15 @@ lint: ## Check the Go code, its import rules and the protobuf files
 proto: ## Generate Go code from the protobuf files, beside them
 	@tools/generate $(PROTO_ROOTS)
 
+.PHONY: docs
+docs: ## Write the commands in docs/cli.md, and the checks in docs/conformance.md
+	@go test -count=1 ./host/internal/cli -run '^TestCommandReference$$' -update
+	@go test -count=1 ./sdk/conformance -run '^TestPage$$' -update
+
+.PHONY: man
+man: ## Write man pages of the commands to bin/man
+	@go test -count=1 ./host/internal/cli -run '^TestManPages$$' -man $(CURDIR)/bin/man
+
 .PHONY: generate-check
 generate-check: proto ## Fail when the committed generated code is not what the protobuf files say
 	@changed=$$(git status --porcelain -- $(PROTO_ROOTS)); if [ -n "$$changed" ]; then \

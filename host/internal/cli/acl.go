@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -14,7 +15,7 @@ import (
 )
 
 func (a *app) aclCommand() *cobra.Command {
-	return a.noun("acl", "Who may do what: policies, roles and tokens",
+	return a.noun("acl", "Access control: policies, roles and tokens",
 		a.aclBootstrap(), a.aclPolicyCommand(), a.aclRoleCommand(), a.aclTokenCommand())
 }
 
@@ -22,14 +23,11 @@ func (a *app) aclBootstrap() *cobra.Command {
 	return &cobra.Command{
 		Use: "bootstrap", Short: "Make the first management token, once",
 		Long: `Make the first management token, once. Run it as root on a server, or with a
-certificate of the role cli. The secret is shown once: keep it where only operators can
-read it. Where the management tokens are lost, the error says how to do it again.`,
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+certificate of the role cli. The secret is shown only now: keep it where only operators can
+read it. When all management tokens are lost, the error says how to make another.`,
+		Example: "pannier acl bootstrap",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.BootstrapACL(ctx, connect.NewRequest(&hostv1.BootstrapACLRequest{}))
 			if err != nil {
 				return err
@@ -97,5 +95,227 @@ func aclNames[T any](list func(ctx context.Context, client *api.Client) ([]T, er
 			names = append(names, name(one))
 		}
 		return names, err
+	}
+}
+
+// maxPolicy bounds a policy's file, in bytes; the agent takes 64 KiB.
+const maxPolicy = 1 << 20
+
+func (a *app) aclPolicyCommand() *cobra.Command {
+	return a.noun("policy", "Policies: what is allowed",
+		a.aclPolicyApply(), a.aclPolicyList(), a.aclPolicyRead(), a.aclPolicyDelete())
+}
+
+func (a *app) aclPolicyApply() *cobra.Command {
+	var description string
+	cmd := &cobra.Command{
+		Use: "apply NAME FILE", Short: "Add a policy, or replace its rules",
+		Long: `Add a policy, or replace its rules. FILE has the rules in HCL or JSON; - is
+standard input. The policy "anonymous" applies to calls without a token.`,
+		Example: "pannier acl policy apply developers developers.hcl",
+		Args:    exactly("NAME", "FILE"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			rules, err := readPolicy(args[1])
+			if err != nil {
+				return err
+			}
+			resp, err := client.ACL.PutACLPolicy(ctx, connect.NewRequest(&hostv1.PutACLPolicyRequest{Name: args[0], Description: description, Rules: rules}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				a.note("policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0], args[0])
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&description, "description", "", "what the policy is for, as `TEXT`")
+	return cmd
+}
+
+func readPolicy(path string) (string, error) {
+	in := io.Reader(os.Stdin)
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", &usageError{err: fmt.Errorf("read the policy: %w", err)}
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxPolicy))
+	if err != nil {
+		return "", &usageError{err: fmt.Errorf("read the policy: %w", err)}
+	}
+	return string(text), nil
+}
+
+var policyNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLPolicy, error) {
+	resp, err := client.ACL.ListACLPolicies(ctx, connect.NewRequest(&hostv1.ListACLPoliciesRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg.GetPolicies(), nil
+}, (*hostv1.ACLPolicy).GetName)
+
+func (a *app) aclPolicyList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the policies; without a management token, your own",
+		Example: "pannier acl policy list",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.ACL.ListACLPolicies(ctx, connect.NewRequest(&hostv1.ListACLPoliciesRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				if len(resp.Msg.GetPolicies()) == 0 {
+					a.note("no policies; add one: pannier acl policy apply NAME FILE")
+					return nil
+				}
+				t := newTable("NAME", "DESCRIPTION", "CHANGED")
+				for _, p := range resp.Msg.GetPolicies() {
+					t.row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
+				}
+				return a.show(t)
+			})
+		}),
+	}
+}
+
+func (a *app) aclPolicyRead() *cobra.Command {
+	return &cobra.Command{
+		Use: "read NAME", Short: "Write a policy's rules to standard output",
+		Example: "pannier acl policy read developers",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(policyNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.ACL.GetACLPolicy(ctx, connect.NewRequest(&hostv1.GetACLPolicyRequest{Name: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
+			}
+			return a.print(resp.Msg, func() error {
+				for line := range strings.Lines(resp.Msg.GetPolicy().GetRules()) {
+					fmt.Fprintln(a.out, printable(strings.TrimSuffix(line, "\n")))
+				}
+				return nil
+			})
+		}),
+	}
+}
+
+func (a *app) aclPolicyDelete() *cobra.Command {
+	return &cobra.Command{
+		Use: "delete NAME", Short: "Delete a policy; tokens and roles that have it lose what it allowed",
+		Example: "pannier acl policy delete developers",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(policyNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.ACL.DeleteACLPolicy(ctx, connect.NewRequest(&hostv1.DeleteACLPolicyRequest{Name: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
+			}
+			return a.print(resp.Msg, func() error { a.note("policy %q is deleted", args[0]); return nil })
+		}),
+	}
+}
+
+func (a *app) aclRoleCommand() *cobra.Command {
+	return a.noun("role", "Roles: sets of policies",
+		a.aclRoleApply(), a.aclRoleList(), a.aclRoleRead(), a.aclRoleDelete())
+}
+
+func (a *app) aclRoleApply() *cobra.Command {
+	var description string
+	var policies []string
+	cmd := &cobra.Command{
+		Use: "apply NAME", Short: "Add a role, or replace its policies",
+		Example: "pannier acl role apply on-call -policy developers -policy operators",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.ACL.PutACLRole(ctx, connect.NewRequest(&hostv1.PutACLRoleRequest{
+				Name: args[0], Description: description, Policies: policies,
+			}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
+			}
+			return a.print(resp.Msg, func() error {
+				a.note("role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&description, "description", "", "what the role is for, as `TEXT`")
+	cmd.Flags().StringArrayVar(&policies, "policy", nil, "a policy's `NAME`; may be given more than once")
+	complete(cmd, "policy", a.completeIDs(policyNames))
+	require(cmd, "policy")
+	return cmd
+}
+
+var roleNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLRole, error) {
+	resp, err := client.ACL.ListACLRoles(ctx, connect.NewRequest(&hostv1.ListACLRolesRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg.GetRoles(), nil
+}, (*hostv1.ACLRole).GetName)
+
+func (a *app) aclRoleList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the roles",
+		Example: "pannier acl role list",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.ACL.ListACLRoles(ctx, connect.NewRequest(&hostv1.ListACLRolesRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				if len(resp.Msg.GetRoles()) == 0 {
+					a.note("no roles; add one: pannier acl role apply NAME -policy POLICY")
+					return nil
+				}
+				t := newTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
+				for _, r := range resp.Msg.GetRoles() {
+					t.row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
+				}
+				return a.show(t)
+			})
+		}),
+	}
+}
+
+func (a *app) aclRoleRead() *cobra.Command {
+	return &cobra.Command{
+		Use: "read NAME", Short: "Show a role",
+		Example: "pannier acl role read on-call",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.ACL.GetACLRole(ctx, connect.NewRequest(&hostv1.GetACLRoleRequest{Name: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
+			}
+			return a.print(resp.Msg, func() error {
+				r, t := resp.Msg.GetRole(), newTable()
+				t.row("Name", r.GetName())
+				t.row("Description", r.GetDescription())
+				t.row("Policies", listed(r.GetPolicies()))
+				t.row("Changed", age(r.GetModifiedAt()))
+				return a.show(t)
+			})
+		}),
+	}
+}
+
+func (a *app) aclRoleDelete() *cobra.Command {
+	return &cobra.Command{
+		Use: "delete NAME", Short: "Delete a role; tokens that have it lose what it allowed",
+		Example: "pannier acl role delete on-call",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.ACL.DeleteACLRole(ctx, connect.NewRequest(&hostv1.DeleteACLRoleRequest{Name: args[0]}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
+			}
+			return a.print(resp.Msg, func() error { a.note("role %q is deleted", args[0]); return nil })
+		}),
 	}
 }

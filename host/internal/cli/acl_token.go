@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) aclTokenCommand() *cobra.Command {
-	return a.noun("token", "Tokens: who calls, and the policies and roles that count for it",
+	return a.noun("token", "Tokens of callers, with their policies and roles",
 		a.aclTokenCreate(), a.aclTokenList(), a.aclTokenRead(), a.aclTokenDelete(), a.aclTokenSelf())
 }
 
@@ -22,18 +22,15 @@ func (a *app) aclTokenCreate() *cobra.Command {
 	req := &hostv1.CreateACLTokenRequest{}
 	var ttl time.Duration
 	cmd := &cobra.Command{
-		Use: "create", Short: "Make a token, and show its secret for the only time",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+		Use: "create", Short: "Make a token, and show its secret once",
+		Example: "pannier acl token create -name alice -policy developers -ttl 720h",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			if ttl < 0 {
 				return &usageError{err: fmt.Errorf("-ttl %s is not above 0", ttl), command: "pannier acl token create"}
 			}
 			if ttl > 0 {
 				req.Ttl = durationpb.New(ttl)
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			resp, err := client.ACL.CreateACLToken(ctx, connect.NewRequest(req))
 			if err != nil {
@@ -64,12 +61,9 @@ var tokenAccessors = aclNames(func(ctx context.Context, client *api.Client) ([]*
 func (a *app) aclTokenList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the tokens, without their secrets",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier acl token list",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.ListACLTokens(ctx, connect.NewRequest(&hostv1.ListACLTokensRequest{}))
 			if err != nil {
 				return err
@@ -89,7 +83,7 @@ func (a *app) aclTokenList() *cobra.Command {
 	}
 }
 
-// expires writes when a token ends, or that it has.
+// expires is a cell with the time until a token expires.
 func expires(t *hostv1.ACLToken) cell {
 	if at := t.GetExpiresAt(); at != nil && !at.AsTime().After(time.Now()) {
 		return cell{"expired", red}
@@ -100,12 +94,9 @@ func expires(t *hostv1.ACLToken) cell {
 func (a *app) aclTokenRead() *cobra.Command {
 	return &cobra.Command{
 		Use: "read ACCESSOR", Short: "Show a token, without its secret",
-		Args: exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
+		Args:    exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.GetACLToken(ctx, connect.NewRequest(&hostv1.GetACLTokenRequest{Accessor: args[0]}))
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
@@ -117,13 +108,10 @@ func (a *app) aclTokenRead() *cobra.Command {
 
 func (a *app) aclTokenDelete() *cobra.Command {
 	return &cobra.Command{
-		Use: "delete ACCESSOR", Short: "Take a token away, at once",
-		Args: exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "delete ACCESSOR", Short: "Delete a token; it is refused at once",
+		Example: "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
+		Args:    exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.ACL.DeleteACLToken(ctx, connect.NewRequest(&hostv1.DeleteACLTokenRequest{Accessor: args[0]}))
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
@@ -135,13 +123,10 @@ func (a *app) aclTokenDelete() *cobra.Command {
 
 func (a *app) aclTokenSelf() *cobra.Command {
 	return &cobra.Command{
-		Use: "self", Short: "Show the token that the call is made with, and what counts for it",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "self", Short: "Show the token of this call, and what it allows",
+		Example: "pannier acl token self",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.ACL.GetACLSelf(ctx, connect.NewRequest(&hostv1.GetACLSelfRequest{}))
 			if err != nil {
 				return err

@@ -4,16 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// agentFlags are the agent's own flags; only those that were given beat the files.
+// agentFlags are the agent's own flags; only given ones override the files.
 type agentFlags struct {
 	paths                                      []string
 	dev                                        bool
@@ -31,19 +40,21 @@ func (a *app) agentCommand() *cobra.Command {
 
 A flag wins over PANNIER_* in the environment (PANNIER_DATA_DIR and so on), and
 that over the files of -config.`,
+		Example: `pannier agent -dev
+pannier agent -config /etc/pannier`,
 		Args: exactly(),
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&f.dev, "dev", false, "for trying out: temporary data, and a csi-local driver with the id local")
+	flags.BoolVar(&f.dev, "dev", false, "try it out: temporary data, and a csi-local driver with the id local")
 	flags.StringArrayVar(&f.paths, "config", nil, "`PATH` of a configuration file, or of a folder of them; may be given more than once")
 	flags.StringVar(&f.name, "name", "", "the `NAME` of this node (default: the hostname)")
-	flags.StringVar(&f.dataDir, "data-dir", "", "the `FOLDER` for all that lasts (default "+config.DefaultDataDir+")")
+	flags.StringVar(&f.dataDir, "data-dir", "", "the `FOLDER` of all persistent data (default "+config.DefaultDataDir+")")
 	flags.StringVar(&f.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: plugins/ beside this program, then /usr/lib/pannier/plugins)")
 	flags.StringVar(&f.socket, "socket", "", "the `PATH` of the API's socket (default "+config.DefaultSocket+")")
 	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort, "the `PORT` for health, metrics and public keys; 0: any free one")
 	flags.StringVar(&f.logLevel, "log-level", "info", "the least `LEVEL` to log: trace, debug, info, warn or error")
 	flags.BoolVar(&f.server, "server", true, "keep a copy of the ledger and vote; =false: a node only")
-	flags.IntVar(&f.bootstrapExpect, "bootstrap-expect", 1, "how many servers (`N`) meet before the ledger is begun")
+	flags.IntVar(&f.bootstrapExpect, "bootstrap-expect", 1, "how many servers (`N`) must meet before the cluster is formed")
 	flags.StringArrayVar(&f.join, "join", nil, "the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
 	cmd.AddCommand(a.agentStop(), a.agentLeave())
@@ -101,8 +112,8 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 	return a.opts.RunAgent(ctx, cfg, a.opts.Version, a.err)
 }
 
-// removeTemporary removes the data of an agent for trying out, unless something is
-// still mounted in it: removing through a mount would empty a volume.
+// removeTemporary removes the data of a -dev agent, unless something is still mounted in it:
+// removing through a mount would empty a volume.
 func (a *app) removeTemporary(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -116,4 +127,189 @@ func (a *app) removeTemporary(dir string) error {
 		return fmt.Errorf("remove the temporary data: %w", err)
 	}
 	return nil
+}
+
+const (
+	// stopPatience is how long the command waits for the agent's end. A -dev agent stops its
+	// workloads first.
+	stopPatience = time.Minute
+	// stopInterval is the pause between two checks for it.
+	stopInterval = 50 * time.Millisecond
+)
+
+func (a *app) agentStop() *cobra.Command {
+	var plugins bool
+	cmd := &cobra.Command{
+		Use: "stop", Short: "Stop the agent of this host, and wait until it has ended",
+		Long: `Stop the agent of this host, as SIGTERM does, and wait until it has ended. Workloads keep
+running, with their volumes and services. So do plugins and drivers when
+leave_plugins_on_stop is true, and the next agent finds all of them. -plugins stops
+them too.`,
+		Example: "pannier agent stop",
+		Args:    exactly(),
+		RunE:    a.do(func(ctx context.Context, _ []string) error { return a.stopAgent(ctx, plugins) }),
+	}
+	cmd.Flags().BoolVar(&plugins, "plugins", false, "stop the plugins, and the drivers that the agent runs, too")
+	return cmd
+}
+
+func (a *app) stopAgent(ctx context.Context, plugins bool) error {
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	process, pid := listener(ctx, a.agentAddress())
+	if process != nil {
+		defer process.Close()
+	}
+	resp, err := client.Agent.Stop(ctx, connect.NewRequest(&hostv1.StopRequest{Plugins: plugins}))
+	if err != nil {
+		return err
+	}
+	a.note("the agent is stopping (pid %d)", resp.Msg.GetPid())
+	ctx, cancel := context.WithTimeout(ctx, stopPatience)
+	defer cancel()
+	if process != nil && int64(pid) == resp.Msg.GetPid() {
+		err = awaitEnd(ctx, process)
+	} else { // the agent is in another pid namespace
+		err = awaitSilence(ctx, client)
+	}
+	if err != nil {
+		return &hintError{fmt.Errorf("the agent was asked to stop, and still runs: %w", err), "its log says what it waits for"}
+	}
+	return a.print(resp.Msg, func() error {
+		_, err := fmt.Fprintln(a.out, afterStop(resp.Msg))
+		return err
+	})
+}
+
+// afterStop describes what keeps running without the agent.
+func afterStop(m *hostv1.StopResponse) string {
+	lines := []string{"the agent is stopped"}
+	switch {
+	case m.GetWorkloads() == 0:
+	case m.GetWorkloadsStop():
+		lines = append(lines, fmt.Sprintf("%s stopped with the agent", was(m.GetWorkloads(), "workload")))
+	default:
+		lines = append(lines, fmt.Sprintf("%s running, with all that is mounted; the next agent finds them",
+			count(m.GetWorkloads(), "workload")+keeps(m.GetWorkloads())))
+	}
+	switch {
+	case !m.GetPluginsStop():
+		lines = append(lines, "plugins and drivers keep running; the next agent finds them")
+	case m.GetWorkloads() == 0 || m.GetWorkloadsStop():
+		lines = append(lines, "plugins, and the drivers that the agent ran, are stopped")
+	default:
+		lines = append(lines, "plugins, and the drivers that the agent ran, are stopped; a volume that its driver serves by a process of its own (FUSE) "+
+			"cannot be read until the next agent has restarted it")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func keeps(n int64) string {
+	if n == 1 {
+		return " keeps"
+	}
+	return " keep"
+}
+
+func was(n int64, noun string) string {
+	if n == 1 {
+		return count(n, noun) + " was"
+	}
+	return count(n, noun) + " were"
+}
+
+// listener opens a pidfd of the process that listens on a unix socket, which ends later than
+// the socket; nil when it is unknown.
+func listener(ctx context.Context, address string) (pidfd *os.File, pid int) {
+	path, ok := strings.CutPrefix(address, "unix://")
+	if !ok {
+		return nil, 0
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, 0
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return nil, 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	if pid == 0 {
+		return nil, 0
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, 0
+	}
+	return os.NewFile(uintptr(fd), "pidfd"), pid
+}
+
+// awaitEnd waits until a process has ended: its pidfd is then readable.
+func awaitEnd(ctx context.Context, pidfd *os.File) error {
+	for {
+		fds := []unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, int(stopInterval.Milliseconds()))
+		switch {
+		case n > 0:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("wait for its process: %w", err)
+		}
+	}
+}
+
+// awaitSilence waits until nobody answers.
+func awaitSilence(ctx context.Context, client *api.Client) error {
+	tick := time.NewTicker(stopInterval)
+	defer tick.Stop()
+	for {
+		_, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// fenceCommand is run by the agent beside itself, not by people.
+func (a *app) fenceCommand() *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{Use: "fence", Short: "Guard the volumes of a node that loses its servers", Hidden: true, Args: exactly()}
+	cmd.Flags().StringVar(&dir, "dir", "", "the fence's `FOLDER`, in the agent's data directory")
+	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
+		return fence.Run(ctx, dir, hclog.New(&hclog.LoggerOptions{Name: "fence", Output: a.err}))
+	})
+	return cmd
+}
+
+func (a *app) agentLeave() *cobra.Command {
+	return &cobra.Command{
+		Use: "leave", Short: "Make the agent leave its cluster for good, and stop it",
+		Long: `Make the agent leave its cluster for good, and stop it. Refused while workloads of its node
+have volumes: drain the node first.`,
+		Example: "pannier agent leave",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.Members.Leave(ctx, connect.NewRequest(&hostv1.LeaveRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				return a.say("the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
+			})
+		}),
+	}
 }

@@ -3,10 +3,13 @@ package cli
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +21,7 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 )
 
-// Options are what main gives to the command.
+// Options are main's input to the command.
 type Options struct {
 	// Args without the program's name.
 	Args   []string
@@ -56,7 +59,7 @@ func Main(ctx context.Context, o Options) int {
 	return a.report(err)
 }
 
-// app is what the commands share in one run.
+// app is the state that the commands share in one run.
 type app struct {
 	opts     Options
 	out, err io.Writer
@@ -65,10 +68,10 @@ type app struct {
 	tokenFile                  string
 	noColor                    bool
 	client                     *api.Client
-	// started says that a command's own work has begun: an error is no longer one of usage.
+	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
-	// patience bounds how long a call that can be repeated is repeated while the
-	// agent is away.
+	// patience bounds how long a repeatable call is retried while the
+	// agent is down.
 	patience time.Duration
 }
 
@@ -94,7 +97,7 @@ func (a *app) rootCommand() *cobra.Command {
 	return root
 }
 
-// noun is a command that only has others below it.
+// noun returns a command that only has subcommands.
 func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short,
@@ -116,7 +119,7 @@ func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command
 	return cmd
 }
 
-// do makes a command's function out of one that does the work.
+// do wraps a command's work with what all commands have in common.
 func (a *app) do(work func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := a.checkFormat(cmd); err != nil {
@@ -127,7 +130,18 @@ func (a *app) do(work func(ctx context.Context, args []string) error) func(*cobr
 	}
 }
 
-// api gives the client for the address of the flag or the environment.
+// withClient is do for work that calls the agent.
+func (a *app) withClient(work func(ctx context.Context, client *api.Client, args []string) error) func(*cobra.Command, []string) error {
+	return a.do(func(ctx context.Context, args []string) error {
+		client, err := a.api()
+		if err != nil {
+			return err
+		}
+		return work(ctx, client, args)
+	})
+}
+
+// api returns the client for the address of the flag or the environment.
 func (a *app) api() (*api.Client, error) {
 	if a.client != nil {
 		return a.client, nil
@@ -144,12 +158,12 @@ func (a *app) api() (*api.Client, error) {
 	return client, nil
 }
 
-// agentAddress is that of the flag or the environment.
+// agentAddress returns the address of the flag or the environment.
 func (a *app) agentAddress() string {
 	return cmp.Or(a.address, os.Getenv("PANNIER_ADDR"), api.DefaultAddress)
 }
 
-// namespaceOr gives the namespace of the flag or the environment, or another.
+// namespaceOr returns the namespace of the flag or the environment, or another.
 func (a *app) namespaceOr(other string) string {
 	if a.namespace != "" {
 		return a.namespace
@@ -165,13 +179,47 @@ func (a *app) note(format string, args ...any) {
 	fmt.Fprintln(a.err, printable(fmt.Sprintf(format, args...)))
 }
 
-// isTerminal says whether a stream is one.
+// isTerminal reports whether a stream is a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// colored says whether a stream takes colours (https://no-color.org).
+// colored reports whether a stream takes colours (https://no-color.org).
 func (a *app) colored(w io.Writer) bool {
 	return !a.noColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Show this program's version",
+		Example: "pannier version",
+		Args:    exactly(),
+		RunE: a.do(func(context.Context, []string) error {
+			v := struct {
+				Version  string `json:"version"`
+				Revision string `json:"revision,omitempty"`
+				Go       string `json:"go"`
+				Platform string `json:"platform"`
+			}{Version: a.opts.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+			if info, ok := debug.ReadBuildInfo(); ok {
+				for _, setting := range info.Settings {
+					if setting.Key == "vcs.revision" {
+						v.Revision = setting.Value
+					}
+				}
+			}
+			if a.format == formatJSON {
+				encoder := json.NewEncoder(a.out)
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(v)
+			}
+			text := fmt.Sprintf("pannier %s (%s, %s)", v.Version, v.Go, v.Platform)
+			if v.Revision != "" {
+				text += " revision " + v.Revision[:min(12, len(v.Revision))]
+			}
+			_, err := fmt.Fprintln(a.out, text)
+			return err
+		}),
+	}
 }

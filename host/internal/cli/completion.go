@@ -18,13 +18,12 @@ const completeTimeout = time.Second
 
 func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "completion bash|zsh|fish", Short: "Write a shell's completion script",
-		Long: `Write a shell's completion script to standard output. Ids are completed too,
-where the agent can be asked.
-
-  bash:  source <(pannier completion bash)
-  zsh:   pannier completion zsh > "${fpath[1]}/_pannier"
-  fish:  pannier completion fish > ~/.config/fish/completions/pannier.fish`,
+		Use: "completion bash|zsh|fish", Short: "Write a completion script for a shell",
+		Long: `Write a completion script for a shell to standard output. It completes ids too, when the
+agent can be reached.`,
+		Example: `source <(pannier completion bash)
+pannier completion zsh > "${fpath[1]}/_pannier"
+pannier completion fish > ~/.config/fish/completions/pannier.fish`,
 		Args: exactly("the shell"), ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root := cmd.Root()
@@ -41,12 +40,12 @@ where the agent can be asked.
 	}
 }
 
-// lister asks the agent for ids, in a namespace where they have one.
+// lister asks the agent for ids, of a namespace if they have one.
 type lister func(ctx context.Context, client *api.Client, namespace string) ([]string, error)
 
 type completer func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
-// completeIDs completes the first argument by what the agent has.
+// completeIDs completes the first argument with the agent's ids.
 func (a *app) completeIDs(list lister) completer {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -58,13 +57,13 @@ func (a *app) completeIDs(list lister) completer {
 
 // complete completes a flag's value.
 func complete(cmd *cobra.Command, flag string, values completer) {
-	// It fails only for a flag that is not there.
+	// It fails only for an unknown flag.
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return values(cmd, nil, typed)
 	})
 }
 
-// completeFileOrID completes the first argument by files too.
+// completeFileOrID completes the first argument with ids and files.
 func (a *app) completeFileOrID(list lister) completer {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -74,7 +73,7 @@ func (a *app) completeFileOrID(list lister) completer {
 	}
 }
 
-// completeSpec completes the first argument by spec files.
+// completeSpec completes the first argument with spec files.
 func completeSpec(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -82,7 +81,7 @@ func completeSpec(_ *cobra.Command, args []string, _ string) ([]string, cobra.Sh
 	return []string{"hcl", "json"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// ids are those that begin with what was typed; an agent that does not answer has none.
+// ids returns the ids that start with what was typed; none when the agent does not answer.
 func (a *app) ids(cmd *cobra.Command, list lister, typed string) []string {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()

@@ -20,15 +20,14 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
 func consulPage(t *testing.T) string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(docs, "consul.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return string(page)
 }
 
@@ -44,9 +43,7 @@ type consulShell struct {
 func newConsulShell(t *testing.T) *consulShell {
 	t.Helper()
 	s := &consulShell{t: t, c: consul.Start(t, consul.Options{ACL: true}), dir: t.TempDir()}
-	if err := os.Symlink(consul.Binary(t), filepath.Join(s.dir, "consul")); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Symlink(consul.Binary(t), filepath.Join(s.dir, "consul")))
 	return s
 }
 
@@ -106,14 +103,10 @@ func TestDocumentedTokensOfTheHost(t *testing.T) {
 // Both auth methods take a JWT of the key that is served, and give what sids wants.
 func TestDocumentedAuthMethods(t *testing.T) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	public := jose.JSONWebKey{Key: private.Public(), Algorithm: string(jose.ES256), Use: "sig", KeyID: "k"}
 	served, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{public}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	keys := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(served) }))
 	t.Cleanup(keys.Close)
 	s := newConsulShell(t)
@@ -122,17 +115,13 @@ func TestDocumentedAuthMethods(t *testing.T) {
 	s.run("login-key")
 
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: private, KeyID: "k"}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	now := time.Now()
 	bearer, err := jwt.Signed(signer).Claims(jwt.Claims{
 		Issuer: "pannier", Subject: "default/w/web", Audience: jwt.Audience{"consul.io"},
 		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(5 * time.Minute)),
 	}).Claims(map[string]any{"pannier_service": "web", "pannier_namespace": "default", "pannier_node": "a"}).Serialize()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	for _, method := range []string{"pannier", "pannier-key"} {
 		token, _, err := s.c.Client("").ACL().Login(&api.ACLLoginParams{AuthMethod: method, BearerToken: bearer}, nil)
 		if err != nil {
@@ -149,9 +138,7 @@ func TestDocumentedAuthMethods(t *testing.T) {
 func TestDocumentedConsulConfigurationParses(t *testing.T) {
 	for _, block := range regexp.MustCompile("(?s)\n```hcl\n(.*?)```").FindAllStringSubmatch(consulPage(t), -1) {
 		path := filepath.Join(t.TempDir(), "example.hcl")
-		if err := os.WriteFile(path, []byte(block[1]), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, []byte(block[1]), 0o644))
 		var err error
 		if strings.HasPrefix(block[1], "workload ") {
 			_, err = config.ReadWorkload(path)

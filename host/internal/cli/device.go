@@ -12,22 +12,20 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *app) deviceCommand() *cobra.Command {
-	return a.noun("device", "Devices of this node, such as GPUs, that workloads are given", a.deviceList(), a.deviceStats())
+	return a.noun("device", "Devices of this node, such as GPUs", a.deviceList(), a.deviceStats())
 }
 
 func (a *app) deviceList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the devices, and which workload has which",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier device list",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Devices.ListDevices(ctx, connect.NewRequest(&hostv1.ListDevicesRequest{}))
 			if err != nil {
 				return err
@@ -40,16 +38,14 @@ func (a *app) deviceList() *cobra.Command {
 func (a *app) deviceStats() *cobra.Command {
 	var interval time.Duration
 	cmd := &cobra.Command{
-		Use: "stats", Short: "Show how the devices are used, once or again and again",
-		Long: "Show how the devices are used, as far as their plugins can tell. With -o json each answer is one line.",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+		Use: "stats", Short: "Show how the devices are used",
+		Long: `Show how the devices are used, as far as their plugins report it. With -o json each answer
+is one line.`,
+		Example: "pannier device stats -interval 5s",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			if interval < 0 || interval > 0 && interval < 100*time.Millisecond {
 				return &usageError{err: errors.New("-interval: 100ms at least")}
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			stream, err := client.Devices.DeviceStats(ctx, connect.NewRequest(&hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()}))
 			if err != nil {
@@ -62,18 +58,18 @@ func (a *app) deviceStats() *cobra.Command {
 				}
 			}
 			if ctx.Err() != nil {
-				return nil // Interrupted, which is how following ends.
+				return nil // Following ends by an interrupt.
 			}
 			return stream.Err()
 		}),
 	}
-	cmd.Flags().DurationVar(&interval, "interval", 0, "go on with an answer every `DURATION`")
+	cmd.Flags().DurationVar(&interval, "interval", 0, "repeat the answer every `DURATION`")
 	return cmd
 }
 
 func (a *app) showDevices(groups []*hostv1.DeviceGroup) error {
 	if len(groups) == 0 {
-		a.note("no devices; a device plugin in the agent's plugin_dir tells of them")
+		a.note("no devices; a device plugin in the agent's plugin_dir reports them")
 		return nil
 	}
 	t := newTable("GROUP", "ID", "HEALTH", "WORKLOAD", "PLUGIN", "LOCALITY", "ATTRIBUTES", "MESSAGE")
@@ -110,33 +106,4 @@ func (a *app) showDeviceStats(m *hostv1.DeviceStatsResponse) error {
 		t.row(d.GetPlugin(), d.GetId(), d.GetSummary(), strings.Join(values, " "))
 	}
 	return a.show(t)
-}
-
-// showGiven tells which devices a workload has.
-func (a *app) showGiven(devices []*hostv1.GivenDevice) error {
-	if len(devices) == 0 {
-		return nil
-	}
-	if err := a.heading("Devices"); err != nil {
-		return err
-	}
-	t := newTable("REQUEST", "GROUP", "ID", "PLUGIN")
-	for _, d := range devices {
-		t.row(d.GetRequest(), d.GetGroup(), d.GetId(), d.GetPlugin())
-	}
-	return a.show(t)
-}
-
-// rowsOfReservation adds what a workload's devices need to a table of mounts.
-func rowsOfReservation(t *table, r *hostv1.DeviceReservation) {
-	for _, m := range r.GetMounts() {
-		access := "read-write"
-		if m.GetReadOnly() {
-			access = "read-only"
-		}
-		t.row("", m.GetTaskPath(), m.GetHostPath(), access, "of a device")
-	}
-	for _, d := range r.GetNodes() {
-		t.row("", d.GetTaskPath(), d.GetHostPath(), d.GetPermissions(), "device")
-	}
 }

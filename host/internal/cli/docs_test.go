@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 const docs = "../../../docs"
@@ -21,9 +22,7 @@ const docs = "../../../docs"
 // Every command and every flag stands in docs/cli.md.
 func TestCommandsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(docs, "cli.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	page := string(text)
 	a := &app{opts: Options{RunAgent: func(context.Context, *config.Agent, string, io.Writer) error { return nil }}}
 	var check func(*cobra.Command)
@@ -61,18 +60,14 @@ func TestDocumentedSpecsParse(t *testing.T) {
 		"workload-spec.md":     func(path string) error { _, err := config.ReadWorkload(path); return err },
 	} {
 		page, err := os.ReadFile(filepath.Join(docs, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		found := blocks.FindAllSubmatch(page, -1)
 		if len(found) == 0 {
 			t.Errorf("%s shows no HCL", name)
 		}
 		for _, block := range found {
 			path := filepath.Join(t.TempDir(), "example.hcl")
-			if err := os.WriteFile(path, block[1], 0o644); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.WriteFile(path, block[1], 0o644))
 			if err := parse(path); err != nil {
 				t.Errorf("%s:\n%s\n%v", name, block[1], err)
 			}

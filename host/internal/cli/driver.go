@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -24,9 +25,10 @@ func (a *app) driverRegister() *cobra.Command {
 	req := &hostv1.RegisterDriverRequest{}
 	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use: "register ID -endpoint unix:///PATH", Short: "Register a CSI driver that runs already, or change how it is reached",
-		Args: exactly("ID"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "register ID -endpoint unix:///PATH", Short: "Register a running CSI driver, or change how it is reached",
+		Example: "pannier driver register nfs -endpoint unix:///run/csi/nfs.sock",
+		Args:    exactly("ID"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
 			if err := config.CheckEndpoint(req.Endpoint); err != nil {
 				return &usageError{err: fmt.Errorf("-endpoint: %w", err)}
@@ -35,10 +37,6 @@ func (a *app) driverRegister() *cobra.Command {
 				return &usageError{err: fmt.Errorf("-health-timeout: must not be negative")}
 			}
 			req.HealthTimeoutMs = timeout.Milliseconds()
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
 			resp, err := client.Drivers.RegisterDriver(ctx, connect.NewRequest(req))
 			if err != nil {
 				return err
@@ -67,17 +65,16 @@ func (a *app) driverRegister() *cobra.Command {
 func (a *app) driverDeregister() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: "deregister ID", Short: "Take away a driver that was registered at run time",
-		Args: exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "deregister ID", Short: "Remove a driver that was registered at run time",
+		Long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
+it, unless -force is given.`,
+		Example: "pannier driver deregister nfs",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Drivers.DeregisterDriver(ctx, connect.NewRequest(&hostv1.DeregisterDriverRequest{Id: args[0], Force: force}))
 			if err != nil {
 				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
-				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force takes the driver away all the same", args[0])
+				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway", args[0])
 			}
 			return a.print(resp.Msg, func() error {
 				_, err := fmt.Fprintf(a.out, "driver %q is deregistered\n", args[0])
@@ -85,19 +82,16 @@ func (a *app) driverDeregister() *cobra.Command {
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "even while a volume is mounted through it")
+	cmd.Flags().BoolVar(&force, "force", false, "remove it even while a volume is mounted through it")
 	return cmd
 }
 
 func (a *app) driverStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [ID]", Short: "List the drivers, or show one",
-		Args: between(0, "ID"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier driver status nfs",
+		Args:    between(0, "ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				resp, err := client.Drivers.ListDrivers(ctx, connect.NewRequest(&hostv1.ListDriversRequest{}))
 				if err != nil {

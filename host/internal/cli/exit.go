@@ -19,12 +19,12 @@ const (
 	ExitOK = 0
 	// ExitError is every failure that has no code of its own.
 	ExitError = 1
-	// ExitUsage is a wrong command line or a spec that is not right.
+	// ExitUsage is a wrong command line or an invalid spec.
 	ExitUsage = 2
-	// ExitNotFound is a volume, driver, workload or snapshot that is not there.
+	// ExitNotFound is a volume, driver, workload or snapshot that does not exist.
 	ExitNotFound = 3
-	// ExitRefused is what the agent will not do as things stand: held, in use,
-	// already there, not allowed.
+	// ExitRefused is a request that the agent refuses in the present state: held, in use,
+	// exists already, not allowed.
 	ExitRefused = 4
 	// ExitUnreachable is an agent that cannot be reached.
 	ExitUnreachable = 5
@@ -57,12 +57,12 @@ type codeError struct {
 func (e *codeError) Error() string { return e.err.Error() }
 func (e *codeError) Unwrap() error { return e.err }
 
-// silentExit ends the command with a code and no word: all is said.
+// silentExit ends the command with a code and no message, because all is reported.
 type silentExit int
 
 func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// report tells an error and gives its exit code.
+// report prints an error and returns its exit code.
 func (a *app) report(err error) int {
 	if silent := silentExit(0); errors.As(err, &silent) {
 		return int(silent)
@@ -78,7 +78,7 @@ func (a *app) report(err error) int {
 	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
 		hint = hinted.hint
 	}
-	// The agent's own advice knows more.
+	// The agent's own advice is more specific.
 	if hint != "" && !strings.Contains(message(err), ": pannier ") {
 		a.note("%s", hint)
 	}
@@ -96,7 +96,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// classify gives an error's exit code, and what to do about its kind.
+// classify returns an error's exit code, and general advice for its kind.
 func classify(err error) (code int, hint string) {
 	if withCode := (*codeError)(nil); errors.As(err, &withCode) {
 		return withCode.code, ""
@@ -121,7 +121,7 @@ func classify(err error) (code int, hint string) {
 		return ExitError, ""
 	}
 	if lost(err) {
-		return ExitUnreachable, "the connection broke off: see the agent's log, and try again"
+		return ExitUnreachable, "the connection was lost: see the agent's log, and try again"
 	}
 	switch answer.Code() {
 	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
@@ -132,17 +132,17 @@ func classify(err error) (code int, hint string) {
 		connect.CodeUnauthenticated:
 		return ExitRefused, ""
 	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeResourceExhausted:
-		return ExitError, "this can pass: try again; pannier status shows what is down"
+		return ExitError, "this may be temporary: try again; pannier status shows what is down"
 	case connect.CodeUnimplemented:
 		return ExitError, "the agent or the driver cannot do this; over TCP an agent answers health, metrics and public keys only"
 	case connect.CodeCanceled:
 		return ExitError, "interrupted"
 	default:
-		return ExitError, "the agent's log and pannier events tell more"
+		return ExitError, "see the agent's log and pannier events"
 	}
 }
 
-// lost says that the connection broke under a call: the error is not the agent's answer.
+// lost reports whether the connection broke during a call, so that the error is not the agent's answer.
 func lost(err error) bool {
 	answer := (*connect.Error)(nil)
 	if !errors.As(err, &answer) || connect.IsWireError(err) {
@@ -151,7 +151,7 @@ func lost(err error) bool {
 	switch answer.Code() {
 	case connect.CodeDeadlineExceeded, connect.CodeUnimplemented:
 		return false
-	case connect.CodeCanceled: // also what connect makes of these
+	case connect.CodeCanceled: // connect uses it for these errors too
 		return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 	}
 	return true

@@ -21,6 +21,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // fake is an agent in memory behind a real socket. Its answers are plain; ids that
@@ -107,9 +108,7 @@ func (f *fake) close() {
 func startFake(t *testing.T) *fake {
 	t.Helper()
 	f := newFake(t.TempDir())
-	if err := f.start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, f.start())
 	t.Cleanup(f.close)
 	return f
 }

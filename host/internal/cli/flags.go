@@ -7,11 +7,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/pannier/pannier/host/internal/config"
 )
 
-// longFlags writes Go's way of a long flag (-dev) in pflag's (--dev): both are
-// taken. A single letter stays a short flag, and so does what begins with one and is
-// no long flag's name (-ojson); nothing after "--" is touched.
+// longFlags rewrites long flags in Go's style (-dev) to pflag's (--dev), so that both are
+// accepted. Single letters, and words that start with a short flag and are no long flag's
+// name (-ojson), stay short flags. Arguments after "--" are unchanged.
 func longFlags(root *cobra.Command, args []string) []string {
 	known, short := map[string]bool{"help": true}, map[string]bool{"h": true}
 	var collect func(*cobra.Command)
@@ -38,10 +40,10 @@ func longFlags(root *cobra.Command, args []string) []string {
 	return out
 }
 
-// exactly wants these arguments, which the error names.
+// exactly requires these arguments; the error names a missing one.
 func exactly(names ...string) cobra.PositionalArgs { return between(len(names), names...) }
 
-// between wants the first of these arguments at least, and no more than all.
+// between requires at least the first of these arguments, and allows all.
 func between(least int, names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		var err error
@@ -58,7 +60,7 @@ func between(least int, names ...string) cobra.PositionalArgs {
 	}
 }
 
-// require wants these flags to be given.
+// require makes flags mandatory.
 func require(cmd *cobra.Command, names ...string) {
 	inner := cmd.Args
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -69,4 +71,39 @@ func require(cmd *cobra.Command, names ...string) {
 		}
 		return inner(cmd, args)
 	}
+}
+
+// secretsFlag adds -secret-from, which names files: an argument list can be read
+// by every user of the machine.
+func secretsFlag(cmd *cobra.Command, into *[]string) {
+	cmd.Flags().StringArrayVar(into, "secret-from", nil, "a secret for the driver as `KEY=file:///path`; may be given more than once")
+}
+
+func readSecrets(flags []string) (map[string]string, error) {
+	secrets := map[string]string{}
+	for _, flag := range flags {
+		key, ref, ok := strings.Cut(flag, "=")
+		if !ok || key == "" {
+			return nil, &usageError{err: fmt.Errorf("-secret-from is not KEY=file:///path")}
+		}
+		value, err := config.ReadSecret(ref)
+		if err != nil {
+			return nil, &usageError{err: fmt.Errorf("-secret-from %s: %w", key, err)}
+		}
+		secrets[key] = value
+	}
+	return secrets, nil
+}
+
+// pairs reads flags of the form KEY=VALUE.
+func pairs(name string, flags []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, flag := range flags {
+		key, value, ok := strings.Cut(flag, "=")
+		if !ok || key == "" {
+			return nil, &usageError{err: fmt.Errorf("-%s %q is not KEY=VALUE", name, flag)}
+		}
+		out[key] = value
+	}
+	return out, nil
 }

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -18,18 +19,15 @@ func (a *app) keyringCommand() *cobra.Command {
 		a.keyringList(), a.keyringAdd(), a.keyringUse(), a.keyringRemove())
 }
 
-// knownKeys is where the ids of keys are to be had.
+// knownKeys is the advice for an unknown key.
 const knownKeys = "pannier keyring list has the keys' ids"
 
 func (a *app) keyringList() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the keys by their ids, with how many agents have them and write with them",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "list", Short: "List the keys by id, with how many agents have and use each",
+		Example: "pannier keyring list",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Members.ListKeys(ctx, connect.NewRequest(&hostv1.ListKeysRequest{}))
 			if err != nil {
 				return err
@@ -48,19 +46,18 @@ func (a *app) keyringList() *cobra.Command {
 	}
 }
 
-// maxKeyFile is more than a key in base64 has.
+// maxKeyFile is more bytes than a key in base64 has.
 const maxKeyFile = 1 << 10
 
 func (a *app) keyringAdd() *cobra.Command {
 	return &cobra.Command{
-		Use: "add FILE", Short: "Give every agent a further key to read with; FILE has it in base64, - is standard input",
-		Args: exactly("FILE"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "add FILE", Short: "Give every agent another key to decrypt with",
+		Long: `Give every agent another key to decrypt with. FILE has 16, 24 or 32 bytes in base64, such as
+of head -c 32 /dev/urandom | base64; - is standard input.`,
+		Example: "pannier keyring add gossip.key.new",
+		Args:    exactly("FILE"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			key, err := readKey(args[0])
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}
@@ -69,13 +66,13 @@ func (a *app) keyringAdd() *cobra.Command {
 				return err
 			}
 			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("key %s is there; when every agent has it: pannier keyring use %s", resp.Msg.GetId(), resp.Msg.GetId()))
+				return a.say(fmt.Sprintf("key %s is added; when every agent has it: pannier keyring use %s", resp.Msg.GetId(), resp.Msg.GetId()))
 			})
 		}),
 	}
 }
 
-// readKey reads a key from a file: not from the command line, which others can see.
+// readKey reads a key from a file, because others can see command lines.
 func readKey(path string) (string, error) {
 	in := os.Stdin
 	if path != "-" {
@@ -94,31 +91,29 @@ func readKey(path string) (string, error) {
 }
 
 func (a *app) keyringUse() *cobra.Command {
-	return a.keyCommand("use ID", "Make every agent write with a key that all have", "every agent writes with key %s",
-		func(ctx context.Context, id string) error {
-			_, err := a.client.Members.UseKey(ctx, connect.NewRequest(&hostv1.UseKeyRequest{Id: id}))
+	return a.keyCommand("use ID", "Make every agent encrypt with a key that all have", "every agent encrypts with key %s",
+		func(ctx context.Context, client *api.Client, id string) error {
+			_, err := client.Members.UseKey(ctx, connect.NewRequest(&hostv1.UseKeyRequest{Id: id}))
 			return err
 		})
 }
 
 func (a *app) keyringRemove() *cobra.Command {
-	return a.keyCommand("remove ID", "Take a key away that no agent writes with", "key %s is gone",
-		func(ctx context.Context, id string) error {
-			_, err := a.client.Members.RemoveKey(ctx, connect.NewRequest(&hostv1.RemoveKeyRequest{Id: id}))
+	return a.keyCommand("remove ID", "Remove a key that no agent encrypts with", "key %s is removed",
+		func(ctx context.Context, client *api.Client, id string) error {
+			_, err := client.Members.RemoveKey(ctx, connect.NewRequest(&hostv1.RemoveKeyRequest{Id: id}))
 			return err
 		})
 }
 
-// keyCommand is one that does something with a key of an id.
-func (a *app) keyCommand(use, short, done string, do func(ctx context.Context, id string) error) *cobra.Command {
+// keyCommand returns a command that takes a key's id.
+func (a *app) keyCommand(use, short, done string, do func(ctx context.Context, client *api.Client, id string) error) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
-		Args: exactly("ID"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			if _, err := a.api(); err != nil {
-				return err
-			}
-			if err := do(ctx, args[0]); err != nil {
+		Example: "pannier keyring " + strings.Fields(use)[0] + " 0123456789abcdef",
+		Args:    exactly("ID"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			if err := do(ctx, client, args[0]); err != nil {
 				return hint(err, ExitNotFound, knownKeys)
 			}
 			return a.print(&hostv1.UseKeyResponse{}, func() error { return a.say(fmt.Sprintf(done, args[0])) })

@@ -4,19 +4,22 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/cli/launch"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// secretsInContainer is where a container finds the workload's secrets.
+// secretsInContainer is where a container has the workload's secrets.
 const secretsInContainer = "/secrets"
 
-// printMounts is print with the formats that a container or a unit is started with.
+// printMounts is print with two more formats: flags of docker run and lines of a unit.
 func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
 	format := dockerMount
 	switch a.format {
@@ -35,16 +38,16 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 		}
 		out.WriteString(lines)
 	}
-	reserved, told := dockerReserved, dockerTold
+	devices, environment := dockerDevices, dockerVariables
 	if a.format == formatSystemd {
-		reserved, told = a.systemdReserved, a.systemdTold
+		devices, environment = a.systemdDevices, a.systemdVariables
 	}
-	lines, err := reserved(w.GetReservation())
+	lines, err := devices(w.GetReservation())
 	if err != nil {
 		return fmt.Errorf("devices: %w", err)
 	}
 	out.WriteString(lines)
-	lines, err = told(w)
+	lines, err = environment(w)
 	if err != nil {
 		return fmt.Errorf("secrets: %w", err)
 	}
@@ -52,23 +55,7 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 	return err
 }
 
-func (a *app) showMounts(w *hostv1.Workload) error {
-	t := newTable("VOLUME", "DESTINATION", "HOST PATH", "ACCESS", "KIND")
-	for _, m := range w.GetMounts() {
-		access, kind := "read-write", "folder"
-		if m.GetReadOnly() {
-			access = "read-only"
-		}
-		if m.GetBlock() {
-			kind = "device"
-		}
-		t.row(m.GetVolume(), m.GetDestination(), m.GetHostPath(), access, kind)
-	}
-	rowsOfReservation(t, w.GetReservation())
-	return a.show(t)
-}
-
-// dockerMount writes a flag of docker run, one line, which a shell splits as it is.
+// dockerMount returns a flag of docker run, one line without characters that a shell would split.
 func dockerMount(m *hostv1.Mount) (string, error) {
 	if m.GetBlock() {
 		access := "rwm"
@@ -93,7 +80,7 @@ func dockerMount(m *hostv1.Mount) (string, error) {
 	return text + "\n", nil
 }
 
-// systemdMount writes lines of a unit's [Service] section (systemd.exec(5)).
+// systemdMount returns lines of a unit's [Service] section (systemd.exec(5)).
 func systemdMount(m *hostv1.Mount) (string, error) {
 	if err := plainPaths(m, ":\\\"'"); err != nil {
 		return "", err
@@ -115,7 +102,7 @@ func systemdMount(m *hostv1.Mount) (string, error) {
 	return text + allow, err
 }
 
-// deviceAllow is a unit's line that lets it use a device file of one of the kinds.
+// deviceAllow returns a unit's line that allows a device file of one of the kinds.
 // DeviceAllow takes names under /dev only (systemd.resource-control(5)).
 func deviceAllow(path, access string, kinds ...uint32) (string, error) {
 	info, err := os.Stat(path)
@@ -124,7 +111,7 @@ func deviceAllow(path, access string, kinds ...uint32) (string, error) {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !slices.Contains(kinds, stat.Mode&syscall.S_IFMT) {
-		return "", fmt.Errorf("%s is no device file of the kind that it should be", path)
+		return "", fmt.Errorf("%s is not a device file of the expected kind", path)
 	}
 	folder := "block"
 	if stat.Mode&syscall.S_IFMT == syscall.S_IFCHR {
@@ -133,9 +120,9 @@ func deviceAllow(path, access string, kinds ...uint32) (string, error) {
 	return fmt.Sprintf("DeviceAllow=/dev/%s/%d:%d %s\n", folder, unix.Major(stat.Rdev), unix.Minor(stat.Rdev), access), nil
 }
 
-// dockerTold writes the flags that give a container its secrets, and tell it where they
-// are and which ports it has.
-func dockerTold(w *hostv1.Workload) (string, error) {
+// dockerVariables returns the flags that mount a container's secrets and set the variables
+// with their paths and the ports.
+func dockerVariables(w *hostv1.Workload) (string, error) {
 	var out strings.Builder
 	if dir := w.GetSecretsDir(); dir != "" {
 		mount, err := dockerMount(&hostv1.Mount{HostPath: dir, Destination: secretsInContainer, ReadOnly: true})
@@ -151,10 +138,10 @@ func dockerTold(w *hostv1.Workload) (string, error) {
 	return out.String(), nil
 }
 
-// systemdTold writes the lines that tell a unit where its secrets are and which ports
-// it has. It sees the host's files, so it needs no mount. The lines are written once: a
-// port that is another at each start is left out.
-func (a *app) systemdTold(w *hostv1.Workload) (string, error) {
+// systemdVariables returns the lines that set a unit's variables with the paths of its secrets
+// and the ports. A unit sees the host's files, so it needs no mount. The lines are written
+// once, so a port that changes at each start is left out.
+func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 	dir := w.GetSecretsDir()
 	if err := plainPaths(&hostv1.Mount{HostPath: dir}, "\\\"'"); err != nil {
 		return "", err
@@ -163,7 +150,7 @@ func (a *app) systemdTold(w *hostv1.Workload) (string, error) {
 	for _, p := range w.GetSpec().GetPorts() {
 		if p.GetStatic() == 0 {
 			delete(env, variable("PORT", p.GetLabel()))
-			a.note("port %q is not among the lines: it may be another at each start; give it a static one, or ask pannier workload status -o json",
+			a.note("port %q is left out: it may change at each start; give it a static number, or use pannier workload status -o json",
 				p.GetLabel())
 		}
 	}
@@ -174,7 +161,7 @@ func (a *app) systemdTold(w *hostv1.Workload) (string, error) {
 	return out.String(), nil
 }
 
-// plainPaths refuses paths that a shell or the format would take apart.
+// plainPaths refuses paths that a shell or the format would split.
 func plainPaths(m *hostv1.Mount, forbidden string) error {
 	for _, path := range []string{m.GetHostPath(), m.GetDestination()} {
 		if strings.ContainsAny(path, " \t\n$`*?[];&|<>(){}!~#"+forbidden) {
@@ -182,4 +169,125 @@ func plainPaths(m *hostv1.Mount, forbidden string) error {
 		}
 	}
 	return nil
+}
+
+// deviceMounts returns the mounts that a program needs for its devices. Device files are bound
+// as they are: their owner and mode decide who may use them.
+func deviceMounts(r *hostv1.DeviceReservation) (out []launch.Mount, err error) {
+	for _, m := range r.GetMounts() {
+		info, err := os.Stat(m.GetHostPath())
+		if err != nil {
+			return nil, fmt.Errorf("look up what the workload's devices need: %w", err)
+		}
+		out = append(out, launch.Mount{
+			Source: m.GetHostPath(), Destination: m.GetTaskPath(), ReadOnly: m.GetReadOnly(), Block: !info.IsDir(),
+		})
+	}
+	for _, d := range r.GetNodes() {
+		out = append(out, launch.Mount{Source: d.GetHostPath(), Destination: d.GetTaskPath(), Block: true})
+	}
+	return out, nil
+}
+
+// dockerDevices returns the flags of docker run that give a container its devices.
+// dockerVariables has their environment.
+func dockerDevices(r *hostv1.DeviceReservation) (string, error) {
+	var out strings.Builder
+	for _, m := range r.GetMounts() {
+		flag, err := dockerMount(&hostv1.Mount{HostPath: m.GetHostPath(), Destination: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
+		if err != nil {
+			return "", err
+		}
+		out.WriteString(flag)
+	}
+	for _, d := range r.GetNodes() {
+		if err := plainPaths(&hostv1.Mount{HostPath: d.GetHostPath(), Destination: d.GetTaskPath()}, ":"); err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&out, "--device=%s:%s:%s\n", d.GetHostPath(), d.GetTaskPath(), d.GetPermissions())
+	}
+	return out.String(), plainEnv(r.GetEnv())
+}
+
+// systemdDevices returns the lines that give a unit its devices. systemdVariables has their
+// environment.
+func (a *app) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
+	var out strings.Builder
+	for _, m := range r.GetMounts() {
+		line, err := systemdMount(&hostv1.Mount{HostPath: m.GetHostPath(), Destination: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
+		if err != nil {
+			return "", err
+		}
+		out.WriteString(line)
+	}
+	for _, d := range r.GetNodes() {
+		line, err := systemdMount(&hostv1.Mount{HostPath: d.GetHostPath(), Destination: d.GetTaskPath()})
+		if err != nil {
+			return "", err
+		}
+		allow, err := deviceAllow(d.GetHostPath(), d.GetPermissions(), syscall.S_IFBLK, syscall.S_IFCHR)
+		if err != nil {
+			return "", err
+		}
+		out.WriteString(line + allow)
+	}
+	if r != nil {
+		a.note("the lines name the devices that the workload has now; they may change at its next start")
+	}
+	return out.String(), plainEnv(r.GetEnv())
+}
+
+// plainEnv refuses variables that a shell or systemd would split.
+func plainEnv(env map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		if strings.ContainsAny(key+env[key], " \t\n$`*?[];&|<>(){}!~#\\\"'") {
+			return fmt.Errorf("the variable %s=%q has characters that this format cannot carry; use -o json", key, env[key])
+		}
+	}
+	return nil
+}
+
+// variables returns the environment that describes a workload's devices, ports and secrets to
+// its program: the paths of secrets, never their content. secretsAt is where the program sees
+// the workload's secrets directory.
+func variables(w *hostv1.Workload, secretsAt string) map[string]string {
+	env := map[string]string{}
+	maps.Copy(env, w.GetReservation().GetEnv())
+	for label, number := range w.GetPorts() {
+		env[variable("PORT", label)] = strconv.Itoa(int(number))
+	}
+	if w.GetSecretsDir() == "" {
+		return env
+	}
+	env["PANNIER_SECRETS_DIR"] = secretsAt
+	seen := func(file string) string {
+		return path.Join(secretsAt, strings.TrimPrefix(file, w.GetSecretsDir()))
+	}
+	var tokens []string
+	for _, s := range w.GetServices() {
+		if s.GetTokenFile() != "" {
+			tokens = append(tokens, seen(s.GetTokenFile()))
+			env[variable("TOKEN_FILE", s.GetName())] = seen(s.GetTokenFile())
+		}
+		if s.GetBootstrapFile() != "" {
+			env[variable("BOOTSTRAP_FILE", s.GetName())] = seen(s.GetBootstrapFile())
+		}
+	}
+	if len(tokens) == 1 {
+		env["CONSUL_HTTP_TOKEN_FILE"] = tokens[0] // Consul's own tools and client libraries know it
+	}
+	return env
+}
+
+// variable returns a variable's name, such as PANNIER_PORT_HTTP.
+func variable(kind, name string) string {
+	return "PANNIER_" + kind + "_" + strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z':
+			return r - 'a' + 'A'
+		case r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+			return r
+		}
+		return '_'
+	}, name)
 }

@@ -19,19 +19,16 @@ func (a *app) nodeCommand() *cobra.Command {
 		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodePurge())
 }
 
-// knownNodes is where the names of nodes are to be had.
+// knownNodes is the advice for an unknown node.
 const knownNodes = "pannier node status lists the nodes"
 
 func (a *app) nodeStatus() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "status [NODE]", Short: "List the nodes, or show one with its workloads and claims",
-		Args: between(0, "NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier node status web-1",
+		Args:    between(0, "NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				resp, err := client.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{Read: &read}))
 				if err != nil {
@@ -52,12 +49,12 @@ func (a *app) nodeStatus() *cobra.Command {
 	return cmd
 }
 
-// staleFlag lets a query be answered by the server that is asked, from what it has.
+// staleFlag adds -stale, which lets any server answer a query.
 func staleFlag(cmd *cobra.Command, read *hostv1.ReadOptions) {
-	cmd.Flags().BoolVar(&read.Stale, "stale", false, "let a server answer that does not lead, from what it has; its age is told")
+	cmd.Flags().BoolVar(&read.Stale, "stale", false, "let any server answer from what it has, leader or not, and say how old that may be")
 }
 
-// noteAge tells how old a stale answer may be.
+// noteAge says how old a stale answer may be.
 func (a *app) noteAge(m *hostv1.ReadMeta, asked *hostv1.ReadOptions) {
 	switch age := m.GetAge().AsDuration(); {
 	case !asked.GetStale() || m == nil:
@@ -70,7 +67,7 @@ func (a *app) noteAge(m *hostv1.ReadMeta, asked *hostv1.ReadOptions) {
 
 func (a *app) showNodes(nodes []*hostv1.Node) error {
 	if len(nodes) == 0 {
-		a.note("no nodes; an agent is one as soon as it has told the ledger of its drivers")
+		a.note("no nodes; an agent becomes one when it has reported its drivers to the ledger")
 		return nil
 	}
 	t := newTable("NAME", "STATUS", "ELIGIBLE", "DRAIN", "ROLE", "VERSION", "ADDRESS", "DRIVERS", "HEARD FROM")
@@ -87,7 +84,7 @@ func (a *app) showNodes(nodes []*hostv1.Node) error {
 	return a.show(t)
 }
 
-// nodeStatus is a cell for whether a node is there.
+// nodeStatus is a cell with a node's status.
 func nodeStatus(status string) cell {
 	switch claim.NodeStatus(status) {
 	case claim.NodeReady:
@@ -106,7 +103,7 @@ func yesNo(yes bool) cell {
 	return cell{"no", yellow}
 }
 
-// drained says how a drain is.
+// drained is a cell with the state of a drain.
 func drained(d *hostv1.NodeDrain) cell {
 	switch {
 	case d == nil:
@@ -145,7 +142,7 @@ func (a *app) showNode(m *hostv1.GetNodeResponse) error {
 	t.row("Address", n.GetAddress())
 	t.row("Heard from", since(n.GetLastHeard()))
 	if n.GetStatus() == string(claim.NodeDisconnected) {
-		t.row("Claims let go of", ahead(n.GetLetGoAt()))
+		t.row("Claims released", ahead(n.GetLetGoAt()))
 	}
 	t.row("Attributes", joinMap(n.GetAttributes()))
 	if err := a.show(t); err != nil {
@@ -199,17 +196,15 @@ func (a *app) section(t *table) error {
 func (a *app) nodeDrain() *cobra.Command {
 	var enable, disable, wait bool
 	cmd := &cobra.Command{
-		Use: "drain NODE", Short: "Stop all workloads of a node, the last started first, and start none there; or end that",
-		Long: `Stop all workloads of a node, the last started first, and start none there, until
+		Use: "drain NODE", Short: "Stop all workloads of a node and start none there, or end that",
+		Long: `Stop all workloads of a node, the last started first, and start none there until
 the drain is disabled. The node does so by itself; -wait waits until it has nothing left.`,
+		Example: `pannier node drain -enable -wait web-1
+pannier node drain -disable web-1`,
 		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if enable && disable || !enable && !disable && !wait || disable && wait {
 				return &usageError{err: errors.New("give -enable or -disable; -wait goes with -enable, or alone")}
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			if enable || disable {
 				resp, err := client.Nodes.DrainNode(ctx, connect.NewRequest(&hostv1.DrainNodeRequest{Name: args[0], Enable: enable}))
@@ -233,7 +228,7 @@ func drainText(node string, enable bool) string {
 	if enable {
 		return fmt.Sprintf("node %q is being drained; follow it with: pannier node drain -wait %s", node, node)
 	}
-	return fmt.Sprintf("node %q is not drained any more", node)
+	return fmt.Sprintf("the drain of node %q has ended", node)
 }
 
 // say writes a line to standard output.
@@ -242,7 +237,7 @@ func (a *app) say(text string) error {
 	return err
 }
 
-// awaitDrain waits until a node's drain is done, and tells what is left meanwhile.
+// awaitDrain waits until a node's drain is done, and shows what is left meanwhile.
 func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) error {
 	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
 	for left := -1; ; {
@@ -268,15 +263,12 @@ func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) e
 func (a *app) nodeEligibility() *cobra.Command {
 	var enable, disable bool
 	cmd := &cobra.Command{
-		Use: "eligibility NODE", Short: "Say whether a node starts workloads; what runs there goes on",
-		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "eligibility NODE", Short: "Set whether a node starts workloads; running ones continue",
+		Example: "pannier node eligibility -disable web-1",
+		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if enable == disable {
 				return &usageError{err: errors.New("give -enable or -disable")}
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			resp, err := client.Nodes.SetNodeEligibility(ctx, connect.NewRequest(&hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable}))
 			if err != nil {
@@ -286,7 +278,7 @@ func (a *app) nodeEligibility() *cobra.Command {
 				if enable {
 					return a.say(fmt.Sprintf("node %q starts workloads", args[0]))
 				}
-				return a.say(fmt.Sprintf("node %q starts no workloads; what runs there goes on", args[0]))
+				return a.say(fmt.Sprintf("node %q starts no new workloads; running ones continue", args[0]))
 			})
 		}),
 	}
@@ -299,24 +291,23 @@ func (a *app) nodePurge() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "purge NODE", Short: "Forget a node that is gone for good",
-		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Long: `Forget a node that is gone for good. Refused while it is up or holds claims. With -force you
+vouch that it is down: its workloads count as ended, and its claims are released.`,
+		Example: "pannier node purge web-1",
+		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Nodes.PurgeNode(ctx, connect.NewRequest(&hostv1.PurgeNodeRequest{Name: args[0], Force: force}))
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
 			return a.print(resp.Msg, func() error {
 				for _, c := range resp.Msg.GetLetGo() {
-					a.note("warning: the claim of workload %q on volume %q was let go of; a mount on the node may be left", c.GetWorkload(), c.GetVolume())
+					a.note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node", c.GetWorkload(), c.GetVolume())
 				}
 				return a.say(fmt.Sprintf("node %q is forgotten", args[0]))
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "you vouch that the node is down: its workloads count as ended, and its claims are let go of")
+	cmd.Flags().BoolVar(&force, "force", false, "you vouch that the node is down: its workloads count as ended, and its claims are released")
 	return cmd
 }

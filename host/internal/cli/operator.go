@@ -10,29 +10,27 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *app) operatorCommand() *cobra.Command {
 	return a.noun("operator", "The cluster's servers",
 		a.noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
-		a.noun("autopilot", "What the leader does about servers by itself", a.autopilotGet(), a.autopilotSet(), a.autopilotHealth()),
+		a.noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(), a.autopilotHealth()),
 		a.noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
-		a.noun("secrets", "The keys that seal secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
+		a.noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
 }
 
-// knownPeers is where the names of servers are to be had.
+// knownPeers is the advice for an unknown server.
 const knownPeers = "pannier operator raft list-peers lists the servers"
 
 func (a *app) raftListPeers() *cobra.Command {
 	return &cobra.Command{
 		Use: "list-peers", Short: "List the servers that take part in raft",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier operator raft list-peers",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.ListPeers(ctx, connect.NewRequest(&hostv1.ListPeersRequest{}))
 			if err != nil {
 				return err
@@ -59,16 +57,13 @@ func (a *app) showPeers(peers []*hostv1.RaftPeer) error {
 
 func (a *app) raftTransfer() *cobra.Command {
 	return &cobra.Command{
-		Use: "transfer-leadership [NAME]", Short: "Make another server lead: NAME, or one that is up to date",
-		Args: between(0, "NAME"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "transfer-leadership [NAME]", Short: "Make another server the leader: NAME, or one that is up to date",
+		Example: "pannier operator raft transfer-leadership server-2",
+		Args:    between(0, "NAME"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req := &hostv1.TransferLeadershipRequest{}
 			if len(args) > 0 {
 				req.Name = args[0]
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			resp, err := client.Operator.TransferLeadership(ctx, connect.NewRequest(req))
 			if err != nil {
@@ -76,7 +71,7 @@ func (a *app) raftTransfer() *cobra.Command {
 			}
 			return a.print(resp.Msg, func() error {
 				if resp.Msg.GetLeader() == "" {
-					return a.say("leadership is handed over; pannier operator raft list-peers shows to whom")
+					return a.say("leadership is transferred; pannier operator raft list-peers shows to whom")
 				}
 				return a.say(fmt.Sprintf("server %q leads", resp.Msg.GetLeader()))
 			})
@@ -86,31 +81,27 @@ func (a *app) raftTransfer() *cobra.Command {
 
 func (a *app) raftRemove() *cobra.Command {
 	return &cobra.Command{
-		Use: "remove-peer NAME", Short: "Take a server out of raft that is gone for good",
-		Args: exactly("NAME"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "remove-peer NAME", Short: "Remove a server from raft that is gone for good",
+		Long: `Remove a server from raft that is gone for good. One that still runs leaves by itself:
+pannier agent leave, on it.`,
+		Example: "pannier operator raft remove-peer server-3",
+		Args:    exactly("NAME"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Operator.RemovePeer(ctx, connect.NewRequest(&hostv1.RemovePeerRequest{Name: args[0]}))
 			if err != nil {
 				return hint(err, ExitNotFound, knownPeers)
 			}
-			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("server %q takes no part any more", args[0])) })
+			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("server %q is removed from raft", args[0])) })
 		}),
 	}
 }
 
 func (a *app) autopilotGet() *cobra.Command {
 	return &cobra.Command{
-		Use: "get", Short: "Show what autopilot does",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "get", Short: "Show the settings of autopilot",
+		Example: "pannier operator autopilot get",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.GetAutopilot(ctx, connect.NewRequest(&hostv1.GetAutopilotRequest{}))
 			if err != nil {
 				return err
@@ -138,15 +129,18 @@ func (a *app) autopilotSet() *cobra.Command {
 	var contact, stabilization time.Duration
 	var quorum uint32
 	cmd := &cobra.Command{
-		Use: "set", Short: "Change it for all servers and for good, whatever their configuration's autopilot blocks say",
-		Args: exactly(),
+		Use: "set", Short: "Change the settings of autopilot, for all servers",
+		Long: `Change the settings of autopilot, for all servers. From the first change on the ledger has
+them, and the autopilot blocks of configurations no longer count.`,
+		Example: "pannier operator autopilot set -last-contact-threshold 500ms",
+		Args:    exactly(),
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&cleanup, "cleanup-dead-servers", true, "take servers out that do not answer")
-	flags.DurationVar(&contact, "last-contact-threshold", 0, "how long a healthy server may be without a leader")
+	flags.BoolVar(&cleanup, "cleanup-dead-servers", true, "remove servers that do not answer")
+	flags.DurationVar(&contact, "last-contact-threshold", 0, "how long a healthy server may be silent")
 	flags.DurationVar(&stabilization, "server-stabilization-time", 0, "how long a server is healthy before it votes")
-	flags.Uint32Var(&quorum, "min-quorum", 0, "how many voters cleaning up leaves; 0: as many as formed the cluster")
-	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
+	flags.Uint32Var(&quorum, "min-quorum", 0, "the least number of voters to keep; 0: as many as formed the cluster")
+	cmd.RunE = a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 		want := &hostv1.Autopilot{}
 		if flags.Changed("cleanup-dead-servers") {
 			want.CleanupDeadServers = &cleanup
@@ -161,11 +155,7 @@ func (a *app) autopilotSet() *cobra.Command {
 			want.MinQuorum = &quorum
 		}
 		if proto.Equal(want, &hostv1.Autopilot{}) {
-			return &usageError{err: fmt.Errorf("what should change?"), command: cmd.CommandPath()}
-		}
-		client, err := a.api()
-		if err != nil {
-			return err
+			return &usageError{err: fmt.Errorf("give at least one setting to change"), command: cmd.CommandPath()}
 		}
 		resp, err := client.Operator.SetAutopilot(ctx, connect.NewRequest(&hostv1.SetAutopilotRequest{Autopilot: want}))
 		if err != nil {
@@ -178,13 +168,12 @@ func (a *app) autopilotSet() *cobra.Command {
 
 func (a *app) autopilotHealth() *cobra.Command {
 	return &cobra.Command{
-		Use: "health", Short: "Show how the servers are, and how many more may fail; exit code 1 where one is not well",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "health", Short: "Show the health of the servers, and how many more may fail",
+		Long: `Show the health of the servers, and how many more may fail. The exit code is 1 when one is
+unhealthy.`,
+		Example: "pannier operator autopilot health",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Operator.AutopilotHealth(ctx, connect.NewRequest(&hostv1.AutopilotHealthRequest{}))
 			if err != nil {
 				return err
@@ -204,4 +193,96 @@ func (a *app) autopilotHealth() *cobra.Command {
 			return err
 		}),
 	}
+}
+
+func (a *app) secretsStatus() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "List the keys that encrypt secrets in the ledger",
+		Long: `List the keys that encrypt secrets in the ledger, how many records need each, and whether
+the leader has it.`,
+		Example: "pannier operator secrets status",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.Secrets.GetSecretsStatus(ctx, connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error { return a.showSecretsKeys(resp.Msg) })
+		}),
+	}
+}
+
+func (a *app) showSecretsKeys(s *hostv1.GetSecretsStatusResponse) error {
+	t := newTable("KEY", "STATE", "SEALED", "ADDED", "HERE")
+	state := "old"
+	for _, k := range s.GetKeys() {
+		if k.GetActive() {
+			state = "active"
+		}
+		t.row(k.GetId(), state, k.GetSealed(), age(k.GetAddedAt()), yesNo(k.GetHere()))
+		if k.GetActive() {
+			state = "next"
+		}
+	}
+	if err := a.show(t); err != nil || s.GetProblem() == "" {
+		return err
+	}
+	return a.say(s.GetProblem())
+}
+
+func (a *app) secretsRotate() *cobra.Command {
+	return &cobra.Command{
+		Use: "rotate", Short: "Rotate the key and re-encrypt secrets",
+		Long: `Rotate the key and re-encrypt secrets. Every server gets the new key, which is used from
+then on; secrets are re-encrypted in the background, and then the old key is removed.
+Refused while a server does not answer.`,
+		Example: "pannier operator secrets rotate",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.Secrets.RotateSecretsKey(ctx, connect.NewRequest(&hostv1.RotateSecretsKeyRequest{}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				return a.say(fmt.Sprintf("secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
+					"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.Msg.GetId()))
+			})
+		}),
+	}
+}
+
+func (a *app) systemCommand() *cobra.Command {
+	return a.noun("system", "Maintenance of the ledger", a.systemGC())
+}
+
+func (a *app) systemGC() *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use: "gc", Short: "Collect garbage now",
+		Long: `Collect garbage now: claims of workloads that have ended,
+ended workloads, drivers that no node has, nodes that are down and hold nothing, expired
+ACL tokens. The leader does so periodically (gc in the agent's configuration); what is
+not old enough stays.`,
+		Example: "pannier system gc -dry-run",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			resp, err := client.System.CollectGarbage(ctx, connect.NewRequest(&hostv1.CollectGarbageRequest{DryRun: dryRun}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				if len(resp.Msg.GetGarbage()) == 0 {
+					a.note("nothing to collect")
+					return nil
+				}
+				t := newTable("KIND", "NAMESPACE", "ID", "SINCE", "REASON")
+				for _, g := range resp.Msg.GetGarbage() {
+					t.row(g.GetKind(), g.GetNamespace(), g.GetId(), since(g.GetSince()), g.GetReason())
+				}
+				return a.show(t)
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be removed")
+	return cmd
 }

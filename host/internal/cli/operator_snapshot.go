@@ -15,18 +15,18 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *app) snapshotSave() *cobra.Command {
 	return &cobra.Command{
-		Use: "save FILE", Short: "Write a copy of the ledger to a new file; volumes' secrets are sealed in it",
-		Args: exactly("FILE"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "save FILE", Short: "Write a copy of the ledger to a new file",
+		Long: `Write a copy of the ledger to a new file, which only you can read. Secrets in it are
+encrypted. Needs a management token when ACLs are on.`,
+		Example: `pannier operator snapshot save "ledger-$(date +%F).snapshot"`,
+		Args:    exactly("FILE"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			stream, err := client.Operator.SaveSnapshot(ctx, connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
 			if err != nil {
 				return err
@@ -43,10 +43,10 @@ func (a *app) snapshotSave() *cobra.Command {
 	}
 }
 
-// writeSnapshot makes the file whole or not at all.
+// writeSnapshot creates the complete file, or none.
 func writeSnapshot(path string, stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse]) (info *hostv1.SnapshotInfo, err error) {
 	if _, err := os.Lstat(path); err == nil {
-		return nil, &hintError{&codeError{fmt.Errorf("%s is there already", path), ExitRefused}, "name another file"}
+		return nil, &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".snapshot-*") // 0600
 	if err != nil {
@@ -69,7 +69,7 @@ func writeSnapshot(path string, stream *connect.ServerStreamForClient[hostv1.Sav
 		return nil, err
 	}
 	if info == nil {
-		return nil, errors.New("the snapshot broke off: try again")
+		return nil, errors.New("the snapshot was cut off: try again")
 	}
 	if err := f.Sync(); err != nil {
 		return nil, err
@@ -78,32 +78,31 @@ func writeSnapshot(path string, stream *connect.ServerStreamForClient[hostv1.Sav
 		return nil, err
 	}
 	if _, err := cluster.Inspect(f); err != nil {
-		return nil, fmt.Errorf("what was written is no snapshot: %w", err)
+		return nil, fmt.Errorf("the written file is not a snapshot: %w", err)
 	}
-	// Never over a file that came meanwhile.
+	// A link never replaces a file that appeared meanwhile.
 	if err := os.Link(f.Name(), path); err != nil {
 		return nil, err
 	}
 	return info, os.Remove(f.Name())
 }
 
-// chunkSize is how much of a snapshot one message has, in bytes.
+// chunkSize is the size of a snapshot's chunk in one message, in bytes.
 const chunkSize = 256 << 10
 
 func (a *app) snapshotRestore() *cobra.Command {
 	return &cobra.Command{
-		Use: "restore FILE", Short: "Put a copy in place of the ledger, on every server: what came after it is gone",
-		Args: exactly("FILE"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "restore FILE", Short: "Replace the ledger by a copy, on every server",
+		Long: `Replace the ledger by a copy, on every server. The copy is checked first. Everything
+that changed after it was made is lost. Refused while claims stand.`,
+		Example: "pannier operator snapshot restore ledger.snapshot",
+		Args:    exactly("FILE"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			f, _, err := openSnapshot(args[0])
 			if err != nil {
 				return err
 			}
 			defer f.Close()
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
 			stream := client.Operator.RestoreSnapshot(ctx)
 			for chunk := make([]byte, chunkSize); ; {
 				n, err := f.Read(chunk)
@@ -113,7 +112,7 @@ func (a *app) snapshotRestore() *cobra.Command {
 				if err != nil {
 					return fmt.Errorf("read %s: %w", args[0], err)
 				}
-				// What is wrong is in the answer.
+				// The answer has the reason.
 				if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: chunk[:n]}); errors.Is(err, io.EOF) {
 					break
 				} else if err != nil {
@@ -125,13 +124,13 @@ func (a *app) snapshotRestore() *cobra.Command {
 				return err
 			}
 			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("the ledger is as it was in %s, at index %d", args[0], resp.Msg.GetSnapshot().GetIndex()))
+				return a.say(fmt.Sprintf("restored the ledger from %s, at index %d", args[0], resp.Msg.GetSnapshot().GetIndex()))
 			})
 		}),
 	}
 }
 
-// openSnapshot opens a file and checks that it is a snapshot, whole.
+// openSnapshot opens a file and checks that it is a complete snapshot.
 func openSnapshot(path string) (*os.File, cluster.Backup, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,8 +151,9 @@ func openSnapshot(path string) (*os.File, cluster.Backup, error) {
 
 func (a *app) snapshotInspect() *cobra.Command {
 	return &cobra.Command{
-		Use: "inspect FILE", Short: "Check a copy and show what it has; needs no agent",
-		Args: exactly("FILE"),
+		Use: "inspect FILE", Short: "Check a copy of the ledger and describe it; needs no agent",
+		Example: "pannier operator snapshot inspect ledger.snapshot",
+		Args:    exactly("FILE"),
 		RunE: a.do(func(_ context.Context, args []string) error {
 			f, info, err := openSnapshot(args[0])
 			if err != nil {

@@ -47,8 +47,8 @@ func (a *app) print(m proto.Message, table func() error) error {
 	return table()
 }
 
-// printJSON writes a message as JSON with the names of the API; an empty indent
-// keeps it in one line. The whitespace is made anew: protojson's own changes from
+// printJSON writes a message as JSON with the API's names; an empty indent
+// keeps it on one line. It is indented again because protojson's whitespace varies from
 // build to build.
 func (a *app) printJSON(m proto.Message, indent string) error {
 	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
@@ -130,7 +130,7 @@ func (t *table) add(row ...cell) {
 	t.rows = append(t.rows, row)
 }
 
-// write puts the table on w, two spaces between columns and none at the end of a line.
+// write writes the table, with two spaces between columns and none at the end of a line.
 func (t *table) write(w io.Writer, colored bool) error {
 	var out strings.Builder
 	for _, row := range t.rows {
@@ -153,7 +153,7 @@ func (t *table) write(w io.Writer, colored bool) error {
 // show writes a table to standard output.
 func (a *app) show(t *table) error { return t.write(a.out, a.colored(a.out)) }
 
-// printable takes control characters out of a text that came from elsewhere: they
+// printable replaces control characters in a text from elsewhere, which
 // could move the cursor or set the title of a terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
@@ -167,7 +167,7 @@ func printable(text string) string {
 	}, text)
 }
 
-// size writes bytes in powers of two; 0 is unknown.
+// size formats bytes in powers of two; 0 is unknown.
 func size(bytes int64) string {
 	if bytes <= 0 {
 		return ""
@@ -175,7 +175,7 @@ func size(bytes int64) string {
 	return humanize.IBytes(uint64(bytes))
 }
 
-// age writes how long ago a time was, in its largest unit.
+// age formats how long ago a time was, in its largest unit.
 func age(at *timestamppb.Timestamp) string {
 	if at == nil {
 		return ""
@@ -198,7 +198,7 @@ func span(d time.Duration) string {
 	}
 }
 
-// healthy is a cell for a yes-or-no of health.
+// healthy is a cell with a health.
 func healthy(ok bool) cell {
 	if ok {
 		return cell{"healthy", green}
@@ -206,7 +206,7 @@ func healthy(ok bool) cell {
 	return cell{"unhealthy", red}
 }
 
-// count writes a number with its noun.
+// count formats a number with its noun.
 func count(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestTableAlignsByRunesAndColours(t *testing.T) {
@@ -16,9 +17,7 @@ func TestTableAlignsByRunesAndColours(t *testing.T) {
 	table.row("größe", cell{"ok", green})
 	table.row("", "x")
 	var out bytes.Buffer
-	if err := table.write(&out, true); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, table.write(&out, true))
 	want := "\x1b[1mNAME\x1b[0m   \x1b[1mSTATE\x1b[0m\ngröße  \x1b[32mok\x1b[0m\n-      x\n"
 	if out.String() != want {
 		t.Fatalf("%q", out.String())

@@ -24,9 +24,9 @@ func (a *app) pluginCommand() *cobra.Command {
 func (a *app) pluginSwap() *cobra.Command {
 	return a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
 		`Let the binary in the plugin directory take over now: its highest version that the
-configuration allows, also one that was refused before. The agent does so by itself when
-a binary comes; this is for a second try. Where it cannot take over, callers keep the
-process that they have.`,
+configuration allows, even one that was refused before. The agent does so by itself when
+a binary arrives; this is a second try. The exit code is 4 when it cannot take over; callers
+then keep the process that they have.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			resp, err := client.Plugins.SwapPlugin(ctx, connect.NewRequest(&hostv1.SwapPluginRequest{Name: name}))
 			return answer(resp, err)
@@ -46,8 +46,8 @@ changes, or until pannier plugin swap.`,
 func (a *app) pluginPin() *cobra.Command {
 	cmd := a.pluginOrder("pin NAME [SHA256]", "Keep a plugin at one binary, whatever comes into the plugin directory",
 		`Keep a plugin at one binary, whatever comes into the plugin directory: the one with this
-sum, or the one that serves now. A sum that the plugin's status or history shows may be
-given by its first digits.`, nil)
+sum, or the one that serves now. Of a sum that the plugin's status or history shows,
+the first 6 digits are enough.`, nil)
 	cmd.Args = between(1, "NAME", "SHA256")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		return a.orderPlugin(ctx, args[0], func(ctx context.Context, client *api.Client, name string) (ordered, error) {
@@ -73,13 +73,13 @@ func (a *app) pluginUnpin() *cobra.Command {
 		})
 }
 
-// ordered is the answer to what was wanted of a plugin.
+// ordered is the answer to an order: the plugin as it is then.
 type ordered interface {
 	proto.Message
 	GetPlugin() *hostv1.Plugin
 }
 
-// answer takes the message out of a response, if there is one.
+// answer unwraps a response.
 func answer[M any, P interface {
 	*M
 	ordered
@@ -90,13 +90,14 @@ func answer[M any, P interface {
 	return P(resp.Msg), nil
 }
 
-// order asks the agent for something that it is to do with a plugin.
+// order asks the agent to do something with a plugin.
 type order func(ctx context.Context, client *api.Client, name string) (ordered, error)
 
 func (a *app) pluginOrder(use, short, long string, do order) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short, Long: long,
-		Args: exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		Example: "pannier plugin " + strings.Fields(use)[0] + " csi-bridge",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
 		RunE: a.do(func(ctx context.Context, args []string) error { return a.orderPlugin(ctx, args[0], do) }),
 	}
 }
@@ -108,9 +109,9 @@ func (a *app) orderPlugin(ctx context.Context, name string, do order) error {
 	}
 	m, err := do(ctx, client, name)
 	if err != nil {
-		return hint(hintPlugin(err), ExitRefused, "pannier plugin history %s tells what was tried", name)
+		return hint(hintPlugin(err), ExitRefused, "pannier plugin history %s shows what was tried", name)
 	}
-	// These two say that they had nothing to do; a pin may be of what serves already.
+	// These two fail when there is nothing to do; a pin may be of the serving binary.
 	_, swapped := m.(*hostv1.SwapPluginResponse)
 	_, rolledBack := m.(*hostv1.RollbackPluginResponse)
 	return a.print(m, func() error { return a.showOrdered(m.GetPlugin(), swapped || rolledBack) })
@@ -120,9 +121,9 @@ func hintPlugin(err error) error {
 	return hint(err, ExitNotFound, "pannier plugin list lists the plugins")
 }
 
-// showOrdered tells who serves now, and how it came to that where the order was a swap.
+// showOrdered shows which generation serves now, and the swap if the order was one.
 func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
-	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s tells more", p.GetName(), p.GetState(), p.GetName())
+	line := fmt.Sprintf("plugin %q is %s; pannier plugin status %s shows more", p.GetName(), p.GetState(), p.GetName())
 	if p.GetPid() != 0 {
 		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))
 	}
@@ -139,20 +140,18 @@ func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
 
 func (a *app) pluginVerify() *cobra.Command {
 	return &cobra.Command{
-		Use: "verify FILE", Short: "Try whether a file could take over, without a swap",
-		Long: `Try whether a file could take over, without a swap: the agent starts a process of it beside
-everything, configures and probes it as the plugin of the file's name (NAME, or
-NAME_vX.Y.Z), and ends it. Nothing is left of it. Exit code 4 where a swap to it would
-fail. Only root and the agent's own user may ask for it.`,
-		Args: exactly("FILE"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "verify FILE", Short: "Test whether a binary could take over, without a swap",
+		Long: `Test whether a binary could take over, without a swap. The agent starts a process of it
+beside the serving one, configures and probes it as the plugin of the file's name (NAME, or
+NAME_vX.Y.Z), and ends it; nothing is left. The exit code is 4 when a swap would
+fail. Only root and the agent's own user may do this; the file and its folder must be
+writable by their owner only.`,
+		Example: "pannier plugin verify ./csi-bridge_v1.2.0",
+		Args:    exactly("FILE"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			path, err := filepath.Abs(args[0])
 			if err != nil {
 				return fmt.Errorf("find %s: %w", args[0], err)
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			resp, err := client.Plugins.VerifyPlugin(ctx, connect.NewRequest(&hostv1.VerifyPluginRequest{Path: path}))
 			if err != nil {
@@ -161,7 +160,7 @@ fail. Only root and the agent's own user may ask for it.`,
 			if err := a.print(resp.Msg, func() error { return a.showVerified(resp.Msg) }); err != nil || resp.Msg.GetHealthy() {
 				return err
 			}
-			return &codeError{fmt.Errorf("it says that it is unhealthy: %s", resp.Msg.GetMessage()), ExitRefused}
+			return &codeError{fmt.Errorf("it reports itself unhealthy: %s", resp.Msg.GetMessage()), ExitRefused}
 		}),
 	}
 }
@@ -182,8 +181,8 @@ func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
 	return nil
 }
 
-// wholeSum finds the sum that begins with some digits among those that a plugin's status
-// has; a whole one is taken as it is.
+// wholeSum completes the first digits of a sum from those in the plugin's status; a
+// complete one is returned as it is.
 func (a *app) wholeSum(ctx context.Context, client *api.Client, name, sum string) (string, error) {
 	const whole, least = 64, 6
 	sum = strings.TrimPrefix(strings.ToLower(sum), "sha256:")

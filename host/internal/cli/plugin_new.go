@@ -27,7 +27,8 @@ to fill. The kind is one of ` + strings.Join(kinds, ", ") + `.
 
 The go command must be there: it looks up what the module needs. docs/plugins.md is the
 guide for authors.`,
-		Args: exactly("KIND", "DIR"),
+		Example: "pannier plugin new storage my-storage",
+		Args:    exactly("KIND", "DIR"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:

@@ -19,14 +19,14 @@ func (a *app) pluginTest() *cobra.Command {
 	var cfg conformance.Config
 	var config, driver string
 	cmd := &cobra.Command{
-		Use: "test BINARY [-- ARG...]", Short: "Prove a plugin's binary: what must be true of every plugin, check by check",
+		Use: "test BINARY [-- ARG...]", Short: "Prove a plugin's binary, check by check",
 		Long: `Prove a plugin's binary. It is started as an agent does, many times, and called, killed,
-swapped and left alone; the table says what holds, and for what does not, what to do.
+swapped and abandoned; the table says which checks passed, and what to do about the others.
 It needs no agent. Arguments after -- are the plugin's own, as args in its block.
 
-What needs a CSI driver or a Consul is skipped where none is named. Volumes that are made
-there are deleted again, and so are tokens and services. docs/conformance.md lists the
-checks.`,
+Checks that need a CSI driver or a Consul are skipped unless one is given. What they make
+there is deleted again. docs/conformance.md lists the checks.`,
+		Example: "pannier plugin test -driver unix:///run/csi/local.sock ./my-storage",
 		Args: func(cmd *cobra.Command, args []string) error {
 			// What stands after -- is not ours.
 			if dash := cmd.ArgsLenAtDash(); dash >= 0 {

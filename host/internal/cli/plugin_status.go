@@ -2,21 +2,25 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *app) pluginList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the plugins",
-		Args: exactly(),
+		Example: "pannier plugin list",
+		Args:    exactly(),
 		RunE: a.do(func(ctx context.Context, _ []string) error {
 			return a.listPlugins(ctx, func(plugins []*hostv1.Plugin) error {
 				t := newTable("NAME", "KIND", "VERSION", "STATE", "UP")
@@ -32,14 +36,11 @@ func (a *app) pluginList() *cobra.Command {
 func (a *app) pluginStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [NAME]", Short: "List the plugins with their processes, or show one",
-		Args: between(0, "NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Example: "pannier plugin status csi-bridge",
+		Args:    between(0, "NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				return a.listPlugins(ctx, a.showPlugins)
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			p, err := onePlugin(ctx, client, args[0])
 			if err != nil {
@@ -52,14 +53,11 @@ func (a *app) pluginStatus() *cobra.Command {
 
 func (a *app) pluginHistory() *cobra.Command {
 	return &cobra.Command{
-		Use: "history NAME", Short: "Show a plugin's swaps, the last 20",
-		Long: "Show a plugin's swaps, the last 20, the newest last. With -o json each is one line.",
-		Args: exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "history NAME", Short: "Show a plugin's last 20 swaps",
+		Long:    "Show a plugin's last 20 swaps, the newest last. With -o json each is one line.",
+		Example: "pannier plugin history csi-bridge",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			p, err := onePlugin(ctx, client, args[0])
 			if err != nil {
 				return err
@@ -183,7 +181,7 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 	return a.show(t)
 }
 
-// lastSwap is nil where there was none.
+// lastSwap returns the last swap; nil when there was none.
 func lastSwap(p *hostv1.Plugin) *hostv1.PluginSwap {
 	if swaps := p.GetSwaps(); len(swaps) > 0 {
 		return swaps[len(swaps)-1]
@@ -195,7 +193,7 @@ func side(g *hostv1.PluginGeneration) string {
 	return generation(g.GetGeneration(), g.GetVersion(), g.GetSha256())
 }
 
-// generation is one process of a plugin, as far as it came.
+// generation describes a process of a plugin, or a binary that never became one.
 func generation(n uint64, version, sum string) string {
 	if n == 0 {
 		return "sha256 " + shortSum(sum)
@@ -203,10 +201,10 @@ func generation(n uint64, version, sum string) string {
 	return fmt.Sprintf("generation %d (version %s, sha256 %s)", n, version, shortSum(sum))
 }
 
-// shortSum is enough of a sum to tell it from others.
+// shortSum shortens a sum to what distinguishes it.
 func shortSum(sum string) string { return sum[:min(12, len(sum))] }
 
-// up is how long a plugin's process has run.
+// up returns how long a plugin's process has run.
 func up(p *hostv1.Plugin) string {
 	if p.GetPid() == 0 {
 		return ""
@@ -231,4 +229,73 @@ func number(n int64) string {
 		return ""
 	}
 	return fmt.Sprint(n)
+}
+
+// maxLogLines is the most lines that the agent returns at once.
+const maxLogLines = 10_000
+
+func (a *app) pluginLogs() *cobra.Command {
+	var follow bool
+	var recent int32
+	cmd := &cobra.Command{
+		Use: "logs NAME", Short: "Show what a plugin's processes printed",
+		Long: `Show what a plugin's processes printed, both old and new during a swap, and with -follow
+new lines as they come. Lines of the SDK's logger are formatted; with -o json each line
+is shown as it was printed, in a message.`,
+		Example: "pannier plugin logs csi-bridge -follow",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			if recent < 0 || recent > maxLogLines {
+				return &usageError{err: fmt.Errorf("-recent: from 0 to %d", maxLogLines)}
+			}
+			stream, err := client.Plugins.PluginLog(ctx, connect.NewRequest(&hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow}))
+			if err != nil {
+				return hintPlugin(err)
+			}
+			defer stream.Close()
+			for stream.Receive() {
+				if err := a.showLogLine(stream.Msg()); err != nil {
+					return err
+				}
+			}
+			if ctx.Err() != nil {
+				return nil // Following ends by an interrupt.
+			}
+			return hintPlugin(stream.Err())
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new lines")
+	cmd.Flags().Int32Var(&recent, "recent", 100, "how many of the last lines to show first, at most 10000")
+	return cmd
+}
+
+func (a *app) showLogLine(m *hostv1.PluginLogResponse) error {
+	if a.format == formatJSON {
+		return a.printJSON(m, "")
+	}
+	_, err := fmt.Fprintln(a.out, printable(logLine(m.GetLine())))
+	return err
+}
+
+// logLine formats a line of the SDK's logger (hclog's JSON) for people; other lines are unchanged.
+func logLine(line string) string {
+	var entry map[string]any
+	numbers := json.NewDecoder(strings.NewReader(line))
+	numbers.UseNumber() // digits as they were logged
+	if !strings.HasPrefix(line, "{") || numbers.Decode(&entry) != nil {
+		return line
+	}
+	message, isMessage := entry["@message"].(string)
+	level, isLevel := entry["@level"].(string)
+	at, isTime := entry["@timestamp"].(string)
+	if !isMessage || !isLevel || !isTime {
+		return line
+	}
+	text := fmt.Sprintf("%s  %-5s  %s", at, strings.ToUpper(level), message)
+	for _, key := range slices.Sorted(maps.Keys(entry)) {
+		if !strings.HasPrefix(key, "@") {
+			text += fmt.Sprintf("  %s=%v", key, entry[key])
+		}
+	}
+	return text
 }

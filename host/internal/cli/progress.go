@@ -15,19 +15,19 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// redraw is how often the durations of running steps are drawn anew.
+// redraw is the interval at which the durations of running steps are redrawn.
 const redraw = 100 * time.Millisecond
 
-// progress shows a workload's steps as they go: redrawn in place on a terminal, a
-// line for each that has ended elsewhere. Close it before anything else writes.
+// progress shows a workload's steps: redrawn in place on a terminal, elsewhere one
+// line for each step that has ended. Close it before anything else writes.
 type progress struct {
 	w             io.Writer
 	live, colored bool
 
 	mu sync.Mutex
-	// steps that are still drawn; those that have ended are dropped from the front.
+	// steps that are still redrawn; ended ones are dropped from the front.
 	steps []*stepLine
-	// drawn lines of the terminal above the cursor are this progress's.
+	// drawn is the number of lines above the cursor to redraw.
 	drawn  int
 	stop   chan struct{}
 	ticker sync.WaitGroup
@@ -38,7 +38,7 @@ type stepLine struct {
 	since time.Time
 }
 
-// undoNames are what the undoing of a step is called.
+// undoNames are the names of steps' undos.
 var undoNames = map[string]string{
 	"claim": "release", "reserve": "free", "attach": "detach", "stage": "unstage", "publish": "unpublish",
 	"register": "deregister", "identify": "revoke",
@@ -65,7 +65,7 @@ func (a *app) progress() *progress {
 	return p
 }
 
-// close leaves what is drawn where it is. It may be called more than once.
+// close leaves the drawn lines in place. It may be called more than once.
 func (p *progress) close() {
 	p.mu.Lock()
 	select {
@@ -83,7 +83,7 @@ func (p *progress) close() {
 	p.steps, p.drawn = nil, 0
 }
 
-// step takes one step's news.
+// step shows a step's new state.
 func (p *progress) step(s *hostv1.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +102,7 @@ func (p *progress) step(s *hostv1.Step) {
 	fmt.Fprintln(p.w, line.text(false))
 }
 
-// find gives the line of a step, a new one where it runs for the first time.
+// find returns the line of a step, and adds one for a new step.
 func (p *progress) find(s *hostv1.Step) *stepLine {
 	for _, line := range p.steps {
 		if o := line.step; o.GetName() == s.GetName() && o.GetVolume() == s.GetVolume() && o.GetService() == s.GetService() && o.GetUndo() == s.GetUndo() {
@@ -132,8 +132,7 @@ func (p *progress) erase() {
 	}
 }
 
-// draw writes the steps over the ones drawn before. Those at the top that have
-// ended are written a last time and let go.
+// draw redraws the steps. Ended ones at the top are written a last time and dropped.
 func (p *progress) draw() {
 	width, height := 80, 24
 	if f, ok := p.w.(*os.File); ok {
@@ -155,7 +154,7 @@ func (p *progress) draw() {
 		out.WriteString(cut(line.text(false), width-1) + "\n")
 	}
 	p.drawn = len(shown)
-	_, _ = io.WriteString(p.w, out.String()) // A terminal that is gone is no one's loss.
+	_, _ = io.WriteString(p.w, out.String()) // Nobody reads a terminal that is gone.
 }
 
 func (l *stepLine) ended() bool {
@@ -201,7 +200,7 @@ func (l *stepLine) text(colored bool) string {
 	return text
 }
 
-// short writes a duration with three digits or so.
+// short formats a duration with about three digits.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:

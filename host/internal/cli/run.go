@@ -23,16 +23,17 @@ import (
 // leftoverGrace is how long processes that the program left have to end by themselves.
 const leftoverGrace = 10 * time.Second
 
-// echoTime is how long after the program's end a signal is taken to have been for it.
+// echoTime is how long after the program's end a signal counts as meant for the program.
 const echoTime = 500 * time.Millisecond
 
 func (a *app) workloadRun() *cobra.Command {
 	return &cobra.Command{
 		Use: "run SPEC [-- COMMAND ARGS...]", Short: "Run a program with its volumes in the foreground",
-		Long: `Bring a workload's volumes up, run its program in a mount namespace of its own
-with each volume at its destination, and release them when it ends. Sidecars of the
-spec run beside it: they are started before the program and ended after it. The exit
-code is the program's. What the program leaves running is ended with it. Needs root.`,
+		Long: `Start a workload, run its program in a mount namespace of its own with each volume at its
+destination, and release the volumes when it ends. Sidecars of the spec start before
+the program and end after it. The exit code is the program's. Processes that the program
+leaves running are ended. Needs root.`,
+		Example: "pannier workload run redis.hcl -- redis-server --dir /data",
 		Args: func(cmd *cobra.Command, args []string) error {
 			dash := cmd.ArgsLenAtDash()
 			if dash < 0 {
@@ -63,14 +64,15 @@ type run struct {
 	// user of the program; nil: the caller.
 	user     *launch.User
 	sidecars []*sidecar
-	// beside are the sidecars as they run; nil: none do.
-	beside *launch.Sidecars
-	// signals of this process; a phase that is not reading them is not waiting either.
+	// running sidecars; nil: none.
+	running *launch.Sidecars
+	// signals of this process; each phase that waits reads them.
 	signals chan os.Signal
 	// by is the signal that ended the last interruptible phase; 0: none.
 	by syscall.Signal
-	// deaf until then to signals that end a phase: they were for the program.
-	deaf time.Time
+	// ignoreSignalsUntil is the time until which signals that would end a phase are
+	// ignored: they were meant for the program.
+	ignoreSignalsUntil time.Time
 }
 
 // newRun reads and checks everything that needs no agent.
@@ -112,14 +114,14 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 }
 
 // run goes through the phases: start, program, release. ctx is never cancelled: each
-// phase minds the signals itself.
+// phase handles signals itself.
 func (r *run) run(ctx context.Context) error {
 	r.signals = make(chan os.Signal, 32)
 	for _, s := range []os.Signal{
 		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP,
 	} {
-		// What nohup or a shell's & has switched off stays off.
+		// Signals that nohup or a shell's & ignores stay ignored.
 		if !signal.Ignored(s) {
 			signal.Notify(r.signals, s)
 		}
@@ -135,7 +137,7 @@ func (r *run) run(ctx context.Context) error {
 			return silentExit(code)
 		}
 	}
-	// A start that failed is unwound by the agent; one that was left here is not.
+	// The agent undoes a start that failed, but not one that was interrupted here.
 	by := r.by
 	if w != nil || by != 0 {
 		r.release(ctx)
@@ -150,7 +152,7 @@ func (r *run) run(ctx context.Context) error {
 	return &codeError{hintStart(err), launch.CodeNotRun}
 }
 
-// interruptible runs a phase that a signal to end cancels; r.by is then that signal.
+// interruptible runs a phase that a terminating signal cancels; r.by is then that signal.
 func (r *run) interruptible(ctx context.Context, phase func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -164,7 +166,7 @@ func (r *run) interruptible(ctx context.Context, phase func(ctx context.Context)
 		case s := <-r.signals:
 			switch s {
 			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
-				if time.Now().Before(r.deaf) {
+				if time.Now().Before(r.ignoreSignalsUntil) {
 					continue
 				}
 				// A signal is always a syscall.Signal on Linux.
@@ -187,7 +189,7 @@ func (r *run) start(ctx context.Context) (w *hostv1.Workload, err error) {
 	return w, err
 }
 
-// program runs it and gives its exit code. An error means that it did not run.
+// program runs the program and returns its exit code. An error means that it did not run.
 func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 	plan, err := r.programPlan(w)
 	if err != nil {
@@ -211,7 +213,7 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 		child.Abort()
 		return 0, errors.Join(err, r.interrupted())
 	}
-	// The agent knows the namespace by now: should this process be killed, it ends them.
+	// The agent knows the namespace now: if this process is killed, the agent ends what runs in it.
 	if err := r.startSidecars(ctx, child, w); err != nil {
 		child.Abort()
 		return 0, err
@@ -230,8 +232,8 @@ func (r *run) interrupted() error {
 	return fmt.Errorf("interrupted by %v", r.by)
 }
 
-// forward passes signals on until the program has ended. It is in this process's
-// group, so what the terminal sends it has got already.
+// forward passes signals on until the program has ended. The program is in this process's
+// group, so it receives the terminal's signals itself.
 func (r *run) forward(child *launch.Process) {
 	for {
 		select {
@@ -251,7 +253,7 @@ func (r *run) forward(child *launch.Process) {
 	}
 }
 
-// inForeground says whether the controlling terminal's keys send their signals to
+// inForeground reports whether the controlling terminal sends the signals of its keys to
 // this process's group.
 func inForeground() bool {
 	tty, err := os.Open("/dev/tty")
@@ -263,11 +265,11 @@ func inForeground() bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// release ends what still runs and gives the volumes back. It tells what goes
-// wrong: the exit code is the program's.
+// release ends what still runs and releases the volumes. Failures are only reported,
+// because the exit code is the program's.
 func (r *run) release(ctx context.Context) {
 	// A signal that ended the program, sent to the whole group, may only arrive now.
-	r.deaf = time.Now().Add(echoTime)
+	r.ignoreSignalsUntil = time.Now().Add(echoTime)
 	err := r.endAll(ctx)
 	if err != nil {
 		r.note("warning: processes of the program may still run: %v", err)
@@ -282,7 +284,7 @@ func (r *run) release(ctx context.Context) {
 	switch {
 	case err == nil, connect.CodeOf(err) == connect.CodeNotFound:
 	case r.by != 0:
-		p.note("left before the end: the agent goes on releasing by itself; follow it with: %s", status)
+		p.note("interrupted: the agent continues the release; follow it with: %s", status)
 	case away(err, true):
 		p.note("warning: %s; the agent releases the volumes by itself as soon as it is back", message(err))
 	default:

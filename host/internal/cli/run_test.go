@@ -24,6 +24,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -50,9 +51,7 @@ func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.C
 	t.Helper()
 	spec := filepath.Join(t.TempDir(), "w.hcl")
 	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n}\n", filepath.Join(t.TempDir(), "dst"))
-	if err := os.WriteFile(spec, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec, "--", "sh", "-c", script},
 		Env: append(os.Environ(), "PANNIER_ADDR=unix://"+f.socket),
@@ -63,31 +62,22 @@ func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.C
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		if cmd.ProcessState == nil {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 		}
+		if t.Failed() {
+			t.Logf("output:\n%s", out)
+		}
 	})
 	return cmd, out
 }
 
-// await polls until ok or fails with what was written so far.
-func await(t *testing.T, out *output, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s; output:\n%s", what, out)
-		}
-	}
-}
-
 func awaitText(t *testing.T, out *output, text string) {
 	t.Helper()
-	await(t, out, fmt.Sprintf("%q", text), func() bool { return strings.Contains(out.String(), text) })
+	check.Eventually(t, fmt.Sprintf("%q", text), func() bool { return strings.Contains(out.String(), text) })
 }
 
 func (f *fake) stopped() int {
@@ -118,9 +108,7 @@ func TestSignalsReachTheProgram(t *testing.T) {
 			script := fmt.Sprintf("trap 'echo got it; exit 9' %d; echo ready; while :; do sleep 0.01; done", int(sig))
 			cmd, out := runScript(t, f, script, nil)
 			awaitText(t, out, "ready")
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, cmd.Process.Signal(sig))
 			wait(t, cmd, out, 9)
 			if strings.Count(out.String(), "got it") != 1 || f.stopped() != 1 {
 				t.Fatalf("%d stops; output:\n%s", f.stopped(), out)
@@ -162,7 +150,7 @@ func TestProgramDiesWithTheCommand(t *testing.T) {
 	f.mu.Unlock()
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	await(t, out, "the program's end", func() bool {
+	check.Eventually(t, "the program's end", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err != nil || strings.Contains(string(stat), ") Z")
 	})
@@ -175,15 +163,13 @@ func TestReleaseIsLeftToAnAgentThatIsAway(t *testing.T) {
 	cmd, out := runScript(t, f, "trap 'exit 4' TERM; echo ready; while :; do sleep 0.01; done", nil)
 	awaitText(t, out, "ready")
 	f.close()
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	awaitText(t, out, "trying again for 30s")
+	check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	awaitText(t, out, "retrying for 30s")
 	// Whoever does not want to wait interrupts once more, when that is not taken
 	// for an echo of the signal before.
 	for left := false; !left; {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		left = strings.Contains(out.String(), "the agent goes on releasing by itself")
+		left = strings.Contains(out.String(), "the agent continues the release")
 		time.Sleep(20 * time.Millisecond)
 	}
 	wait(t, cmd, out, 4)
@@ -192,9 +178,7 @@ func TestReleaseIsLeftToAnAgentThatIsAway(t *testing.T) {
 func TestPatienceEnds(t *testing.T) {
 	f := startFake(t)
 	client, err := api.New("unix://" + f.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer client.Close()
 	var errs bytes.Buffer
 	a := &app{err: &errs, patience: 300 * time.Millisecond}
@@ -209,9 +193,7 @@ func TestPatienceEnds(t *testing.T) {
 	// A socket that was never there is not waited for.
 	a.patience = time.Hour
 	none, err := api.New("unix://" + f.socket + ".none")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	_, err = a.start(t.Context(), none, p, &hostv1.StartWorkloadRequest{})
 	if unreachable := (*api.UnreachableError)(nil); !errors.As(err, &unreachable) {
 		t.Fatal(err)
@@ -229,9 +211,7 @@ func TestPatienceEnds(t *testing.T) {
 func TestPatienceWithAPatientAgent(t *testing.T) {
 	f := startFake(t)
 	client, err := api.New("unix://" + f.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer client.Close()
 	a := &app{err: io.Discard, patience: 50 * time.Millisecond}
 	p := a.progress()
@@ -262,9 +242,7 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 func TestPatienceWithAResetConnection(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	var resets atomic.Int32
 	var accepting sync.WaitGroup
 	accepting.Go(func() {
@@ -281,9 +259,7 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	t.Cleanup(accepting.Wait)
 	t.Cleanup(func() { l.Close() })
 	client, err := api.New("unix://" + socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	defer client.Close()
 	a := &app{err: io.Discard, patience: 250 * time.Millisecond}
 	p := a.progress()
@@ -300,21 +276,13 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
 	t.Helper()
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { keyboard.Close() })
-	if err := unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0))
 	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(func() { terminal.Close() })
 	return keyboard, terminal
 }
@@ -344,7 +312,7 @@ echo ready; while [ $n = 0 ]; do sleep 0.01; done; sleep 0.3; exit $n`, terminal
 	keyboard.Close()
 	<-read
 	text := out.String()
-	if f.stopped() != 1 || !strings.Contains(text, "\x1b[") || strings.Contains(text, "left before the end") {
+	if f.stopped() != 1 || !strings.Contains(text, "\x1b[") || strings.Contains(text, "interrupted:") {
 		t.Fatalf("%d stops; output:\n%q", f.stopped(), text)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -18,13 +19,10 @@ func (a *app) serverCommand() *cobra.Command {
 
 func (a *app) serverMembers() *cobra.Command {
 	return &cobra.Command{
-		Use: "members", Short: "List the agents, servers and nodes, that this one knows",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "members", Short: "List the agents, servers and nodes, that this one knows by gossip",
+		Example: "pannier server members",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
 			if err != nil {
 				return err
@@ -58,19 +56,16 @@ func memberStatus(status string) cell {
 
 func (a *app) serverJoin() *cobra.Command {
 	return &cobra.Command{
-		Use: "join ADDRESS...", Short: "Meet other agents, at the address of their gossip (host or host:port)",
-		Args: cobra.MinimumNArgs(1),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "join ADDRESS...", Short: "Join other agents at their gossip address (host or host:port)",
+		Example: "pannier server join 192.0.2.11",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Members.JoinMembers(ctx, connect.NewRequest(&hostv1.JoinMembersRequest{Addresses: args}))
 			if err != nil {
 				return err
 			}
 			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("%d of %d answered; pannier server members lists who is there", resp.Msg.GetJoined(), len(args)))
+				return a.say(fmt.Sprintf("%d of %d answered; pannier server members lists all", resp.Msg.GetJoined(), len(args)))
 			})
 		}),
 	}
@@ -79,41 +74,17 @@ func (a *app) serverJoin() *cobra.Command {
 func (a *app) serverForceLeave() *cobra.Command {
 	var prune bool
 	cmd := &cobra.Command{
-		Use: "force-leave NAME", Short: "Take an agent that failed for one that has left",
-		Args: exactly("NAME"),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "force-leave NAME", Short: "Mark a failed agent as left",
+		Example: "pannier server force-leave -prune server-3",
+		Args:    exactly("NAME"),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Members.ForceLeave(ctx, connect.NewRequest(&hostv1.ForceLeaveRequest{Name: args[0], Prune: prune}))
 			if err != nil {
-				return hint(err, ExitNotFound, "pannier server members lists who is there")
+				return hint(err, ExitNotFound, "pannier server members lists the agents")
 			}
 			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("agent %q has left", args[0])) })
 		}),
 	}
 	cmd.Flags().BoolVar(&prune, "prune", false, "forget it at once")
 	return cmd
-}
-
-// agentLeave is a command of the agent's.
-func (a *app) agentLeave() *cobra.Command {
-	return &cobra.Command{
-		Use: "leave", Short: "Make the agent leave its cluster for good, and stop it",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
-			resp, err := client.Members.Leave(ctx, connect.NewRequest(&hostv1.LeaveRequest{}))
-			if err != nil {
-				return err
-			}
-			return a.print(resp.Msg, func() error {
-				return a.say("the agent has left the cluster and stops; on a server: pannier node purge forgets its node")
-			})
-		}),
-	}
 }

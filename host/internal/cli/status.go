@@ -2,26 +2,26 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the whole host on one screen",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier status",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
 			if err != nil {
 				return err
@@ -79,12 +79,60 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 		}
 	}
 	for _, leftover := range s.GetLeftovers() {
-		a.note("warning: nothing explains %s; look at it, and unmount or remove it", leftover)
+		a.note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
 	}
 	return nil
 }
 
 func (a *app) heading(text string) error {
 	_, err := fmt.Fprintf(a.out, "\n%s\n", text)
+	return err
+}
+
+func (a *app) eventsCommand() *cobra.Command {
+	var follow bool
+	var recent int32
+	cmd := &cobra.Command{
+		Use: "events", Short: "Show what happened on the host",
+		Long: `Show the last events of the host, and with -follow new ones as they happen. With -o json
+each event is one line.`,
+		Example: "pannier events -recent 50 -follow",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			if recent < 0 || recent > 1000 {
+				return &usageError{err: errors.New("-recent: from 0 to 1000")}
+			}
+			stream, err := client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Recent: recent, Follow: follow}))
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			for stream.Receive() {
+				if err := a.showEvent(stream.Msg()); err != nil {
+					return err
+				}
+			}
+			if ctx.Err() != nil {
+				return nil // Following ends by an interrupt.
+			}
+			return stream.Err()
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new events")
+	cmd.Flags().Int32Var(&recent, "recent", 20, "how many of the last events to show first, at most 1000")
+	return cmd
+}
+
+func (a *app) showEvent(m *hostv1.EventsResponse) error {
+	if a.format == formatJSON {
+		return a.printJSON(m.GetEvent(), "")
+	}
+	e := m.GetEvent()
+	line := fmt.Sprintf("%s  %-8s  %-12s  %s  %s", e.GetTime().AsTime().Local().Format(time.DateTime),
+		e.GetTopic(), e.GetType(), e.GetSubject(), e.GetMessage())
+	if details := joinMap(e.GetDetails()); details != "" {
+		line += "  " + details
+	}
+	_, err := fmt.Fprintln(a.out, printable(line))
 	return err
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 )
 
-// The files of an authority, and for how many days certificates are valid, where the
-// flags do not say it.
+// The defaults of flags: the files of an authority, and for how many days certificates are
+// valid.
 const (
 	authorityFile, authorityKeyFile = "ca.pem", "ca-key.pem"
 	authorityDays, certificateDays  = 3650, 365
@@ -32,7 +32,7 @@ func (a *app) tlsCommand() *cobra.Command {
 		a.noun("cert", "Certificates of servers, nodes and callers", a.tlsCertCreate(), a.tlsCertInspect()))
 }
 
-// tlsFromEnvironment is how an agent is called over https.
+// tlsFromEnvironment returns the settings for calls over https.
 func tlsFromEnvironment() api.TLS {
 	return api.TLS{
 		CAFile: os.Getenv("PANNIER_CACERT"), CertFile: os.Getenv("PANNIER_CLIENT_CERT"), KeyFile: os.Getenv("PANNIER_CLIENT_KEY"),
@@ -44,11 +44,12 @@ func (a *app) tlsCACreate() *cobra.Command {
 	var dir string
 	var days int
 	cmd := &cobra.Command{
-		Use: "create", Short: "Make an authority: once for a cluster",
-		Long: `Make an authority: once for a cluster. Its certificate (ca.pem) goes to every host, as
-tls { ca_file }. Whoever has its key (ca-key.pem) can be every host: keep it off them.
-No file is written over. It needs no agent.`,
-		Args: exactly(),
+		Use: "create", Short: "Make a certificate authority, once for a cluster",
+		Long: `Make a certificate authority, once for a cluster. Its certificate (ca.pem) goes to every
+host, as tls { ca_file }. Whoever has its key (ca-key.pem) can be every host: keep it off
+them. No file is overwritten. It needs no agent.`,
+		Example: "pannier tls ca create",
+		Args:    exactly(),
 		RunE: a.do(func(context.Context, []string) error {
 			validity, err := validity(days)
 			if err != nil {
@@ -70,7 +71,7 @@ No file is written over. It needs no agent.`,
 	return cmd
 }
 
-// certFlags say what certificate is wanted.
+// certFlags describe the certificate to make.
 type certFlags struct {
 	server, node, cli            bool
 	name, datacenter             string
@@ -83,22 +84,23 @@ func (a *app) tlsCertCreate() *cobra.Command {
 	var f certFlags
 	cmd := &cobra.Command{
 		Use: "create -server|-node|-cli -name NAME", Short: "Make a certificate and its key",
-		Long: `Make a certificate and its key, in DATACENTER-ROLE-NAME.pem and -key.pem. What its
-holder may do is its role:
+		Long: `Make a certificate and its key, in DATACENTER-ROLE-NAME.pem and -key.pem. The role says
+what its holder may do:
 
   -server  keep the ledger, and all that a node may
   -node    run workloads
   -cli     call the API over TCP
 
 The name of a server or a node is its name in the agent's configuration. No file is
-written over. It needs no agent.`,
-		Args: exactly(),
-		RunE: a.do(func(context.Context, []string) error { return a.createCert(&f) }),
+overwritten. It needs no agent.`,
+		Example: "pannier tls cert create -node -name web-1",
+		Args:    exactly(),
+		RunE:    a.do(func(context.Context, []string) error { return a.createCert(&f) }),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.server, "server", false, "for a server")
 	flags.BoolVar(&f.node, "node", false, "for a node that is no server")
-	flags.BoolVar(&f.cli, "cli", false, "for who calls the API")
+	flags.BoolVar(&f.cli, "cli", false, "for callers of the API")
 	flags.StringVar(&f.name, "name", "", "whose it is: the agent's `NAME`")
 	flags.StringVar(&f.datacenter, "dc", "dc1", "the `DATACENTER`, as in the agent's configuration")
 	flags.StringArrayVar(&f.dns, "dns", nil, "another DNS `NAME` under which it is called; may be given more than once")
@@ -132,7 +134,7 @@ func (a *app) createCert(f *certFlags) error {
 	return a.showMade(cert, key)
 }
 
-// request is what the flags ask for.
+// request returns what the flags ask for.
 func (f *certFlags) request() (r pki.Request, err error) {
 	roles := map[pki.Role]bool{pki.Server: f.server, pki.Node: f.node, pki.CLI: f.cli}
 	for role, wanted := range roles {
@@ -165,7 +167,7 @@ func validity(days int) (time.Duration, error) {
 	return time.Duration(days) * 24 * time.Hour, nil
 }
 
-// refused gives the exit code of what is not done as things stand.
+// refused wraps an error with the exit code of a refusal.
 func refused(err error) error { return &codeError{err, ExitRefused} }
 
 // showMade names the files that were made.
@@ -185,7 +187,10 @@ func (a *app) showMade(cert, key string) error {
 func (a *app) tlsCertInspect() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect FILE", Short: "Show whose a certificate is, and until when",
-		Args: exactly("the file"),
+		Long: `Show whose a certificate is, and until when. The exit code is 4 when no agent would accept
+it.`,
+		Example: "pannier tls cert inspect dc1-node-web-1.pem",
+		Args:    exactly("the file"),
 		RunE: a.do(func(_ context.Context, args []string) error {
 			d, err := pki.Describe(args[0])
 			if err != nil {
@@ -194,7 +199,7 @@ func (a *app) tlsCertInspect() *cobra.Command {
 			if err := a.showCert(d); err != nil || d.Problem == "" {
 				return err
 			}
-			return refused(fmt.Errorf("no agent takes this certificate: %s", d.Problem))
+			return refused(fmt.Errorf("no agent accepts this certificate: %s", d.Problem))
 		}),
 	}
 }
@@ -230,7 +235,7 @@ func (a *app) showCert(d pki.Description) error {
 	return a.show(t)
 }
 
-// printValue writes what is not a message of the API as JSON.
+// printValue writes a value that is no message of the API as JSON.
 func (a *app) printValue(v any) error {
 	encoder := json.NewEncoder(a.out)
 	encoder.SetIndent("", "  ")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -22,13 +23,13 @@ func (a *app) tokenList() *cobra.Command {
 	var workload string
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
-		Use: "list", Short: "List the tokens that services were given, or may have been given",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "list", Short: "List the Consul tokens of workloads' services",
+		Long: `List the Consul tokens of workloads' services, by accessor, including those that Consul has
+not confirmed yet. ORPHAN says that the workload is gone and the next sweep revokes the
+token.`,
+		Example: "pannier token list -workload web",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Tokens.ListTokens(ctx, connect.NewRequest(&hostv1.ListTokensRequest{
 				Namespace: a.namespaceOr("*"), Workload: workload, Read: &read,
 			}))
@@ -48,16 +49,13 @@ func (a *app) tokenList() *cobra.Command {
 func (a *app) tokenSweep() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
-		Use: "sweep", Short: "Revoke, now, the tokens whose workload is gone",
-		Long: `Revoke, now, the tokens whose workload is gone: those that the ledger knows of, and
-those that a Consul has of this cluster and the ledger has not. The agents do so by
-themselves from time to time.`,
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "sweep", Short: "Revoke the tokens whose workload is gone, now",
+		Long: `Revoke the tokens whose workload is gone, now: those in the ledger, and
+those of this cluster that only Consul has. The leader does so periodically. The exit code is
+1 when a token could not be revoked or a Consul not be asked; it is retried automatically.`,
+		Example: "pannier token sweep -dry-run",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			resp, err := client.Tokens.SweepTokens(ctx, connect.NewRequest(&hostv1.SweepTokensRequest{DryRun: dryRun}))
 			if err != nil {
 				return err
@@ -68,22 +66,22 @@ themselves from time to time.`,
 			return a.sweepError(resp.Msg, dryRun)
 		}),
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would be revoked")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be revoked")
 	return cmd
 }
 
-// sweepError says what a sweep did not get done.
+// sweepError returns what a sweep could not do.
 func (a *app) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
 	for _, problem := range m.GetProblems() {
 		a.note("warning: not all tokens were seen: %s", problem)
 	}
 	for _, t := range m.GetTokens() {
 		if !dryRun && !t.GetRevoked() {
-			return &hintError{errors.New("not every token is revoked"), "what is left is tried again by itself; pannier token list shows it"}
+			return &hintError{errors.New("not every token is revoked"), "the rest is retried automatically; pannier token list shows it"}
 		}
 	}
 	if len(m.GetProblems()) > 0 {
-		return &hintError{errors.New("the sweep did not see every Consul"), "it is made again by itself; see the warnings, and pannier plugin status"}
+		return &hintError{errors.New("the sweep did not see every Consul"), "it is repeated automatically; see the warnings, and pannier plugin status"}
 	}
 	return nil
 }
@@ -107,7 +105,7 @@ func (a *app) showTokens(tokens []*hostv1.Token) error {
 
 func (a *app) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
 	if len(swept) == 0 {
-		a.note("every token's workload is there: nothing to revoke")
+		a.note("nothing to revoke: every token's workload exists")
 		return nil
 	}
 	t := newTable("WORKLOAD", "NAMESPACE", "SERVICE", "NODE", "CONSUL", "ACCESSOR", "REVOKED", "REASON")
@@ -127,11 +125,11 @@ func (a *app) showSwept(swept []*hostv1.SweptToken, dryRun bool) error {
 	return a.show(t)
 }
 
-// accessor is a token's in Consul. One that was minted has its ledger id there; of a
-// login that is not answered yet nothing else is known either.
+// accessor returns a token's accessor in Consul. A minted token's is its id in the ledger, and
+// for a login without an answer yet only that id is known.
 func accessor(t *hostv1.Token) string { return cmp.Or(t.GetAccessor(), t.GetId()) }
 
-// ahead writes how long it is until a time, in its largest unit.
+// ahead formats how long it is until a time, in its largest unit.
 func ahead(at *timestamppb.Timestamp) string {
 	if at == nil {
 		return ""

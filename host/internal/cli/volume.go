@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -27,8 +28,9 @@ var volumeInit string
 
 func (a *app) volumeInit() *cobra.Command {
 	return &cobra.Command{
-		Use: "init [FILE]", Short: "Write a volume spec to begin with (volume.hcl; - is standard output)",
-		Args: between(0, "FILE"),
+		Use: "init [FILE]", Short: "Write a volume spec to start from (volume.hcl; - is standard output)",
+		Example: "pannier volume init",
+		Args:    between(0, "FILE"),
 		RunE: a.do(func(_ context.Context, args []string) error {
 			path := "volume.hcl"
 			if len(args) > 0 {
@@ -40,7 +42,7 @@ func (a *app) volumeInit() *cobra.Command {
 			}
 			f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 			if errors.Is(err, fs.ErrExist) {
-				return &hintError{&codeError{fmt.Errorf("%s is there already", path), ExitRefused}, "name another file: pannier volume init FILE"}
+				return &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file: pannier volume init FILE"}
 			}
 			if err != nil {
 				return err
@@ -58,14 +60,12 @@ func (a *app) volumeInit() *cobra.Command {
 func (a *app) volumeCreate() *cobra.Command {
 	return &cobra.Command{
 		Use: "create FILE", Short: "Make a volume at its driver and register it",
-		Long: "Make a volume at its driver and register it. FILE is a volume spec; - is standard\ninput. Repeating it gives the same volume.",
-		Args: exactly("FILE"), ValidArgsFunction: completeSpec,
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Long: `Make a volume at its driver and register it. FILE is a volume spec; - is standard
+input. Repeating it gives the same volume.`,
+		Example: "pannier volume create volume.hcl",
+		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}
@@ -81,9 +81,12 @@ func (a *app) volumeCreate() *cobra.Command {
 
 func (a *app) volumeRegister() *cobra.Command {
 	return &cobra.Command{
-		Use: "register FILE", Short: "Register a volume that exists at its driver, or change its definition",
-		Args: exactly("FILE"), ValidArgsFunction: completeSpec,
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "register FILE", Short: "Register an existing volume, or change its definition",
+		Long: `Register a volume that exists at its driver, or change its definition. The driver is asked to
+validate it. FILE is a volume spec; - is standard input.`,
+		Example: "pannier volume register volume.hcl",
+		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
 				return err
@@ -91,10 +94,6 @@ func (a *app) volumeRegister() *cobra.Command {
 			if spec.GetExternalId() == "" {
 				return config.Problems{{File: args[0], Text: "external_id: is required to register a volume; " +
 					"pannier volume create makes one, pannier volume list -external -driver " + spec.GetPluginId() + " lists the driver's"}}
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			resp, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
 			if err != nil {
@@ -106,7 +105,7 @@ func (a *app) volumeRegister() *cobra.Command {
 	}
 }
 
-// readVolume reads a spec and settles its namespace.
+// readVolume reads a spec and fills in its namespace.
 func (a *app) readVolume(path string) (*hostv1.VolumeSpec, error) {
 	spec, err := config.ReadVolume(path)
 	if err != nil {
@@ -137,9 +136,11 @@ func (a *app) volumeExpand() *cobra.Command {
 	var lowest, highest string
 	cmd := &cobra.Command{
 		Use: "expand ID [SIZE]", Short: "Grow a volume, mounted or not",
-		Long: "Grow a volume, mounted or not. SIZE, such as 10GiB, is the least that it is to have;\nit is the same as -capacity-min.",
-		Args: between(1, "ID", "SIZE"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Long: `Grow a volume, mounted or not. SIZE, such as 10GiB, is the least capacity;
+it is the same as -capacity-min.`,
+		Example: "pannier volume expand data 20GiB",
+		Args:    between(1, "ID", "SIZE"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 2 {
 				if lowest != "" {
 					return &usageError{err: errors.New("SIZE and -capacity-min say the same; give one of them")}
@@ -156,10 +157,6 @@ func (a *app) volumeExpand() *cobra.Command {
 			}
 			if req.CapacityMin == 0 && req.CapacityMax == 0 {
 				return &usageError{err: errors.New("a size is missing")}
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			resp, err := client.Volumes.ExpandVolume(ctx, connect.NewRequest(req))
 			if err != nil {
@@ -187,8 +184,7 @@ func capacity(name, text string) (int64, error) {
 	return n, nil
 }
 
-// hintVolume says where to find the volumes when one is not there, and the
-// claims when one is held.
+// hintVolume adds advice for a volume that does not exist or is held.
 func hintVolume(err error) error {
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes")
 	return hint(err, ExitRefused, "pannier volume status ID shows who holds it")
@@ -198,12 +194,11 @@ func (a *app) volumeDetach() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "detach ID NODE", Short: "Release every claim of a volume on a node",
-		Args: exactly("ID", "NODE"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Long: `Release every claim of a volume on a node, and show what became of each. The exit code is 1
+when one is left. -force frees the claims of a node that you know is down.`,
+		Example: "pannier volume detach data web-1",
+		Args:    exactly("ID", "NODE"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Volumes.DetachVolume(ctx, connect.NewRequest(&hostv1.DetachVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
 			}))
@@ -217,7 +212,7 @@ func (a *app) volumeDetach() *cobra.Command {
 				if !c.GetReleased() {
 					return &hintError{
 						errors.New("not every claim is released"),
-						"what is left is tried again by itself; -force frees the claims of a node that is down for certain",
+						"the rest is retried automatically; -force frees the claims of a node that is down for certain",
 					}
 				}
 			}
@@ -247,13 +242,12 @@ func (a *app) showDetached(volume, node string, claims []*hostv1.DetachedClaim) 
 func (a *app) volumeDeregister() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: "deregister ID", Short: "Forget a volume and leave it at its driver",
-		Args: exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Use: "deregister ID", Short: "Forget a volume, but keep it at its driver",
+		Long: `Forget a volume, but keep it at its driver. Refused while claims stand; -force says what it
+leaves behind.`,
+		Example: "pannier volume deregister data",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			resp, err := client.Volumes.DeregisterVolume(ctx, connect.NewRequest(&hostv1.DeregisterVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Force: force,
 			}))
@@ -270,21 +264,19 @@ func (a *app) volumeDeregister() *cobra.Command {
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "even while claims stand; says what is left behind")
+	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while claims stand, and say what is left behind")
 	return cmd
 }
 
 func (a *app) volumeDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
-		Use: "delete ID", Short: "Delete a volume at its driver, with its data, and forget it",
-		Args: exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "delete ID", Short: "Delete a volume at its driver, with its data",
+		Long:    "Delete a volume at its driver, with its data, and forget it. Refused while claims stand.",
+		Example: "pannier volume delete data",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}

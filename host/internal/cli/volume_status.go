@@ -5,28 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// externalPage is how many volumes or snapshots a driver is asked for at once.
+// externalPage is the number of volumes or snapshots per request to a driver.
 const externalPage = 100
 
 func (a *app) volumeStatus() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "status [ID]", Short: "List the volumes, or show one with its claims",
-		Args: between(0, "ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier volume status data",
+		Args:    between(0, "ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{Namespace: a.namespaceOr("*"), Read: &read})
 			}
@@ -50,14 +49,11 @@ func (a *app) volumeList() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "list", Short: "List volumes by driver or node, or what a driver itself holds",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+		Example: "pannier volume list -driver local -external",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			if external && (driver == "" || node != "") {
 				return &usageError{err: errors.New("-external goes with -driver, and not with -node")}
-			}
-			client, err := a.api()
-			if err != nil {
-				return err
 			}
 			if external {
 				return a.listExternal(ctx, client, driver)
@@ -104,7 +100,7 @@ func (a *app) listExternal(ctx context.Context, client *api.Client, driver strin
 			return hint(err, ExitNotFound, "pannier driver status lists the drivers")
 		}
 		all.Volumes = append(all.Volumes, resp.Msg.GetVolumes()...)
-		// A driver that gives the same token again would be asked for ever.
+		// A driver that returns the same token again would be asked for ever.
 		next := resp.Msg.GetNextToken()
 		if next == "" || next == token {
 			break
@@ -125,7 +121,7 @@ func (a *app) listExternal(ctx context.Context, client *api.Client, driver strin
 	})
 }
 
-// condition is a cell for what CSI calls VolumeCondition.
+// condition is a cell with CSI's VolumeCondition.
 func condition(abnormal bool, text string) cell {
 	if abnormal {
 		return cell{"abnormal: " + text, red}
@@ -196,4 +192,79 @@ func orZero(text string) string {
 		return "0 B"
 	}
 	return text
+}
+
+func (a *app) volumeExplain() *cobra.Command {
+	return &cobra.Command{
+		Use: "explain ID", Short: "Show who holds a volume, what each claim waits for, and what to do",
+		Long: `Show who holds a volume on which node, what each claim waits for and since when, the last
+error, what happens next by itself, and the command to run when that is not enough.`,
+		Example: "pannier volume explain data",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.Volumes.ExplainVolume(ctx, connect.NewRequest(&hostv1.ExplainVolumeRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0],
+			}))
+			if err != nil {
+				return hintVolume(err)
+			}
+			return a.print(resp.Msg, func() error { return a.explainVolume(args[0], resp.Msg) })
+		}),
+	}
+}
+
+func (a *app) explainVolume(id string, m *hostv1.ExplainVolumeResponse) error {
+	if err := a.say(fmt.Sprintf("volume %q: %s", id, m.GetSummary())); err != nil {
+		return err
+	}
+	for _, c := range m.GetClaims() {
+		t := newTable()
+		t.row("Workload", c.GetClaim().GetWorkload())
+		t.row("Claim", fmt.Sprintf("%s, token %d", c.GetClaim().GetMode(), c.GetClaim().GetIndex()))
+		t.row("State", claimState(c.GetClaim().GetState()))
+		t.row("Since", since(c.GetSince()))
+		node := nodeStatus(c.GetNodeStatus())
+		node.text = c.GetClaim().GetNode() + ", " + node.text
+		if c.GetLastHeard() != nil {
+			node.text += ", heard from " + since(c.GetLastHeard())
+		}
+		t.row("Node", node)
+		if c.GetNodeStatus() == string(claim.NodeDisconnected) {
+			t.row("Released", ahead(c.GetLetGoAt()))
+		}
+		t.row("Waits for", c.GetWaitsFor())
+		if c.GetTries() > 0 {
+			t.row("Tries", c.GetTries())
+		}
+		if c.GetLastError() != "" {
+			t.row("Last error", cell{c.GetLastError(), red})
+		}
+		if c.GetNextTryAt() != nil {
+			t.row("Next try", ahead(c.GetNextTryAt()))
+		}
+		t.row("Next", c.GetNext())
+		if c.GetCommand() != "" {
+			t.row("Run", cell{c.GetCommand(), bold})
+		}
+		if err := a.section(t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// claimState is a cell with a claim's state.
+func claimState(state string) cell {
+	if state == string(claim.Taken) {
+		return cell{state, green}
+	}
+	return cell{state, yellow}
+}
+
+// since formats how long ago a time was, with the word ago.
+func since(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return ""
+	}
+	return span(time.Since(at.AsTime())) + " ago"
 }

@@ -22,23 +22,19 @@ func (a *app) workloadCommand() *cobra.Command {
 		a.workloadRun(), a.workloadStart(), a.workloadStop(), a.workloadStatus())
 }
 
-// mountFormats are the formats of commands that tell a workload's mounts.
+// mountFormats are the additional formats of commands that show a workload's mounts.
 var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSystemd}
 
 func (a *app) workloadStart() *cobra.Command {
 	return &cobra.Command{
-		Use: "start SPEC", Short: "Bring a workload's volumes and services up, for a unit, a container or a script",
-		Long: `Bring a workload's volumes and services up and leave them until pannier workload
-stop. It may be repeated. With -o docker what the workload is to find, its mounts,
-secrets and ports, is written as flags of docker run, with -o systemd as lines of a
-unit.`,
-		Args: exactly("SPEC"), ValidArgsFunction: completeSpec, Annotations: mountFormats,
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "start SPEC", Short: "Start a workload for a unit, a container or a script",
+		Long: `Bring a workload's volumes and services up and keep them until pannier workload
+stop. It may be repeated. With -o docker the workload's mounts, secrets and ports are
+written as flags of docker run, with -o systemd as lines of a unit.`,
+		Example: "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
+		Args:    exactly("SPEC"), ValidArgsFunction: completeSpec, Annotations: mountFormats,
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}
@@ -47,8 +43,8 @@ unit.`,
 			p.close()
 			if ctx.Err() != nil {
 				return &hintError{
-					errors.New("left before the end"),
-					"the agent may go on with it; take it down with: pannier workload stop " + spec.GetId(),
+					errors.New("interrupted"),
+					"the agent may continue the start; undo it with: pannier workload stop " + spec.GetId(),
 				}
 			}
 			if err != nil {
@@ -61,17 +57,14 @@ unit.`,
 
 func (a *app) workloadStop() *cobra.Command {
 	return &cobra.Command{
-		Use: "stop SPEC|ID", Short: "Take a workload down and release what it has",
-		Long: `Take a workload down: its volumes are released, its services are taken out of
-Consul, their tokens revoked. What cannot be undone now, since a driver or Consul is
-away, is tried again until it is; the command can be left meanwhile.`,
-		Args: exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "stop SPEC|ID", Short: "Stop a workload and release what it has",
+		Long: `Stop a workload: release its volumes, deregister its services from Consul, revoke their
+tokens. What cannot be undone now, because a driver or Consul is down, is retried until
+it is done; the command can be interrupted meanwhile, the agent continues.`,
+		Example: "pannier workload stop redis",
+		Args:    exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			namespace, id, err := a.specOrID(args[0])
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}
@@ -79,7 +72,7 @@ away, is tried again until it is; the command can be left meanwhile.`,
 			w, err := a.stop(ctx, client, p, namespace, id)
 			p.close()
 			if ctx.Err() != nil {
-				return &hintError{errors.New("left before the end"), "the agent goes on; follow it with: pannier workload status " + id}
+				return &hintError{errors.New("interrupted"), "the agent continues; follow it with: pannier workload status " + id}
 			}
 			if err != nil {
 				return hintWorkload(err)
@@ -95,12 +88,9 @@ away, is tried again until it is; the command can be left meanwhile.`,
 func (a *app) workloadStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
-		Args: between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs), Annotations: mountFormats,
-		RunE: a.do(func(ctx context.Context, args []string) error {
-			client, err := a.api()
-			if err != nil {
-				return err
-			}
+		Example: "pannier workload status redis",
+		Args:    between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs), Annotations: mountFormats,
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				if a.format == formatDocker || a.format == formatSystemd {
 					return &usageError{err: fmt.Errorf("-o %s is for one workload; name it", a.format)}
@@ -124,7 +114,7 @@ func (a *app) workloadStatus() *cobra.Command {
 	}
 }
 
-// readWorkload reads a spec and settles its namespace.
+// readWorkload reads a spec and fills in its namespace.
 func (a *app) readWorkload(path string) (*hostv1.WorkloadSpec, error) {
 	spec, err := config.ReadWorkload(path)
 	if err != nil {
@@ -136,7 +126,7 @@ func (a *app) readWorkload(path string) (*hostv1.WorkloadSpec, error) {
 	return spec, nil
 }
 
-// specOrID takes what looks like a file as a spec, anything else as an id.
+// specOrID reads an argument that looks like a file as a spec, any other as an id.
 func (a *app) specOrID(arg string) (namespace, id string, err error) {
 	if arg == "-" || strings.ContainsRune(arg, '/') || strings.HasSuffix(arg, ".hcl") || strings.HasSuffix(arg, ".json") {
 		spec, err := a.readWorkload(arg)
@@ -157,19 +147,18 @@ func hintStart(err error) error {
 	return hint(err, ExitRefused, "pannier volume status ID shows who holds a volume, pannier workload status who waits for whom; nothing of the workload is left")
 }
 
-// news is a message of a start or a stop.
-type news interface {
+// progressMessage is a message of a start or a stop.
+type progressMessage interface {
 	GetStep() *hostv1.Step
 	GetWorkload() *hostv1.Workload
 }
 
-// receive shows the steps of a stream, and says whether there were some, and gives
-// the workload at its end.
+// receive shows the steps of a stream. It returns the workload at its end, and whether there
+// were steps.
 func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *hostv1.Workload, some bool, err error) {
 	defer func() { err = errors.Join(stream.Err(), stream.Close()) }()
 	for stream.Receive() {
-		// Both kinds of messages are news.
-		m, _ := any(stream.Msg()).(news)
+		m, _ := any(stream.Msg()).(progressMessage)
 		if step := m.GetStep(); step != nil {
 			p.step(step)
 			some = true
@@ -181,7 +170,7 @@ func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *h
 	return w, some, nil
 }
 
-// start brings a workload up. A start may be repeated, so it is while the agent is away.
+// start starts a workload. A start may be repeated, so it is retried while the agent is down.
 func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *hostv1.StartWorkloadRequest) (w *hostv1.Workload, err error) {
 	err = a.patiently(ctx, p, false, func() error {
 		stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(req))
@@ -197,9 +186,9 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *h
 	return w, err
 }
 
-// stop takes a workload down; it may be repeated too.
+// stop stops a workload, with retries as start has.
 func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespace, id string) (w *hostv1.Workload, err error) {
-	under := false // the agent has told of this stop's steps
+	seen := false // steps of this stop were received
 	err = a.patiently(ctx, p, true, func() error {
 		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
 		if err != nil {
@@ -207,20 +196,20 @@ func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespa
 		}
 		var some bool
 		w, some, err = receive(stream, p)
-		if under && connect.CodeOf(err) == connect.CodeNotFound {
-			// It died between the last step and its answer: there is nothing left to know.
+		if seen && connect.CodeOf(err) == connect.CodeNotFound {
+			// The agent died between the last step and its answer: the workload is stopped.
 			w, err = &hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: id, Namespace: namespace}, State: "stopped"}, nil
 		}
-		under = under || some
+		seen = seen || some
 		return err
 	})
 	return w, err
 }
 
-// patiently repeats a call while the agent is away, for a.patience since it was
-// first away; a call that had gone on for longer than that begins anew, but where the
-// agent has answered: then it has been patient itself. An agent whose socket was never
-// there is not waited for, unless it is known to have been.
+// patiently retries a call while the agent is down, for a.patience from the first failure. A
+// call that ran for longer than that before it broke starts a new period; one that the agent
+// answered after so long is not retried, because the agent has retried itself. An agent whose
+// socket does not exist is not waited for, unless it is known to have run.
 func (a *app) patiently(ctx context.Context, p *progress, known bool, call func() error) error {
 	var deadline time.Time
 	noted := false
@@ -239,9 +228,9 @@ func (a *app) patiently(ctx context.Context, p *progress, known bool, call func(
 			noted = true
 			reason := message(err)
 			if lost(err) {
-				reason = "the connection to the agent broke off"
+				reason = "the connection to the agent was lost"
 			}
-			p.note("%s; trying again for %s", reason, a.patience)
+			p.note("%s; retrying for %s", reason, a.patience)
 		}
 		if time.Now().After(deadline) {
 			return err
@@ -256,7 +245,7 @@ func (a *app) patiently(ctx context.Context, p *progress, known bool, call func(
 	}
 }
 
-// away says that an error may pass when the agent, or what it needs, is back.
+// away reports whether an error may pass when the agent, or what it needs, is back.
 func away(err error, known bool) bool {
 	if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
 		return !errors.Is(err, fs.ErrPermission) && (known || !errors.Is(err, fs.ErrNotExist))
@@ -264,91 +253,8 @@ func away(err error, known bool) bool {
 	return connect.CodeOf(err) == connect.CodeUnavailable || lost(err)
 }
 
-// answered says that an error is the agent's own answer.
+// answered reports whether an error is the agent's own answer.
 func answered(err error) bool {
 	unreachable := (*api.UnreachableError)(nil)
 	return !errors.As(err, &unreachable) && !lost(err)
-}
-
-func (a *app) showWorkloads(workloads []*hostv1.Workload) error {
-	if len(workloads) == 0 {
-		a.note("no workloads; start one with pannier workload run or pannier workload start")
-		return nil
-	}
-	t := newTable("ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE")
-	for _, w := range workloads {
-		t.row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
-			len(w.GetSpec().GetServices()), number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
-	}
-	return a.show(t)
-}
-
-func workloadState(state string) cell {
-	switch state {
-	case "running":
-		return cell{state, green}
-	case "failed":
-		return cell{state, red}
-	case "stopped":
-		return cell{state, ""}
-	default:
-		return cell{state, yellow}
-	}
-}
-
-func (a *app) showWorkload(w *hostv1.Workload) error {
-	t := newTable()
-	t.row("ID", w.GetSpec().GetId())
-	t.row("Namespace", w.GetSpec().GetNamespace())
-	t.row("Node", w.GetNode())
-	t.row("State", workloadState(w.GetState()))
-	t.row("Message", w.GetMessage())
-	if len(w.GetWaitsFor()) > 0 {
-		t.row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
-		t.row("Waits since", age(w.GetWaitsSince()))
-	}
-	t.row("Process", number(w.GetPid()))
-	t.row("Released with", number(w.GetOwnerPid()))
-	t.row("Started", age(w.GetStartedAt()))
-	if w.GetEndedAt() != nil {
-		t.row("Ended", age(w.GetEndedAt()))
-	}
-	if len(w.GetPorts()) > 0 {
-		t.row("Ports", joinPorts(w.GetPorts()))
-	}
-	if w.GetSecretsDir() != "" {
-		t.row("Secrets", w.GetSecretsDir())
-	}
-	if err := a.show(t); err != nil {
-		return err
-	}
-	if len(w.GetMounts())+len(w.GetReservation().GetMounts())+len(w.GetReservation().GetNodes()) > 0 {
-		if err := a.heading("Mounts"); err != nil {
-			return err
-		}
-		if err := a.showMounts(w); err != nil {
-			return err
-		}
-	}
-	if err := a.showGiven(w.GetDevices()); err != nil {
-		return err
-	}
-	for _, s := range w.GetServices() {
-		if err := a.showService(s); err != nil {
-			return err
-		}
-	}
-	if len(w.GetSteps()) == 0 {
-		return nil
-	}
-	if err := a.heading("Steps"); err != nil {
-		return err
-	}
-	for _, s := range w.GetSteps() {
-		line := stepLine{step: s, since: s.GetStartedAt().AsTime()}
-		if _, err := fmt.Fprintln(a.out, line.text(a.colored(a.out))); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -27,7 +27,7 @@ func TestAgentStop(t *testing.T) {
 	running := h.Processes()
 
 	out := h.Run("agent", "stop")
-	for _, want := range []string{"the agent is stopped", "1 workload goes on, with all that is mounted", "plugins and drivers go on"} {
+	for _, want := range []string{"the agent is stopped", "1 workload keeps running, with all that is mounted", "plugins and drivers keep running"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the stop does not say %q:\n%s", want, out)
 		}

@@ -38,18 +38,18 @@ func Child() int {
 	if !errors.As(err, &failure) {
 		failure = &Error{CodeNotRun, err.Error()}
 	}
-	// Where the parent is gone there is no one to tell.
+	// Without a parent nobody reads it.
 	_ = reports.Encode(report{Code: failure.Code, Error: failure.Text})
 	return failure.Code
 }
 
-// follow does what the parent orders; it returns only in error.
+// follow executes the parent's orders; it returns only with an error.
 func follow(orders *json.Decoder, reports *json.Encoder) error {
 	var plan Plan
 	if err := orders.Decode(&plan); err != nil {
 		return fmt.Errorf("read the plan: %w", err)
 	}
-	if err := settle(plan); err != nil {
+	if err := enterNamespace(plan); err != nil {
 		return err
 	}
 	if err := reports.Encode(report{Ready: true}); err != nil {
@@ -61,18 +61,18 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 	if err := orders.Decode(&order); err != nil || !order.Go {
 		return fmt.Errorf("wait for the word to go: %w", err)
 	}
-	return become(plan)
+	return execProgram(plan)
 }
 
-// settle makes the mount namespace as the plan says, or goes into the one that is.
-func settle(plan Plan) error {
+// enterNamespace makes the plan's mount namespace, or joins an existing one.
+func enterNamespace(plan Plan) error {
 	if plan.Join {
 		return join(namespaceFD)
 	}
 	if err := bindAll(plan.Mounts); err != nil {
 		return err
 	}
-	return letGo(plan.VolumesDir)
+	return detachVolumes(plan.VolumesDir)
 }
 
 // join goes into a mount namespace, with this thread alone: it is the one that makes
@@ -96,8 +96,8 @@ func join(namespace int) error {
 	return nil
 }
 
-// become drops to the program's user and turns into the program.
-func become(plan Plan) error {
+// execProgram drops to the program's user and executes the program.
+func execProgram(plan Plan) error {
 	if u := plan.User; u != nil {
 		if err := drop(u); err != nil {
 			return fmt.Errorf("become user %d: %w", u.UID, err)
@@ -195,10 +195,10 @@ func bindAll(mounts []Mount) error {
 	return nil
 }
 
-// letGo takes away this namespace's copies of the host's mounts of volumes. Where
-// the host's mounts do not propagate, they would keep other workloads' volumes
+// detachVolumes unmounts this namespace's copies of the host's mounts of volumes. Where
+// the host's mounts do not propagate, the copies would keep other workloads' volumes
 // in use for as long as the program runs.
-func letGo(dir string) error {
+func detachVolumes(dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -208,9 +208,9 @@ func letGo(dir string) error {
 	}
 	for _, m := range slices.Backward(copies) {
 		err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		// The host may have taken it away meanwhile, here too.
+		// The host may have unmounted it meanwhile, which propagates.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("let go of %s: %w", m.Mountpoint, err)
+			return fmt.Errorf("detach %s: %w", m.Mountpoint, err)
 		}
 	}
 	return nil
@@ -229,7 +229,7 @@ func bind(source int, m Mount) error {
 	if !m.ReadOnly {
 		return nil
 	}
-	// A remount sets all flags anew: those of the volume's own mount are to stay.
+	// A remount replaces all flags: keep those of the volume's own mount.
 	var st unix.Statfs_t
 	if err := unix.Statfs(m.Destination, &st); err != nil {
 		return fmt.Errorf("read its flags: %w", err)

@@ -4,8 +4,8 @@
 // The parent starts its own binary again as the child. The child is born in the
 // new namespace, makes it a slave of the host's (so that what the host unmounts
 // later is not held here), binds the volumes and reports. It waits until the
-// parent says go, drops to the program's user and becomes the program by exec: the
-// process id that was told to the agent is the program's.
+// parent says go, drops to the program's user and executes the program: the
+// process id that was reported to the agent is the program's.
 //
 // Sidecars are started in the same way, but join that namespace, before the program
 // is told to go. They end last.
@@ -14,7 +14,5 @@
 //   - The program does nothing before Go was called.
 //   - When the parent dies, by SIGKILL too, the program dies with it.
 //   - After EndLeftovers no process that the program started is left.
-//   - A sidecar that was started runs, or is about to be started again, until Settle.
-//
-// It imports the standard library, golang.org/x/sys, mountinfo and backoff only.
+//   - A sidecar that was started runs, or is about to be restarted, until StopRestarts.
 package launch

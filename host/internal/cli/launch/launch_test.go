@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -58,17 +59,11 @@ func run(t *testing.T, plan Plan, script string) int {
 	t.Helper()
 	plan.Command, plan.Args = "/bin/sh", []string{"-c", script}
 	p, err := Start(plan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(p.Abort)
-	if err := p.Go(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, p.Go())
 	code, err := p.Wait()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	return code
 }
 
@@ -76,14 +71,10 @@ func TestVolumesAreBoundInAPrivateNamespace(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
 	for _, name := range []string{"rw", "ro"} {
-		if err := os.MkdirAll(filepath.Join(dir, "src", name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.MkdirAll(filepath.Join(dir, "src", name), 0o755))
 	}
 	device := filepath.Join(dir, "src", "device")
-	if err := os.WriteFile(device, []byte("device"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(device, []byte("device"), 0o600))
 	inner := filepath.Join(dir, "dst", "rw", "inner")
 	plan := Plan{Mounts: []Mount{
 		// Out of order on purpose: the inner destination lies in the outer one, and
@@ -121,38 +112,26 @@ func TestHostUnmountReachesTheNamespace(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
 	mount := func(source, fs string, flags uintptr) {
-		if err := unix.Mount(source, dir, fs, flags, ""); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, unix.Mount(source, dir, fs, flags, ""))
 	}
 	mount("tmpfs", "tmpfs", 0)
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	mount("", "", unix.MS_SHARED)
 	sub := filepath.Join(dir, "sub")
-	if err := os.Mkdir(sub, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", sub, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Mkdir(sub, 0o755))
+	check.NoError(t, unix.Mount("tmpfs", sub, "tmpfs", 0, ""))
 	p, err := Start(Plan{Command: "/bin/sleep", Args: []string{"60"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(p.Abort)
 	inside := func() bool {
 		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.PID()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return strings.Contains(string(mounts), sub)
 	}
 	if !inside() {
 		t.Fatal("the mount is not in the namespace to begin with")
 	}
-	if err := unix.Unmount(sub, 0); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, unix.Unmount(sub, 0))
 	if inside() {
 		t.Fatal("the host's unmount did not reach the namespace")
 	}
@@ -162,12 +141,8 @@ func TestUserIsDropped(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
 	out := filepath.Join(dir, "src")
-	if err := os.Mkdir(out, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(out, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.Mkdir(out, 0o777))
+	check.NoError(t, os.Chmod(out, 0o777))
 	// The destination is outside of the test's folder, which others may not enter.
 	dst := filepath.Join(os.TempDir(), fmt.Sprintf("launch-test-%d", os.Getpid()))
 	t.Cleanup(func() { os.Remove(dst) })
@@ -189,9 +164,7 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
 	plain := filepath.Join(dir, "plain")
-	if err := os.WriteFile(plain, []byte("text"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(plain, []byte("text"), 0o644))
 	for name, c := range map[string]struct {
 		command string
 		code    int
@@ -205,9 +178,7 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := Start(Plan{Command: c.command, Env: []string{"PATH=/bin:" + dir}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, err)
 			defer p.Abort()
 			failure := (*Error)(nil)
 			if err := p.Go(); !errors.As(err, &failure) || failure.Code != c.code || !strings.Contains(failure.Text, c.command) {
@@ -233,9 +204,7 @@ func TestAbortedProgramNeverRuns(t *testing.T) {
 	requireRoot(t)
 	marker := filepath.Join(t.TempDir(), "ran")
 	p, err := Start(Plan{Command: "/bin/touch", Args: []string{marker}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	p.Abort()
 	p.Abort()
 	if _, err := os.Stat(marker); err == nil {
@@ -247,17 +216,11 @@ func TestSignals(t *testing.T) {
 	requireRoot(t)
 	ready := filepath.Join(t.TempDir(), "ready")
 	p, err := Start(Plan{Command: "/bin/sh", Args: []string{"-c", "trap 'exit 9' USR1; touch " + ready + "; while :; do sleep 0.01; done"}, Env: os.Environ()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(p.Abort)
-	if err := p.Go(); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "the trap", func() bool { _, err := os.Stat(ready); return err == nil })
-	if err := p.Signal(syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, p.Go())
+	check.Eventually(t, "the trap", func() bool { _, err := os.Stat(ready); return err == nil })
+	check.NoError(t, p.Signal(syscall.SIGUSR1))
 	if code, err := p.Wait(); code != 9 || err != nil {
 		t.Fatalf("%d, %v", code, err)
 	}
@@ -275,20 +238,14 @@ func TestProgramDiesWithItsParent(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "LAUNCH_TEST_PARENT=echo $$; exec sleep 60")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil {
 		t.Fatalf("not a process id: %q", line)
@@ -298,7 +255,7 @@ func TestProgramDiesWithItsParent(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	await(t, "the program's end", func() bool { return !running(pid) })
+	check.Eventually(t, "the program's end", func() bool { return !running(pid) })
 }
 
 func TestLeftoversAreEnded(t *testing.T) {
@@ -321,13 +278,9 @@ while ! test -s %[1]s/a || ! test -s %[1]s/b; do sleep 0.01; done`, dir)
 	}
 	for _, name := range []string{"a", "b"} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		if running(pid) {
 			t.Errorf("process %s still runs", name)
 		}
@@ -364,13 +317,4 @@ func TestLookupUser(t *testing.T) {
 func running(pid int) bool {
 	s, err := procfs.ReadStat(procfs.Dir(pid))
 	return err == nil && !s.Ended()
-}
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }

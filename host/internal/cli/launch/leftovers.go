@@ -15,10 +15,10 @@ import (
 
 // EndLeftovers ends what the program started and left running, so that nothing
 // uses a volume that is released: SIGTERM first, SIGKILL after the grace or as soon
-// as ctx is done. It returns when none is left, with how many were told to end. To
-// be called once the program has ended; no other child may be running but those that
-// lead the spared sessions, which are left alone with all that is in them.
-func EndLeftovers(ctx context.Context, grace time.Duration, spared ...int) (told int, err error) {
+// as ctx is done. It returns when none is left, with how many it ended. Call it once the
+// program has ended; no other child may be running but those that lead the spared
+// sessions, which are left alone.
+func EndLeftovers(ctx context.Context, grace time.Duration, spared ...int) (ended int, err error) {
 	if len(spared) == 0 {
 		return end(ctx, grace, everyone)
 	}
@@ -28,7 +28,7 @@ func EndLeftovers(ctx context.Context, grace time.Duration, spared ...int) (told
 }
 
 // endSession kills what is left of a session whose leader has ended. It returns when
-// nothing is, or says what is still there when ctx is done.
+// nothing is left, or when ctx is done, with an error that names what is.
 func endSession(ctx context.Context, leader int) error {
 	_, err := end(ctx, 0, func() ([]int, bool, error) {
 		pids, left, err := those(func(r procfs.Stat) bool { return r.Session == leader })
@@ -40,8 +40,8 @@ func endSession(ctx context.Context, leader int) error {
 	return err
 }
 
-// end ends the processes that look finds, until it says that none is left.
-func end(ctx context.Context, grace time.Duration, look func() (pids []int, left bool, err error)) (told int, err error) {
+// end ends the processes that look finds, until none is left.
+func end(ctx context.Context, grace time.Duration, look func() (pids []int, left bool, err error)) (ended int, err error) {
 	deadline := time.Now().Add(grace)
 	hurry := ctx.Done()
 	asked := map[int]bool{}
@@ -58,7 +58,7 @@ func end(ctx context.Context, grace time.Duration, look func() (pids []int, left
 				_ = unix.Kill(pid, unix.SIGKILL) // It may end meanwhile.
 			case !asked[pid]:
 				_ = unix.Kill(pid, unix.SIGTERM)
-				// One that is stopped takes the signal when it goes on.
+				// A stopped process handles the signal when it continues.
 				_ = unix.Kill(pid, unix.SIGCONT)
 			}
 			asked[pid] = true
@@ -71,7 +71,7 @@ func end(ctx context.Context, grace time.Duration, look func() (pids []int, left
 	}
 }
 
-// everyone finds all that run below this process. What is left has a child of this
+// everyone finds all descendants of this process. Every descendant has a child of this
 // process above it, so none is left when there is no child.
 func everyone() (pids []int, left bool, err error) {
 	for {
@@ -94,8 +94,8 @@ func everyone() (pids []int, left bool, err error) {
 	}
 }
 
-// those finds some of them. One that is born while it looks may be missed, so it
-// believes that there is none when it has seen none twice.
+// those finds the descendants that match. A process forked during the scan may be missed, so
+// only two scans without a match count as none.
 func those(which func(procfs.Stat) bool) (pids []int, left bool, err error) {
 	for range 2 {
 		all, err := descendants(os.Getpid())
@@ -108,7 +108,7 @@ func those(which func(procfs.Stat) bool) (pids []int, left bool, err error) {
 			case !r.Ended():
 				pids = append(pids, r.PID)
 			case r.Parent == os.Getpid():
-				_, _ = unix.Wait4(r.PID, nil, unix.WNOHANG, nil) // An orphan: nobody else waits for it.
+				_, _ = unix.Wait4(r.PID, nil, unix.WNOHANG, nil) // An adopted orphan: nobody else waits for it.
 			}
 		}
 		if len(pids) > 0 {

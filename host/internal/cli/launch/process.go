@@ -150,7 +150,7 @@ func (p *Process) close() {
 // PID is the child's, and then the program's, process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Go lets the child become the program; nil means that it has. An *Error says why
+// Go lets the child execute the program; nil means that it has. An *Error says why
 // it could not; the child has then ended.
 func (p *Process) Go() error {
 	_, err := io.WriteString(p.orders, `{"go":true}`+"\n")
@@ -202,7 +202,7 @@ func (p *Process) Wait() (int, error) {
 	return p.cmd.ProcessState.ExitCode(), nil
 }
 
-// how says how an ended program did so.
+// how describes how the program ended.
 func (p *Process) how() string {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {

@@ -12,16 +12,15 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
-// timing says how a sidecar that ends is started again.
+// timing configures restarts of sidecars.
 type timing struct {
-	// first and longest are the pauses before it is, which double; each is 30 % shorter or
-	// longer by chance.
+	// first and longest are the pauses before a restart, which double, with 30 % jitter.
 	first, longest time.Duration
-	// stable is the life after which the pauses begin anew.
+	// stable is the lifetime after which the pause is reset.
 	stable time.Duration
-	// watch is from one look at its file to the next, and grace how long it then has to end.
+	// watch is the interval of checks for a new file, and grace the time that it then has to end.
 	watch, grace time.Duration
-	// killed is how long what is killed has to be gone.
+	// killed bounds the wait for killed processes to end.
 	killed time.Duration
 }
 
@@ -31,34 +30,33 @@ var defaultTiming = timing{
 }
 
 // Sidecars are programs that run beside a workload's own, in its mount namespace. Each
-// leads a session, so what the terminal sends does not reach it: it is to be there
-// until the workload's program has ended. One that ends by itself is started again.
+// leads a session, so the terminal's signals do not reach it: it runs until the workload's
+// program has ended. One that ends by itself is restarted.
 type Sidecars struct {
 	namespace *os.File
-	// note tells people what happens to them; it may be called from several goroutines.
+	// note reports to people; it may be called from several goroutines.
 	note   func(format string, args ...any)
 	timing timing
-	// settled is closed when none is started again.
-	settled chan struct{}
-	all     []*sidecar
-	stop    sync.Once
+	// stopping is closed when no sidecar is restarted any more.
+	stopping chan struct{}
+	all      []*sidecar
+	stop     sync.Once
 }
 
 // NewSidecars makes room for sidecars in the mount namespace of p, which has not been
-// told to go. Stop lets go of it.
+// told to go. Stop closes it.
 func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, error) {
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
 	if err != nil {
 		return nil, &Error{CodeNotRun, fmt.Sprintf("open the workload's mount namespace: %v", err)}
 	}
-	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, settled: make(chan struct{})}, nil
+	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, stopping: make(chan struct{})}, nil
 }
 
-// Start starts a sidecar and returns when it is its program; name is what people are
-// told of it. An *Error says why it cannot be run: it is not tried again then. Of the
-// plan it takes Command, Args, Env and User. It reads file once: when there is another
-// one in its place, it is ended and started again; empty: none. The end of ctx ends
-// nothing: see Stop.
+// Start starts a sidecar and returns when its program runs; name identifies it in notes.
+// An *Error says why it cannot run; it is then not retried. Of the plan it uses Command,
+// Args, Env and User. The sidecar reads file once: when that is replaced, the sidecar is
+// restarted; empty: none. The end of ctx ends nothing: see Stop.
 func (s *Sidecars) Start(ctx context.Context, name string, plan Plan, file string) error {
 	c := &sidecar{of: s, name: name, plan: plan, file: file, done: make(chan struct{})}
 	p, err := c.launch()
@@ -67,16 +65,16 @@ func (s *Sidecars) Start(ctx context.Context, name string, plan Plan, file strin
 	}
 	c.process = p
 	s.all = append(s.all, c)
-	go c.keep(context.WithoutCancel(ctx), p)
+	go c.supervise(context.WithoutCancel(ctx), p)
 	return nil
 }
 
-// Settle has none started again from now on. It returns the sessions of those that
-// still run (EndLeftovers). It may be called more than once.
-func (s *Sidecars) Settle() (sessions []int) {
-	s.stop.Do(func() { close(s.settled) })
+// StopRestarts restarts no sidecar from now on. It returns the sessions of those that
+// still run, for EndLeftovers. It may be called more than once.
+func (s *Sidecars) StopRestarts() (sessions []int) {
+	s.stop.Do(func() { close(s.stopping) })
 	for _, c := range s.all {
-		// One that is just being started, or replaced, is waited for.
+		// This waits for a start or a replacement in progress.
 		c.mu.Lock()
 		if c.process != nil {
 			sessions = append(sessions, c.process.PID())
@@ -90,7 +88,7 @@ func (s *Sidecars) Settle() (sessions []int) {
 // after the grace or as soon as ctx is done. It returns when none is left. To be called
 // once the program, and what that left, have ended. It may be called more than once.
 func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
-	s.Settle()
+	s.StopRestarts()
 	for _, c := range s.all {
 		c.signal(syscall.SIGTERM)
 		// One that is stopped takes the signal when it goes on.
@@ -116,20 +114,20 @@ type sidecar struct {
 	of   *Sidecars
 	name string
 	plan Plan
-	// file is what it reads once; read is the file that was there when it was started.
+	// file is what the sidecar reads once; read is that file at the last start.
 	file string
 	read fs.FileInfo
-	// done is closed when it has ended and is not started again.
+	// done is closed when it has ended and is not restarted.
 	done chan struct{}
 
 	mu sync.Mutex
-	// process that it is now; nil between two.
+	// process of the sidecar; nil between two.
 	process *Process
 }
 
 // launch runs its program.
 func (c *sidecar) launch() (*Process, error) {
-	// Looked at before: what comes in between is another one.
+	// Checked before the start, so that a later file counts as another one.
 	c.read, _ = os.Stat(c.file)
 	p, err := startIn(c.of.namespace, c.plan)
 	if err != nil {
@@ -141,8 +139,8 @@ func (c *sidecar) launch() (*Process, error) {
 	return p, nil
 }
 
-// keep starts it again as long as the sidecars are not settled.
-func (c *sidecar) keep(ctx context.Context, p *Process) {
+// supervise restarts the sidecar until the sidecars are stopping.
+func (c *sidecar) supervise(ctx context.Context, p *Process) {
 	defer close(c.done)
 	t := c.of.timing
 	pause := &backoff.ExponentialBackOff{InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2, RandomizationFactor: 0.3}
@@ -151,14 +149,14 @@ func (c *sidecar) keep(ctx context.Context, p *Process) {
 		var replaced bool
 		var how string
 		if p != nil {
-			replaced = c.attend(p)
-			how = c.bury(ctx, p)
+			replaced = c.watch(p)
+			how = c.reap(ctx, p)
 		}
 		lived := time.Since(began)
 		if lived >= t.stable {
 			pause.Reset()
 		}
-		if c.isSettled() {
+		if c.isStopping() {
 			return
 		}
 		var wait time.Duration
@@ -169,37 +167,37 @@ func (c *sidecar) keep(ctx context.Context, p *Process) {
 			c.of.note("sidecar %q %s after %s; it is started again in %s", c.name, how, lived.Round(100*time.Millisecond), wait.Round(100*time.Millisecond))
 		}
 		select {
-		case <-c.of.settled:
+		case <-c.of.stopping:
 			return
 		case <-time.After(wait):
 		}
-		p = c.again()
+		p = c.restart()
 	}
 }
 
-func (c *sidecar) isSettled() bool {
+func (c *sidecar) isStopping() bool {
 	select {
-	case <-c.of.settled:
+	case <-c.of.stopping:
 		return true
 	default:
 		return false
 	}
 }
 
-// attend returns when its process has ended. It ends it itself, and says so, when
-// there is another file than the one that was read.
-func (c *sidecar) attend(p *Process) (replaced bool) {
+// watch returns when the process has ended. When the file was replaced it ends the process
+// itself, and reports that.
+func (c *sidecar) watch(p *Process) (replaced bool) {
 	look := time.NewTicker(c.of.timing.watch)
 	defer look.Stop()
 	var late <-chan time.Time
-	settled := c.of.settled
+	stopping := c.of.stopping
 	for {
 		select {
 		case <-p.Done():
 			return replaced
-		case <-settled: // it is ended by Stop
+		case <-stopping: // it is ended by Stop
 			look.Stop()
-			settled, late = nil, nil
+			stopping, late = nil, nil
 		case <-late:
 			c.kill()
 		case <-look.C:
@@ -213,12 +211,12 @@ func (c *sidecar) attend(p *Process) (replaced bool) {
 	}
 }
 
-// replace asks its process to end, and says so, when there is another file than the one
-// that it has read. Settle waits for it, and none is asked afterwards.
+// replace asks the process to end when its file was replaced, and reports whether it did.
+// StopRestarts waits for it, and none is asked afterwards.
 func (c *sidecar) replace() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isSettled() || !c.outdated() {
+	if c.isStopping() || !c.outdated() {
 		return false
 	}
 	c.of.note("sidecar %q has to read a new %s", c.name, c.file)
@@ -226,7 +224,7 @@ func (c *sidecar) replace() bool {
 	return true
 }
 
-// outdated says that there is another file than the one that its process has read.
+// outdated reports whether the file that the process has read was replaced.
 func (c *sidecar) outdated() bool {
 	if c.file == "" {
 		return false
@@ -238,11 +236,11 @@ func (c *sidecar) outdated() bool {
 	return c.read == nil || !os.SameFile(now, c.read) || !now.ModTime().Equal(c.read.ModTime())
 }
 
-// again starts it once more; nil where it cannot be, or is not to be any more.
-func (c *sidecar) again() *Process {
+// restart starts the process again; nil when it cannot, or the sidecars are stopping.
+func (c *sidecar) restart() *Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isSettled() {
+	if c.isStopping() {
 		return nil
 	}
 	p, err := c.launch()
@@ -255,9 +253,9 @@ func (c *sidecar) again() *Process {
 	return p
 }
 
-// bury waits for the end of its process and ends what that left in its session, which
-// could be in the way of the next one. It says how it ended.
-func (c *sidecar) bury(ctx context.Context, p *Process) (how string) {
+// reap waits for the end of the process and ends what it left in its session, which
+// could block the next one. It returns how the process ended.
+func (c *sidecar) reap(ctx context.Context, p *Process) (how string) {
 	<-p.Done()
 	ctx, cancel := context.WithTimeout(ctx, c.of.timing.killed)
 	defer cancel()
@@ -276,7 +274,7 @@ func (c *sidecar) signal(sig syscall.Signal) {
 	c.send(sig)
 }
 
-// send signals its process, if there is one. The lock is held.
+// send signals the process, if there is one. The lock is held.
 func (c *sidecar) send(sig syscall.Signal) {
 	if c.process == nil {
 		return
@@ -286,7 +284,7 @@ func (c *sidecar) send(sig syscall.Signal) {
 	}
 }
 
-// kill ends one that did not end when it was asked to.
+// kill kills a process that did not end when it was asked to.
 func (c *sidecar) kill() {
 	select {
 	case <-c.done:

@@ -17,6 +17,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // quick is the usual timing, for tests that wait for pauses.
@@ -58,15 +60,11 @@ func beside(t *testing.T, plan Plan) (*Process, *Sidecars, *notes) {
 	requireRoot(t)
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	p, err := Start(plan)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	t.Cleanup(p.Abort)
 	n := &notes{}
 	s, err := NewSidecars(p, n.add)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	s.timing = quick
 	t.Cleanup(func() { s.Stop(context.Background(), 0) })
 	return p, s, n
@@ -83,7 +81,7 @@ func read(path string) string {
 
 func awaitPID(t *testing.T, path string) (pid int) {
 	t.Helper()
-	await(t, "a process id in "+path, func() bool {
+	check.Eventually(t, "a process id in "+path, func() bool {
 		var err error
 		pid, err = strconv.Atoi(read(path))
 		return err == nil
@@ -96,12 +94,8 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 	dir := t.TempDir()
 	source, out := filepath.Join(dir, "source"), filepath.Join(dir, "out")
 	for _, d := range []string{source, out} {
-		if err := os.Mkdir(d, 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(d, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.Mkdir(d, 0o777))
+		check.NoError(t, os.Chmod(d, 0o777))
 	}
 	// Outside of the test's folder, which others may not enter.
 	destination := filepath.Join(os.TempDir(), fmt.Sprintf("sidecar-test-%d", os.Getpid()))
@@ -115,17 +109,11 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
-	if err := s.Start(t.Context(), "envoy", sidecar, ""); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, s.Start(t.Context(), "envoy", sidecar, ""))
 	pid := awaitPID(t, filepath.Join(source, "pid"))
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Go(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
+	check.NoError(t, p.Go())
 	if code, err := p.Wait(); code != 3 || err != nil {
 		t.Fatalf("exit code %d, %v", code, err)
 	}
@@ -136,7 +124,7 @@ echo $$ > pid; exec sleep 60`)
 	if got := read(filepath.Join(source, "all")); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if got := s.Settle(); !slices.Equal(got, []int{pid}) {
+	if got := s.StopRestarts(); !slices.Equal(got, []int{pid}) {
 		t.Errorf("sessions %v, want %d", got, pid)
 	}
 	s.Stop(t.Context(), time.Minute)
@@ -156,10 +144,8 @@ func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	await(t, "the working directory", func() bool { return read(out) == here })
+	check.NoError(t, err)
+	check.Eventually(t, "the working directory", func() bool { return read(out) == here })
 }
 
 func TestSidecarIsStartedAgain(t *testing.T) {
@@ -175,10 +161,8 @@ case $(wc -l < starts) in
 3) kill -9 $$;;
 esac
 exec sleep 60`, dir)), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	await(t, "the fourth start", func() bool { return read(filepath.Join(dir, "left.4")) != "" })
+	check.NoError(t, err)
+	check.Eventually(t, "the fourth start", func() bool { return read(filepath.Join(dir, "left.4")) != "" })
 	for i, want := range []string{"ended with exit code 0 after", "ended with exit code 7 after", "was ended by signal 9 (killed) after"} {
 		if n.count(want) != 1 {
 			t.Errorf("%q is not among %q", want, n.all())
@@ -207,18 +191,14 @@ func TestPausesOfASidecar(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, s, n := beside(t, Plan{Command: "true"})
 			s.timing.first, s.timing.longest, s.timing.stable = 100*time.Millisecond, 400*time.Millisecond, c.stable
-			if err := s.Start(t.Context(), "x", script("exit 1"), ""); err != nil {
-				t.Fatal(err)
-			}
-			await(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
-			s.Settle()
+			check.NoError(t, s.Start(t.Context(), "x", script("exit 1"), ""))
+			check.Eventually(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
+			s.StopRestarts()
 			var pauses []time.Duration
 			for _, line := range n.all() {
 				if _, text, found := strings.Cut(line, "it is started again in "); found {
 					d, err := time.ParseDuration(text)
-					if err != nil {
-						t.Fatal(err)
-					}
+					check.NoError(t, err)
 					pauses = append(pauses, d)
 				}
 			}
@@ -237,7 +217,7 @@ func TestSidecarThatCannotBeStarted(t *testing.T) {
 	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
 		t.Fatalf("%v", err)
 	}
-	if got := s.Settle(); len(got) > 0 || len(n.all()) > 0 {
+	if got := s.StopRestarts(); len(got) > 0 || len(n.all()) > 0 {
 		t.Errorf("sessions %v, notes %q", got, n.all())
 	}
 }
@@ -248,25 +228,17 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	program := filepath.Join(dir, "proxy")
 	write := func() {
 		t.Helper()
-		if err := os.WriteFile(program+".new", []byte("#!/bin/sh\necho >> "+dir+"/starts\nexit 1\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(program+".new", program); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(program+".new", []byte("#!/bin/sh\necho >> "+dir+"/starts\nexit 1\n"), 0o755))
+		check.NoError(t, os.Rename(program+".new", program))
 	}
 	write()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "envoy", Plan{Command: program, Env: os.Environ()}, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(program); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "a start that fails", func() bool { return n.count("cannot be started again") > 0 })
+	check.NoError(t, s.Start(t.Context(), "envoy", Plan{Command: program, Env: os.Environ()}, ""))
+	check.NoError(t, os.Remove(program))
+	check.Eventually(t, "a start that fails", func() bool { return n.count("cannot be started again") > 0 })
 	before := n.count("is started again (pid")
 	write()
-	await(t, "a start that works", func() bool { return n.count("is started again (pid") > before })
+	check.Eventually(t, "a start that works", func() bool { return n.count("is started again (pid") > before })
 }
 
 // The program's leftovers are ended while the sidecar is still there for them.
@@ -279,18 +251,14 @@ while ! test -s left; do sleep 0.01; done`, dir)))
 trap 'echo asked >> asked; exit 0' TERM
 sh -c 'echo $$ > child; exec sleep 60' &
 echo $$ > sidecar; while :; do sleep 0.01; done`, dir)), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	sidecar, child := awaitPID(t, filepath.Join(dir, "sidecar")), awaitPID(t, filepath.Join(dir, "child"))
-	if err := p.Go(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, p.Go())
 	if code, err := p.Wait(); code != 0 || err != nil {
 		t.Fatalf("exit code %d, %v", code, err)
 	}
 	left := awaitPID(t, filepath.Join(dir, "left"))
-	if told, err := EndLeftovers(t.Context(), time.Minute, s.Settle()...); told != 1 || err != nil {
+	if told, err := EndLeftovers(t.Context(), time.Minute, s.StopRestarts()...); told != 1 || err != nil {
 		t.Errorf("told %d, %v", told, err)
 	}
 	if running(left) || !running(sidecar) || !running(child) || read(filepath.Join(dir, "asked")) != "" {
@@ -323,12 +291,8 @@ func TestSidecarReadsANewFile(t *testing.T) {
 			file, seen := filepath.Join(dir, "bootstrap"), filepath.Join(dir, "seen")
 			write := func(text string) {
 				t.Helper()
-				if err := os.WriteFile(file+".new", []byte(text), 0o400); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.Rename(file+".new", file); err != nil {
-					t.Fatal(err)
-				}
+				check.NoError(t, os.WriteFile(file+".new", []byte(text), 0o400))
+				check.NoError(t, os.Rename(file+".new", file))
 			}
 			_, s, n := beside(t, Plan{Command: "true"})
 			s.timing.first = time.Hour // no end of its own is followed by a start
@@ -337,22 +301,18 @@ func TestSidecarReadsANewFile(t *testing.T) {
 			}
 			write("first\n")
 			err := s.Start(t.Context(), "envoy", script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done"), file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			await(t, "the first file", func() bool { return read(seen) == "first" })
+			check.NoError(t, err)
+			check.Eventually(t, "the first file", func() bool { return read(seen) == "first" })
 			write("second\n")
-			await(t, "the second file", func() bool { return read(seen) == "first\nsecond" })
+			check.Eventually(t, "the second file", func() bool { return read(seen) == "first\nsecond" })
 			time.Sleep(5 * s.timing.watch) // it is looked at, and is the same
 			if n.count("has to read a new "+file) != 1 || n.count("it is killed") != c.killed || n.count("ended") != 0 {
 				t.Errorf("notes %q", n.all())
 			}
 			// One that is taken away, or that comes too late, is no reason.
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
+			check.NoError(t, os.Remove(file))
 			time.Sleep(5 * s.timing.watch)
-			pid := s.Settle()
+			pid := s.StopRestarts()
 			write("third\n")
 			time.Sleep(5 * s.timing.watch)
 			if n.count("has to read") != 1 {
@@ -366,7 +326,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 	}
 }
 
-// After Settle an end is an end.
+// After StopRestarts an end is an end.
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
@@ -374,16 +334,14 @@ func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
-	s.Settle()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	s.StopRestarts()
+	check.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	select {
 	case <-s.all[0].done:
 	case <-time.After(time.Minute):
 		t.Fatal("it is kept")
 	}
-	if got := s.Settle(); len(got) > 0 || read(filepath.Join(dir, "starts")) != strconv.Itoa(pid) || len(n.all()) > 0 {
+	if got := s.StopRestarts(); len(got) > 0 || read(filepath.Join(dir, "starts")) != strconv.Itoa(pid) || len(n.all()) > 0 {
 		t.Errorf("sessions %v, starts %q, notes %q", got, read(filepath.Join(dir, "starts")), n.all())
 	}
 }
@@ -424,27 +382,21 @@ func TestSidecarDiesWithTheParent(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "LAUNCH_TEST_SIDECAR=echo $$ >&2; exec sleep 60")
 	out, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || !running(pid) {
 		t.Fatalf("not a process that runs: %q", line)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	await(t, "the sidecar's end", func() bool { return !running(pid) })
+	check.Eventually(t, "the sidecar's end", func() bool { return !running(pid) })
 }
 
 // sidecarParent is a process that waits for a program with a sidecar.

@@ -39,11 +39,11 @@ func TestVariables(t *testing.T) {
 func TestLinesOfAUnit(t *testing.T) {
 	a := &app{err: io.Discard}
 	w := &hostv1.Workload{SecretsDir: "/s/50%/w"}
-	if got, err := a.systemdTold(w); err != nil || got != "Environment=PANNIER_SECRETS_DIR=/s/50%%/w\n" {
+	if got, err := a.systemdVariables(w); err != nil || got != "Environment=PANNIER_SECRETS_DIR=/s/50%%/w\n" {
 		t.Errorf("%q, %v", got, err)
 	}
 	w.SecretsDir = "/s/my secrets"
-	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdTold, dockerTold} {
+	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdVariables, dockerVariables} {
 		if got, err := told(w); err == nil || !strings.Contains(err.Error(), "characters that this format cannot carry") {
 			t.Errorf("%q, %v", got, err)
 		}

@@ -21,6 +21,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -37,9 +38,7 @@ func startMeshed(t *testing.T) *meshed {
 	t.Helper()
 	m := &meshed{fake: newFake(t.TempDir()), atStop: func() {}}
 	l, err := net.Listen("unix", m.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	mux := http.NewServeMux()
 	mux.Handle(hostv1connect.NewWorkloadServiceHandler(m))
 	m.server = &http.Server{Handler: mux}
@@ -90,9 +89,7 @@ func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) 
 	testbin.RequireRoot(t, "sidecars of pannier workload run")
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, os.WriteFile(path, []byte(text), 0o755))
 		return path
 	}
 	spec := write("w.hcl", fmt.Sprintf(`workload "w" {
@@ -127,13 +124,14 @@ func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) 
 	}
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		if cmd.ProcessState == nil {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("output:\n%s", out)
 		}
 	})
 	return cmd, out
@@ -145,9 +143,9 @@ func contents(path string) string {
 }
 
 // awaitProcess waits until a script has written its process id.
-func awaitProcess(t *testing.T, out *output, path string) (pid int) {
+func awaitProcess(t *testing.T, path string) (pid int) {
 	t.Helper()
-	await(t, out, "a process id in "+path, func() bool {
+	check.Eventually(t, "a process id in "+path, func() bool {
 		var err error
 		pid, err = strconv.Atoi(contents(path))
 		return err == nil
@@ -260,9 +258,7 @@ func TestNoProgramWithoutItsSidecar(t *testing.T) {
   }
 }
 `, filepath.Join(dir, "ran"))
-	if err := os.WriteFile(spec, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
 	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec}, Env: append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket)}
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, out
@@ -277,11 +273,11 @@ func TestNoProgramWithoutItsSidecar(t *testing.T) {
 
 func TestSidecarDiesWithTheCommand(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
-	cmd, out := m.run(t, dir, "echo $$ > program.pid; exec sleep 60", "echo $$ > sidecar.pid; exec sleep 60")
-	program, sidecar := awaitProcess(t, out, filepath.Join(dir, "program.pid")), awaitProcess(t, out, filepath.Join(dir, "sidecar.pid"))
+	cmd, _ := m.run(t, dir, "echo $$ > program.pid; exec sleep 60", "echo $$ > sidecar.pid; exec sleep 60")
+	program, sidecar := awaitProcess(t, filepath.Join(dir, "program.pid")), awaitProcess(t, filepath.Join(dir, "sidecar.pid"))
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	await(t, out, "the end of both", func() bool { return !lives(program) && !lives(sidecar) })
+	check.Eventually(t, "the end of both", func() bool { return !lives(program) && !lives(sidecar) })
 }
 
 // Signals are the program's. One that comes while the sidecar takes its time to end is
@@ -290,12 +286,10 @@ func TestSignalsAndSidecars(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	cmd, out := m.run(t, dir, "trap 'exit 4' TERM; echo $$ > program.pid; while :; do sleep 0.01; done",
 		"trap 'echo >> asked' TERM; echo $$ > sidecar.pid; while :; do sleep 0.01; done")
-	awaitProcess(t, out, filepath.Join(dir, "program.pid"))
-	sidecar := awaitProcess(t, out, filepath.Join(dir, "sidecar.pid"))
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	await(t, out, "the sidecar to be asked", func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
+	awaitProcess(t, filepath.Join(dir, "program.pid"))
+	sidecar := awaitProcess(t, filepath.Join(dir, "sidecar.pid"))
+	check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	check.Eventually(t, "the sidecar to be asked", func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
 	began, before := time.Now(), sidecarGrace*9/10 // its grace is over
 	// It ends when the signal is not taken for an echo of the first one any more.
 	for lives(sidecar) && time.Since(began) < before {
@@ -349,9 +343,7 @@ func TestSettlingASidecar(t *testing.T) {
 		if c.exec != "" {
 			r.user = &launch.User{UID: 3}
 		}
-		if err := r.readPrograms("w.hcl"); err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, r.readPrograms("w.hcl"))
 		got := ""
 		if u := r.sidecars[0].user; u != nil {
 			got = strconv.Itoa(u.UID)

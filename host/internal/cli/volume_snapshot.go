@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -18,18 +19,16 @@ func (a *app) snapshotCommand() *cobra.Command {
 func (a *app) snapshotCreate() *cobra.Command {
 	var secretFlags, parameterFlags []string
 	cmd := &cobra.Command{
-		Use: "create VOLUME NAME", Short: "Take a snapshot of a volume; repeating it gives the same snapshot",
-		Args: exactly("VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Use: "create VOLUME NAME", Short: "Take a snapshot of a volume",
+		Long:    "Take a snapshot of a volume. Repeating it gives the same snapshot.",
+		Example: "pannier volume snapshot create data before-the-upgrade",
+		Args:    exactly("VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
 				return err
 			}
 			parameters, err := pairs("parameter", parameterFlags)
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}
@@ -60,13 +59,10 @@ func (a *app) snapshotDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete DRIVER SNAPSHOT", Short: "Delete a snapshot at its driver",
-		Args: exactly("DRIVER", "SNAPSHOT"), ValidArgsFunction: a.completeIDs(driverIDs),
-		RunE: a.do(func(ctx context.Context, args []string) error {
+		Example: "pannier volume snapshot delete local snap-0abc",
+		Args:    exactly("DRIVER", "SNAPSHOT"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}
@@ -91,13 +87,10 @@ func (a *app) snapshotList() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "list -driver ID", Short: "List a driver's snapshots",
-		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error {
+		Example: "pannier volume snapshot list -driver local",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			secrets, err := readSecrets(secretFlags)
-			if err != nil {
-				return err
-			}
-			client, err := a.api()
 			if err != nil {
 				return err
 			}

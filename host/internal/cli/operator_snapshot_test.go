@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/clustertest"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // SaveSnapshot gives what the fake has, or half of it.
@@ -42,26 +43,20 @@ func TestSnapshotFiles(t *testing.T) {
 	f := startFake(t)
 	var saved bytes.Buffer
 	b, err := clustertest.Start(t).Save(t.Context(), &saved)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	f.snapshot = saved.Bytes()
 	t.Setenv("PANNIER_ADDR", "unix://"+f.socket)
 	dir := t.TempDir()
 	run := func(want int, args ...string) (said string) {
 		t.Helper()
 		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		defer out.Close()
 		if got := Main(t.Context(), Options{Args: append([]string{"operator", "snapshot"}, args...), Stdout: out, Stderr: out}); got != want {
 			t.Errorf("%q: exit code %d, want %d", args, got, want)
 		}
 		text, err := os.ReadFile(out.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.NoError(t, err)
 		return string(text)
 	}
 	file := filepath.Join(dir, "ledger.snap")
@@ -80,15 +75,13 @@ func TestSnapshotFiles(t *testing.T) {
 	if said := run(ExitOK, "inspect", file); !strings.Contains(said, b.SHA256) {
 		t.Errorf("it said %q", said)
 	}
-	if said := run(ExitOK, "restore", file); !strings.Contains(said, "the ledger is as it was") {
+	if said := run(ExitOK, "restore", file); !strings.Contains(said, "restored the ledger") {
 		t.Errorf("it said %q", said)
 	}
 	damaged := bytes.Clone(saved.Bytes())
 	damaged[len(damaged)-3] ^= 1
 	bad := filepath.Join(dir, "bad.snap")
-	if err := os.WriteFile(bad, damaged, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, os.WriteFile(bad, damaged, 0o600))
 	for _, command := range []string{"inspect", "restore"} {
 		if said := run(ExitUsage, command, bad); !strings.Contains(said, bad) {
 			t.Errorf("%s said %q", command, said)

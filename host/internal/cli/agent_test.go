@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -20,9 +21,7 @@ func TestTheProgramIsAFence(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := fence.Open(ctx, fence.Config{Dir: dir, Command: []string{pannier, "fence", "-dir", dir}, Log: hclog.NewNullLogger()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.NoError(t, err)
 	past := boottime.Now()
 	change := func(c fence.Change) { c.SetTimes(fence.Times{Stop: past, Deadline: past}) }
 	if err := c.Update(ctx, change); err != nil {

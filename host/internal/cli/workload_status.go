@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+func (a *app) showWorkloads(workloads []*hostv1.Workload) error {
+	if len(workloads) == 0 {
+		a.note("no workloads; start one with pannier workload run or pannier workload start")
+		return nil
+	}
+	t := newTable("ID", "NAMESPACE", "STATE", "VOLUMES", "SERVICES", "PID", "AGE", "MESSAGE")
+	for _, w := range workloads {
+		t.row(w.GetSpec().GetId(), w.GetSpec().GetNamespace(), workloadState(w.GetState()), len(w.GetSpec().GetVolumes()),
+			len(w.GetSpec().GetServices()), number(w.GetPid()), age(w.GetStartedAt()), w.GetMessage())
+	}
+	return a.show(t)
+}
+
+func workloadState(state string) cell {
+	switch state {
+	case "running":
+		return cell{state, green}
+	case "failed":
+		return cell{state, red}
+	case "stopped":
+		return cell{state, ""}
+	default:
+		return cell{state, yellow}
+	}
+}
+
+func (a *app) showWorkload(w *hostv1.Workload) error {
+	t := newTable()
+	t.row("ID", w.GetSpec().GetId())
+	t.row("Namespace", w.GetSpec().GetNamespace())
+	t.row("Node", w.GetNode())
+	t.row("State", workloadState(w.GetState()))
+	t.row("Message", w.GetMessage())
+	if len(w.GetWaitsFor()) > 0 {
+		t.row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
+		t.row("Waits since", age(w.GetWaitsSince()))
+	}
+	t.row("Process", number(w.GetPid()))
+	t.row("Released with", number(w.GetOwnerPid()))
+	t.row("Started", age(w.GetStartedAt()))
+	if w.GetEndedAt() != nil {
+		t.row("Ended", age(w.GetEndedAt()))
+	}
+	if len(w.GetPorts()) > 0 {
+		t.row("Ports", joinPorts(w.GetPorts()))
+	}
+	if w.GetSecretsDir() != "" {
+		t.row("Secrets", w.GetSecretsDir())
+	}
+	if err := a.show(t); err != nil {
+		return err
+	}
+	if len(w.GetMounts())+len(w.GetReservation().GetMounts())+len(w.GetReservation().GetNodes()) > 0 {
+		if err := a.heading("Mounts"); err != nil {
+			return err
+		}
+		if err := a.showMounts(w); err != nil {
+			return err
+		}
+	}
+	if err := a.showAssignedDevices(w.GetDevices()); err != nil {
+		return err
+	}
+	for _, s := range w.GetServices() {
+		if err := a.showService(s); err != nil {
+			return err
+		}
+	}
+	if len(w.GetSteps()) == 0 {
+		return nil
+	}
+	if err := a.heading("Steps"); err != nil {
+		return err
+	}
+	for _, s := range w.GetSteps() {
+		line := stepLine{step: s, since: s.GetStartedAt().AsTime()}
+		if _, err := fmt.Fprintln(a.out, line.text(a.colored(a.out))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) showMounts(w *hostv1.Workload) error {
+	t := newTable("VOLUME", "DESTINATION", "HOST PATH", "ACCESS", "KIND")
+	for _, m := range w.GetMounts() {
+		access, kind := "read-write", "folder"
+		if m.GetReadOnly() {
+			access = "read-only"
+		}
+		if m.GetBlock() {
+			kind = "device"
+		}
+		t.row(m.GetVolume(), m.GetDestination(), m.GetHostPath(), access, kind)
+	}
+	addDeviceRows(t, w.GetReservation())
+	return a.show(t)
+}
+
+// addDeviceRows adds what a workload's devices need to a table of mounts.
+func addDeviceRows(t *table, r *hostv1.DeviceReservation) {
+	for _, m := range r.GetMounts() {
+		access := "read-write"
+		if m.GetReadOnly() {
+			access = "read-only"
+		}
+		t.row("", m.GetTaskPath(), m.GetHostPath(), access, "of a device")
+	}
+	for _, d := range r.GetNodes() {
+		t.row("", d.GetTaskPath(), d.GetHostPath(), d.GetPermissions(), "device")
+	}
+}
+
+// showAssignedDevices shows which devices a workload has.
+func (a *app) showAssignedDevices(devices []*hostv1.GivenDevice) error {
+	if len(devices) == 0 {
+		return nil
+	}
+	if err := a.heading("Devices"); err != nil {
+		return err
+	}
+	t := newTable("REQUEST", "GROUP", "ID", "PLUGIN")
+	for _, d := range devices {
+		t.row(d.GetRequest(), d.GetGroup(), d.GetId(), d.GetPlugin())
+	}
+	return a.show(t)
+}
+
+// showService shows the status of a service, without empty values.
+func (a *app) showService(s *hostv1.ServiceStatus) error {
+	if err := a.heading(printable(fmt.Sprintf("Service %s", s.GetName()))); err != nil {
+		return err
+	}
+	t := newTable()
+	some := func(name string, value any) {
+		if text := fmt.Sprint(value); text != "" && text != "0" {
+			t.row(name, text)
+		}
+	}
+	t.row("ID", s.GetId())
+	some("Proxy", s.GetProxyId())
+	t.row("Consul", s.GetConsul())
+	some("Port", s.GetPort())
+	some("Token", s.GetTokenAccessor())
+	some("Token expires", ahead(s.GetTokenExpiresAt()))
+	some("Token file", s.GetTokenFile())
+	some("Bootstrap file", s.GetBootstrapFile())
+	some("Admin port", s.GetAdminPort())
+	some("Ready port", s.GetReadyPort())
+	if s.GetMessage() != "" {
+		t.row("Message", cell{s.GetMessage(), yellow})
+	}
+	return a.show(t)
+}
+
+// joinPorts writes ports as label=number, sorted.
+func joinPorts(ports map[string]int32) string {
+	var list []string
+	for _, label := range slices.Sorted(maps.Keys(ports)) {
+		list = append(list, fmt.Sprintf("%s=%d", label, ports[label]))
+	}
+	return strings.Join(list, " ")
+}
