@@ -4,5 +4,5 @@
 // supervisor's fixture for the other kinds. It has no tests, one benchmark
 // (BenchmarkPlugins), and asserts nothing about time; a call that fails, or a process
 // that is left, fails it. It adds its rows to the table of test/bench. `make bench` runs
-// both; docs/benchmarks.md tells how each number is measured.
+// both; the doc of test/bench says how each number is measured.
 package pluginbench
