@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -71,6 +72,80 @@ func TestDocumentedSpecsParse(t *testing.T) {
 			if err := parse(path); err != nil {
 				t.Errorf("%s:\n%s\n%v", name, block[1], err)
 			}
+		}
+	}
+}
+
+var (
+	codeBlock = regexp.MustCompile("(?s)```.*?```")
+	heading   = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	link      = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	notAnchor = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+	testName  = regexp.MustCompile(`\bTest[A-Z]\w+`)
+)
+
+// anchors returns what links into a page may name, as GitHub makes them of its headings.
+func anchors(page string) map[string]bool {
+	found := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(codeBlock.ReplaceAllString(page, ""), -1) {
+		text := strings.ToLower(notAnchor.ReplaceAllString(m[1], ""))
+		found[strings.ReplaceAll(text, " ", "-")] = true
+	}
+	for _, m := range regexp.MustCompile(`<a name="([^"]+)">`).FindAllStringSubmatch(page, -1) {
+		found[m[1]] = true
+	}
+	return found
+}
+
+// TestLinksOfThePages follows the links between the documents.
+func TestLinksOfThePages(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"../*.md", "*.md", "*/*.md"} {
+		pages = append(pages, check.Must(filepath.Glob(filepath.Join(docs, pattern)))(t)...)
+	}
+	for _, page := range pages {
+		text := codeBlock.ReplaceAllString(string(check.Must(os.ReadFile(page))(t)), "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			path, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(path, ":") {
+				continue
+			}
+			target := page
+			if path != "" {
+				target = filepath.Join(filepath.Dir(page), path)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], err)
+			} else if anchor != "" && !anchors(string(check.Must(os.ReadFile(target))(t)))[anchor] {
+				t.Errorf("%s links to %s: no such heading", page, m[1])
+			}
+		}
+	}
+}
+
+// TestGuaranteesHaveTests looks for the tests that docs/guarantees.md names.
+func TestGuaranteesHaveTests(t *testing.T) {
+	root := filepath.Join(docs, "..")
+	tests := map[string]bool{}
+	check.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+			tests[m[1]] = true
+		}
+		return err
+	}))
+	page := string(check.Must(os.ReadFile(filepath.Join(docs, "guarantees.md")))(t))
+	for _, name := range testName.FindAllString(strings.ReplaceAll(page, "TestEvents…", ""), -1) {
+		if !tests[name] {
+			t.Errorf("docs/guarantees.md names %s, which is no test", name)
+		}
+	}
+	for _, m := range regexp.MustCompile("`((?:cluster|host|plugins|sdk|test)(?:/[a-z0-9/-]+)?)`").FindAllStringSubmatch(page, -1) {
+		if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+			t.Errorf("docs/guarantees.md names %s: %v", m[1], err)
 		}
 	}
 }

@@ -167,7 +167,9 @@ func manPage(name string, cmd *cobra.Command) string {
 	fmt.Fprintln(&out, strings.ReplaceAll(text(description(cmd)), "\n\n", "\n.PP\n"))
 	if cmd.HasAvailableLocalFlags() {
 		section("OPTIONS")
-		eachFlag(cmd, func(flag, use string) { fmt.Fprintf(&out, ".TP\n.B %s\n%s\n", text(strings.ReplaceAll(flag, "`", "")), text(use)) })
+		eachFlag(cmd, func(flag, use string) {
+			fmt.Fprintf(&out, ".TP\n.B %s\n%s\n", text(strings.ReplaceAll(flag, "`", "")), text(use))
+		})
 	}
 	if cmd.Example != "" {
 		section("EXAMPLES")
