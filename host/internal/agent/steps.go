@@ -89,7 +89,7 @@ func (a *agent) newConsul(ledger tokens.Ledger) error {
 func (a *agent) newDrivers() {
 	a.drivers = drivers.New(drivers.Config{
 		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
-		InUse: func(id string) []string { return a.workloads.Through(id) }, DieWithHost: a.cfg.Dev,
+		InUse: func(id string) []string { return a.workloads.WorkloadsUsing(id) }, DieWithHost: a.cfg.Dev,
 	})
 }
 

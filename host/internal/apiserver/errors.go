@@ -37,7 +37,7 @@ var mapping = []struct {
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
 		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
-		workload.ErrClosed, workload.ErrUnmet, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
+		workload.ErrClosed, workload.ErrNotReconciled, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
 	}},
 	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{

@@ -34,6 +34,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -267,7 +268,7 @@ func (onePlugin) Status() []supervisor.Status {
 }
 
 // noTokens are those of a node that has never asked for one.
-type noTokens struct{ workload.Tokens }
+type noTokens struct{ servicesteps.Tokens }
 
 func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
 

@@ -13,6 +13,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -144,7 +146,7 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 		User:        spec.GetUser(), Canary: spec.GetCanary(),
 	}
 	for _, v := range spec.GetVolumes() {
-		out.Volumes = append(out.Volumes, workload.VolumeRequest{
+		out.Volumes = append(out.Volumes, volumesteps.Request{
 			Name: v.GetName(), Source: v.GetSource(), ReadOnly: v.GetReadOnly(),
 			AccessMode: claim.AccessMode(v.GetAccessMode()), AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
 			MountOptions: mountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
@@ -288,7 +290,7 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 
 // shownService is how a service stands: what is wrong with it alone counts for more
 // than what is wrong with all of its Consul's.
-func (s *Server) shownService(svc workload.ServiceStatus) *hostv1.ServiceStatus {
+func (s *Server) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
 	return &hostv1.ServiceStatus{
 		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),
 		TokenAccessor: svc.Accessor, TokenExpiresAt: timestamp(svc.ExpiresAt),

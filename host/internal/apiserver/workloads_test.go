@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -316,7 +317,7 @@ func TestShownServices(t *testing.T) {
 	w := workload.Workload{
 		Spec: workload.Spec{WorkloadRef: claim.WorkloadRef{Namespace: "default", ID: "web"}}, State: workload.Running,
 		SecretsDir: "/s/default/web", Ports: map[string]int{"http": 20000},
-		Services: []workload.ServiceStatus{
+		Services: []servicesteps.Status{
 			{
 				Name: "web", ID: "web-id", ProxyID: "web-id-sidecar-proxy", Consul: "default", Port: 20000, Accessor: "acc", ExpiresAt: time.Unix(5, 0),
 				TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1, ReadyPort: 2, Message: "its own",

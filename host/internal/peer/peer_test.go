@@ -18,14 +18,15 @@ import (
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 )
 
 var (
-	_ cluster.Remote  = &Servers{}
-	_ lease.Servers   = &Servers{}
-	_ workload.Nodes  = &Servers{}
-	_ workload.Tokens = NodeTokens{}
-	_ watcher.Nodes   = &Nodes{}
+	_ cluster.Remote      = &Servers{}
+	_ lease.Servers       = &Servers{}
+	_ workload.Nodes      = &Servers{}
+	_ servicesteps.Tokens = NodeTokens{}
+	_ watcher.Nodes       = &Nodes{}
 )
 
 // A node and a server that does not lead reach the leader, and the next one when it ends.

@@ -8,7 +8,7 @@ import (
 )
 
 // NodeTokens give a node's services their tokens: the leader asks Consul for them, and
-// the node's own Consul agent is where they are read back. It implements workload.Tokens.
+// the node's own Consul agent is where they are read back. It implements servicesteps.Tokens.
 type NodeTokens struct {
 	Servers *Servers
 	// Local reads a token back from this node's Consul agent (tokens.Authority).

@@ -10,31 +10,32 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
-// await waits until nothing is left of the workloads that this one comes after, wherever
-// they ran: each has ended or is not known, and none of its claims stands. Those that it
-// replaces are asked to stop. A stop of this one ends the waiting.
+func (r *run) awaits() bool { return len(r.rec.Spec.awaited()) > 0 }
+
+// await waits until nothing is left of the workloads that this one is to come after, on whichever
+// node they ran: each has ended or is not known, and it has no claims. Those that this one
+// replaces are asked to stop. A stop of this one ends the wait.
 //
-// The ledger knows who waits for whom, so that a cycle is refused. Once the wait was over
-// it stays over: what comes later may have begun.
+// The ledger knows which workloads wait for which, so it refuses a cycle. The wait is not repeated
+// once it is done: later actions may have begun.
 func (r *run) await(ctx context.Context) error {
-	if r.taken(awaitStep) == done {
+	if r.progress(awaitStep, subject{progress: r.rec.Steps}) == step.Done {
 		return nil
 	}
 	if err := r.declare(ctx); err != nil {
 		return err
 	}
-	err := r.update(r.journal, func(rec *record) {
-		if rec.WaitsSince.IsZero() {
-			rec.WaitsSince = time.Now().UTC()
+	err := r.Save(func() {
+		if r.rec.WaitsSince.IsZero() {
+			r.rec.WaitsSince = time.Now().UTC()
 		}
-		r.waitsFor = rec.Spec.awaited()
-		r.sayWaits("")
+		r.waitsFor = r.rec.Spec.awaited()
+		r.noteWait("")
 	})
-	defer func() {
-		_ = r.update(nil, func(rec *record) { r.waitsFor, rec.Waiting = nil, "" })
-	}()
+	defer r.Update(func() { r.waitsFor, r.rec.Waiting = nil, "" })
 	if err != nil {
 		return err
 	}
@@ -46,27 +47,27 @@ func (r *run) await(ctx context.Context) error {
 	return all.Wait()
 }
 
-// declare tells the ledger for whom the workload waits. A host that was away goes on
-// waiting, however long the ledger is not to be reached.
+// declare records in the ledger which workloads this one waits for. After a restart of the host
+// it retries for as long as the ledger cannot be reached.
 func (r *run) declare(ctx context.Context) error {
-	pause := r.pause()
+	pause := r.m.limits.retry.Start()
 	for {
-		err := r.Ledger.AwaitWorkload(ctx, r.inLedger(), r.rec.Spec.awaited())
+		err := r.m.Ledger.AwaitWorkload(ctx, r.inLedger(), r.rec.Spec.awaited())
 		if err == nil {
 			return nil
 		}
-		err = fmt.Errorf("note in the ledger for whom %s waits: %w", r.instance, err)
-		if refused(err) {
-			return untouchedError{err}
+		err = fmt.Errorf("record in the ledger which workloads %s waits for: %w", r.instance, err)
+		if step.Refused(err) {
+			return step.NoEffect(err)
 		}
-		if !r.resumed || pausing(ctx, pause.NextBackOff()) != nil {
+		if !r.resumed || step.Sleep(ctx, pause.NextBackOff()) != nil {
 			return err
 		}
 	}
 }
 
-// awaitOne waits until nothing is left of another workload, which is stopped where this
-// one replaces it.
+// awaitOne waits until nothing is left of another workload, and stops that one where this one
+// replaces it.
 func (r *run) awaitOne(ctx context.Context, ref claim.WorkloadRef, replaced bool) error {
 	waiting, over := context.WithCancel(ctx)
 	defer over()
@@ -74,43 +75,43 @@ func (r *run) awaitOne(ctx context.Context, ref claim.WorkloadRef, replaced bool
 	if replaced {
 		asking.Go(func() error { r.replace(waiting, ref); return nil })
 	}
-	pause := r.pause()
+	pause := r.m.limits.retry.Start()
 	for {
-		err := r.Ledger.AwaitEnded(waiting, ref)
+		err := r.m.Ledger.AwaitEnded(waiting, ref)
 		if err == nil {
 			over()
 			_ = asking.Wait()
-			_ = r.update(nil, func(*record) {
+			r.Update(func() {
 				r.waitsFor = slices.DeleteFunc(slices.Clone(r.waitsFor), func(w claim.WorkloadRef) bool { return w == ref })
-				r.sayWaits("")
+				r.noteWait("")
 			})
 			return nil
 		}
-		// The ledger is not to be reached for the moment; the wait goes on.
+		// The ledger cannot be reached; the wait goes on.
 		if ctx.Err() == nil {
-			_ = r.update(nil, func(*record) { r.sayWaits(err.Error()) })
+			r.Update(func() { r.noteWait(err.Error()) })
 		}
-		if err := pausing(ctx, pause.NextBackOff()); err != nil {
+		if err := step.Sleep(ctx, pause.NextBackOff()); err != nil {
 			over()
 			_ = asking.Wait()
 			return err
 		}
-		_ = r.update(nil, func(*record) { r.sayWaits("") })
+		r.Update(func() { r.noteWait("") })
 	}
 }
 
-// replace asks a workload to stop, on its node, until it was told.
+// replace asks a workload to stop, on its node, and retries until the request has arrived.
 func (r *run) replace(ctx context.Context, ref claim.WorkloadRef) {
-	pause := r.pause()
+	pause := r.m.limits.retry.Start()
 	for {
 		err := r.askOther(ctx, ref)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		_ = r.update(nil, func(*record) {
-			r.sayWaits(fmt.Sprintf("workload %q cannot be asked to stop yet: %v", ref, err))
+		r.Update(func() {
+			r.noteWait(fmt.Sprintf("workload %q cannot be asked to stop yet: %v", ref, err))
 		})
-		if pausing(ctx, pause.NextBackOff()) != nil {
+		if step.Sleep(ctx, pause.NextBackOff()) != nil {
 			return
 		}
 	}
@@ -118,28 +119,28 @@ func (r *run) replace(ctx context.Context, ref claim.WorkloadRef) {
 
 // askOther asks a workload to stop once.
 func (r *run) askOther(ctx context.Context, ref claim.WorkloadRef) error {
-	other, err := r.Ledger.Workload(ctx, ref)
+	other, err := r.m.Ledger.Workload(ctx, ref)
 	if errors.Is(err, claim.ErrWorkloadNotFound) || err == nil && other.Status == claim.Ended {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	reason := fmt.Sprintf("replaced by workload %q on node %q", r.ref, r.Node)
-	if other.Node == r.Node {
-		if i, err := r.find(ref); err == nil {
+	reason := fmt.Sprintf("replaced by workload %q on node %q", r.ref, r.m.Node)
+	if other.Node == r.m.Node {
+		if i, err := r.m.find(ref); err == nil {
 			i.askStop(reason)
 		}
-		return nil // one that is not known here is on its way out
+		return nil // a workload that is not known here is being released
 	}
-	if r.Nodes == nil {
+	if r.m.Nodes == nil {
 		return fmt.Errorf("it is on node %q, and this node is alone: give it a tls block", other.Node)
 	}
-	return r.Nodes.StopWorkload(ctx, other.Node, ref, reason)
+	return r.m.Nodes.StopWorkload(ctx, other.Node, ref, reason)
 }
 
-// sayWaits tells for whom the workload still waits, and what is wrong. i.mu is held.
-func (i *instance) sayWaits(problem string) {
+// noteWait notes which workloads this one still waits for, and a problem with that. i.mu is held.
+func (i *instance) noteWait(problem string) {
 	i.rec.Waiting = ""
 	if len(i.waitsFor) > 0 {
 		i.rec.Waiting = fmt.Sprintf("it waits until nothing is left of %s", names(i.waitsFor))
@@ -164,20 +165,10 @@ func names(refs []claim.WorkloadRef) string {
 	return out
 }
 
-// unawait ends the workload's record of its waiting, which sayEnded has tried.
-func (r *run) unawait(context.Context) error {
-	if r.unsaid != nil {
-		return fmt.Errorf("the ledger still has that it waits: %w", r.unsaid)
+// endAwait ends the ledger's record of the wait, which reportEnd has tried.
+func (r *run) endAwait(context.Context) error {
+	if r.endReportErr != nil {
+		return fmt.Errorf("the ledger still has that it waits: %w", r.endReportErr)
 	}
 	return nil
-}
-
-// pausing waits for a while, or for the end of ctx, whose cause it returns.
-func pausing(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // exclusive may be used by one workload at a time.
@@ -101,7 +102,7 @@ func TestItComesAfterOthers(t *testing.T) {
 	}
 	close(held.open)
 	awaitClosed(t, stopped, "the stop of the other")
-	must(t, <-started)
+	check.NoError(t, <-started)
 	if w := h.running(t, "three"); len(w.WaitsFor) > 0 || w.Waiting != "" {
 		t.Errorf("it waits still: %+v", w)
 	}
@@ -161,14 +162,14 @@ func TestItReplacesOneOnAnotherNode(t *testing.T) {
 	h.open(t)
 	old := ref("old")
 	_, err := h.ledger.StartWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}, nil, nil)
-	must(t, err)
+	check.NoError(t, err)
 	s := spec("new")
 	s.Replaces = refs("old")
 	started := h.begins(t, s)
 	awaitClosed(t, others.asked, "the other node to be asked")
 	h.waitsFor(t, "new", "old")
-	must(t, h.ledger.EndWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}))
-	must(t, <-started)
+	check.NoError(t, h.ledger.EndWorkload(t.Context(), claim.Run{Ref: old, Node: "there"}))
+	check.NoError(t, <-started)
 	if want := []string{`old on there: replaced by workload "new" on node "here"`}; !slices.Equal(others.stops, want) {
 		t.Errorf("asked %q, want %q", others.stops, want)
 	}
@@ -188,7 +189,7 @@ func TestTheLedgerIsAwayWhileItWaits(t *testing.T) {
 	started := h.begins(t, s)
 	h.waitsFor(t, "two", "one")
 	h.stop(t, "one")
-	must(t, <-started)
+	check.NoError(t, <-started)
 	h.stop(t, "two")
 	h.clean(t)
 }

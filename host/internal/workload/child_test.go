@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // envChild makes the test binary a host of its own, to be killed.
@@ -60,17 +62,17 @@ func beChild(arg string) {
 func (c child) killed(t *testing.T) {
 	t.Helper()
 	arg, err := json.Marshal(c)
-	must(t, err)
+	check.NoError(t, err)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), envChild+"="+string(arg))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	line := bufio.NewScanner(out)
 	line.Scan()
 	said := line.Text()
-	must(t, cmd.Process.Kill()) // SIGKILL
+	check.NoError(t, cmd.Process.Kill()) // SIGKILL
 	_ = cmd.Wait()
 	if said != reached {
 		t.Fatalf("the child said %q", said)

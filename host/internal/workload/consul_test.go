@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -230,4 +231,10 @@ func (l *ledger) tokens() []claim.Token {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.state.Tokens)
+}
+
+// newID is the ID of a token.
+func newID() string {
+	meshed := service.Service{Connect: &service.Connect{}}
+	return new(servicesteps.Steps).NewRecord(claim.WorkloadRef{}, meshed).Token.ID
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // guards is a node's lease with its fence, which outlives the host. It lasts for ever until a
@@ -176,7 +178,7 @@ func TestAFenceThatIsAwayLetsNothingBegin(t *testing.T) {
 	if err := h.Running(ref("w"), p.pid()); err == nil || !strings.Contains(err.Error(), "its process may not begin") {
 		t.Errorf("the process may begin: %v", err)
 	}
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	if !h.fence.guards(fmt.Sprint("process ", p.pid())) {
 		t.Error("the fence does not know the process")
 	}
@@ -190,7 +192,7 @@ func TestTheFenceIsToldAgainAfterARestart(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
 	w := h.start(t, spec("w", "a"))
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	want := h.fence.guarded()
 	if len(want) != 3 || !h.fence.guards(w.Mounts[0].HostPath) {
 		t.Errorf("the fence guards %v", want)
@@ -212,8 +214,8 @@ func TestALeaseThatWasLostInTheMiddleOfAStart(t *testing.T) {
 		want error
 	}{
 		"with the claims":              {func(*host) error { return nil }, nil},
-		"without the claims":           {func(h *host) error { return h.ledger.takeAway("w", "") }, errClaimsLost},
-		"and the claims are another's": {func(h *host) error { return h.ledger.takeAway("w", "there") }, errClaimsLost},
+		"without the claims":           {func(h *host) error { return h.ledger.takeAway("w", "") }, volumesteps.ErrClaimsLost},
+		"and the claims are another's": {func(h *host) error { return h.ledger.takeAway("w", "there") }, volumesteps.ErrClaimsLost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
@@ -251,7 +253,7 @@ func (h *host) elsewhere(t *testing.T, node string, want bool) {
 		return
 	}
 	w, err := h.ledger.Workload(t.Context(), ref("w"))
-	must(t, err)
+	check.NoError(t, err)
 	if w.Status != claim.Running || w.Node != node || len(claims) != 1 || claims[0].State != claim.Taken || claims[0].Node != node {
 		t.Errorf("the other's was touched: %+v, %+v", w, claims)
 	}

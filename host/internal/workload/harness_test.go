@@ -23,7 +23,11 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -85,12 +89,15 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		Tokens: c, Services: c, Datacenter: "dc7",
 		Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
+	soon := step.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}
 	out.limits = limits{
-		driver: patience, ledger: patience, stopGrace: patience, killGrace: patience, cutGrace: time.Millisecond,
-		undoMin: time.Millisecond, undoMax: 5 * time.Millisecond,
-		register: patience, identity: patience, readBack: patience, bootstrap: patience, release: patience,
-		devices: patience, reserve: patience,
-		retryMin: time.Millisecond, retryMax: 5 * time.Millisecond, look: time.Hour,
+		ledger: patience, stopGrace: patience, killGrace: patience, cutGrace: time.Millisecond,
+		devices: patience, reserve: patience, undo: soon, retry: soon,
+	}
+	out.volumes.DriverWait = patience
+	out.services.Limits = servicesteps.Limits{
+		Register: patience, Identity: patience, ReadBack: patience, Bootstrap: patience, Release: patience,
+		Look: time.Hour, Retry: soon,
 	}
 	return out, nil
 }
@@ -118,8 +125,8 @@ func newDir(t *testing.T) string {
 	t.Helper()
 	testbin.RequireRoot(t, "mounts of workloads")
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err)
-	must(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
+	check.NoError(t, err)
+	check.NoError(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
 	t.Cleanup(func() { // runs last, before the directory is removed
 		there, err := mounts.Below(dir)
 		if err != nil {
@@ -135,7 +142,7 @@ func newDir(t *testing.T) string {
 func prepareHost(t *testing.T, dir string) *host {
 	t.Helper()
 	h, err := openHost(dir, &hooks{}, t.Errorf)
-	must(t, err)
+	check.NoError(t, err)
 	t.Cleanup(func() { h.shut(t) })
 	return h
 }
@@ -174,13 +181,6 @@ func (h *host) restart(t *testing.T) *host {
 	return n
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func volumeRef(id string) claim.VolumeRef {
 	return claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id}
 }
@@ -196,12 +196,12 @@ func (h *host) volume(t testing.TB, driver, id string, caps ...claim.Capability)
 		caps = []claim.Capability{{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem}}
 	}
 	external := "external-" + id
-	must(t, h.ledger.add(claim.Volume{
+	check.NoError(t, h.ledger.add(claim.Volume{
 		VolumeRef: volumeRef(id), PluginID: driver, ExternalID: external, Capabilities: caps,
 		Context: map[string]string{"of": external},
 	}))
 	if caps[0].AttachmentMode == claim.FileSystem {
-		must(t, os.MkdirAll(filepath.Join(h.driver.base, external), 0o700))
+		check.NoError(t, os.MkdirAll(filepath.Join(h.driver.base, external), 0o700))
 	}
 }
 
@@ -210,20 +210,20 @@ func (h *host) blockVolume(t *testing.T, driver, id string) {
 	t.Helper()
 	h.volume(t, driver, id, claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.BlockDevice})
 	image := filepath.Join(h.dir, id+".image")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, 1<<20))
+	check.NoError(t, os.WriteFile(image, nil, 0o600))
+	check.NoError(t, os.Truncate(image, 1<<20))
 	out, err := exec.Command("losetup", "--find", "--show", image).Output()
-	must(t, err)
+	check.NoError(t, err)
 	device := strings.TrimSpace(string(out))
 	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", device).Run() })
-	must(t, os.Symlink(device, filepath.Join(h.driver.base, "external-"+id)))
+	check.NoError(t, os.Symlink(device, filepath.Join(h.driver.base, "external-"+id)))
 }
 
 // spec asks for volumes by their ids.
 func spec(id string, volumes ...string) Spec {
 	s := Spec{WorkloadRef: ref(id)}
 	for _, v := range volumes {
-		s.Volumes = append(s.Volumes, VolumeRequest{Name: v, Source: v, Destination: "/" + v})
+		s.Volumes = append(s.Volumes, volumesteps.Request{Name: v, Source: v, Destination: "/" + v})
 	}
 	return s
 }
@@ -254,7 +254,7 @@ func (h *host) eventually(t *testing.T, id, what string, is func(w Workload) boo
 	late := time.After(patience)
 	for {
 		i, err := h.find(ref(id))
-		must(t, err)
+		check.NoError(t, err)
 		_, _, _, _, changed := i.since(0)
 		w := i.snapshot()
 		if is(w) {
@@ -291,7 +291,7 @@ func (h *host) clean(t *testing.T) {
 	if there, err := mounts.Below(h.Layout.Dir); err != nil || len(there) > 0 {
 		t.Errorf("still mounted: %v (%v)", there, err)
 	}
-	must(t, h.journal.View(func(tx *journal.Tx) error {
+	check.NoError(t, h.journal.View(func(tx *journal.Tx) error {
 		left := func(what string) { t.Errorf("the journal still has %s", what) }
 		return errors.Join(
 			records.Each(tx, func(k string, _ *record) error { left("workload " + k); return nil }),
@@ -316,7 +316,7 @@ func (h *host) clean(t *testing.T) {
 		t.Errorf("the fence still guards %v", left)
 	}
 	h.cleanOfServices(t)
-	if n := h.locks.Len(); n > 0 {
+	if n := h.volumes.Locks.Len(); n > 0 {
 		t.Errorf("%d locks are held", n)
 	}
 }
@@ -344,6 +344,14 @@ func usage() mounts.Usage {
 	return mounts.Usage{AttachmentMode: claim.FileSystem, AccessMode: claim.SingleNodeMultiWriter}
 }
 
+// users is what the journal keeps of the users of an attachment or a staging mount.
+type users map[string]any
+
+const (
+	attachments journal.Bucket[users] = "attachment"
+	stagings    journal.Bucket[users] = "staging"
+)
+
 var multiBlock = claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.BlockDevice}
 
 var claimRefused = &claim.Refusal{Reason: claim.ErrHeld, Volume: volumeRef("a"), Detail: "is not given"}
@@ -351,6 +359,6 @@ var claimRefused = &claim.Refusal{Reason: claim.ErrHeld, Volume: volumeRef("a"),
 // remade makes the directory that a driver has removed.
 func remade(t *testing.T, path string) string {
 	t.Helper()
-	must(t, os.MkdirAll(path, 0o700))
+	check.NoError(t, os.MkdirAll(path, 0o700))
 	return path
 }

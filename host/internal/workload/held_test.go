@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Whoever has bound the volume in another mount namespace keeps its claim.
@@ -22,7 +24,7 @@ func TestAStopWaitsForWhoHasTheVolume(t *testing.T) {
 			if h.count("unpublish a") > 0 || len(h.ledger.claims()) != 1 || at(target) == nil {
 				t.Errorf("it was touched: %v", h.happened())
 			}
-			must(t, p.Process.Kill())
+			check.NoError(t, p.Process.Kill())
 			p.reap()
 			h.ended(t, "w")
 			h.clean(t)

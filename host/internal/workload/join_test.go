@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // steps collects the progress of a start or a stop.
@@ -87,7 +89,7 @@ func TestAStartWaitsForAnEarlierRelease(t *testing.T) {
 		started <- err
 	}()
 	close(held.open)
-	must(t, <-started)
+	check.NoError(t, <-started)
 	inOrder(t, h.happened(), "claim w", "unstage a", "detached w", "freed w", "claim w", "publish a")
 	h.stop(t, "w")
 	h.clean(t)
@@ -144,7 +146,7 @@ func TestAttemptsAndErrorsOfStepsAreTold(t *testing.T) {
 	}
 	var told collected
 	w, err := h.Stop(t.Context(), ref("w"), "the test stops it", told.progress)
-	must(t, err)
+	check.NoError(t, err)
 	if !slices.Contains(told.seen, "unpublish a waiting") && !slices.Contains(told.seen, "publish a waiting") {
 		t.Errorf("told: %q", told.seen)
 	}
@@ -197,7 +199,7 @@ func TestStopAllWaitsForWhatItCan(t *testing.T) {
 	}
 	h.ended(t, "ends")
 	close(held.open)
-	must(t, h.StopAll(t.Context(), "the host goes"))
+	check.NoError(t, h.StopAll(t.Context(), "the host goes"))
 	if w := h.ended(t, "hangs"); w.Message != "the host goes" {
 		t.Errorf("it says %q", w.Message)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
 // ledger is the replicated state in a file: it outlives a host that is killed. It
@@ -118,7 +119,7 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 	return *v, nil
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (got Started, err error) {
+func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (got volumesteps.Started, err error) {
 	start := func() error {
 		return l.change(func(s *ledgerState) (err error) {
 			if w := s.workload(run.Ref); w != nil && run.ID != "" && w.Over == run.ID {
@@ -197,7 +198,7 @@ func (l *ledger) until(ctx context.Context, is func(s *ledgerState) bool) error 
 }
 
 // start is what the cluster's state does for StartWorkload.
-func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got Started, err error) {
+func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got volumesteps.Started, err error) {
 	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
 	running := n >= 0 && s.Workloads[n].Status == claim.Running
 	if running && s.Workloads[n].Node != node {

@@ -54,7 +54,7 @@ func (h *host) mountsOf(id string) []MountPoint {
 func TestEndedWorkloadsAreForgottenInTheEnd(t *testing.T) {
 	h := newHost(t)
 	for n := range maxEnded + 3 {
-		i := newInstance(record{Spec: spec(fmt.Sprint("old", n)), State: Stopped})
+		i := newInstance(record{Spec: spec(fmt.Sprint("old", n)), State: Stopped}, nil)
 		i.endedAt = i.endedAt.AddDate(2000, 0, n)
 		h.workloads[i.ref] = i
 	}

@@ -14,16 +14,16 @@ import (
 
 // namespace names the private mount namespace of a workload's process.
 //
-// When a namespace is gone, its inode number is soon that of another one. So the
-// number counts only while the host holds the namespace open (instance.pin), or
-// together with the kernel's ID of it, which is never used again in one boot.
+// The kernel reuses the inode number of a namespace that is gone. So the number is proof only while
+// the host holds the namespace open (instance.pin), or together with the kernel's ID of the
+// namespace, which is never reused in one boot.
 type namespace struct {
 	Inode uint64 `json:"inode"`
 	ID    uint64 `json:"id,omitempty"` // 0: the kernel has none (before Linux 6.11)
 }
 
-// private opens the mount namespace of a process; nil where it is the host's
-// own, which must never be emptied.
+// private opens the mount namespace of a process; nil: it is the host's own, whose processes must
+// never be killed.
 func private(ctx context.Context, p *process.Process) (pin *os.File, ns *namespace, err error) {
 	pin, theirs, err := namespaceOf(p.PID())
 	if err != nil {
@@ -32,7 +32,7 @@ func private(ctx context.Context, p *process.Process) (pin *os.File, ns *namespa
 	own, ours, err := namespaceOf(os.Getpid())
 	if err == nil {
 		_ = own.Close()
-		// p lives, so what was opened is its own and not that of a later process.
+		// p lives, so the opened namespace is its own and not that of a later process.
 		var again *process.Process
 		if again, err = process.Find(ctx, p.Ref()); err == nil {
 			again.Release()
@@ -63,9 +63,9 @@ func namespaceOf(pid int) (*os.File, namespace, error) {
 	return f, ns, nil
 }
 
-// observeNamespace holds on to the namespace of a process that still lives. That
-// of one which is gone may live on with its children; without an ID it cannot be
-// told from a later one, and what lives in it is left alone.
+// observeNamespace opens the namespace of a process that still lives. The namespace of one that
+// has ended may live on with its children; without an ID it cannot be told from a later one, and
+// its processes are left alone.
 func (r *run) observeNamespace(ctx context.Context) error {
 	ns := r.rec.MountNS
 	if ns == nil {
@@ -83,14 +83,14 @@ func (r *run) observeNamespace(ctx context.Context) error {
 		_ = pin.Close() // nil where there is none
 	}
 	if ns.ID == 0 {
-		r.log.Warn("the workload's process is gone, and others may live on in its mount namespace: they are left alone", "workload", r.ref)
+		r.m.log.Warn("the workload's process is gone, and others may live on in its mount namespace: they are left alone", "workload", r.ref)
 		r.rec.MountNS = nil
 	}
 	return nil
 }
 
-// emptyNamespace kills every process in a mount namespace and waits until they
-// are gone: a child that was forked meanwhile is found by the next look.
+// emptyNamespace kills all processes in a mount namespace and waits until they are gone. It looks
+// again until it finds none: a process may fork while it is being killed.
 func (r *run) emptyNamespace(ctx context.Context, ns namespace) error {
 	for look := true; look; {
 		look = false
@@ -105,10 +105,10 @@ func (r *run) emptyNamespace(ctx context.Context, ns namespace) error {
 	return nil
 }
 
-// killIn kills a process unless it is another one by now, or elsewhere. It says
-// whether there was one in the namespace, which may have left children.
+// killIn kills a process, unless it is not in the namespace: the pid may be another process's by
+// now. It reports whether there was one in the namespace, which may have left children.
 func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err error) {
-	p, err := process.Observe(pid) //nolint:contextcheck // it waits for nothing
+	p, err := process.Observe(pid) //nolint:contextcheck // it does not block
 	if err != nil {
 		if errors.Is(err, process.ErrGone) {
 			return true, ctx.Err()
@@ -116,7 +116,7 @@ func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err 
 		return false, err
 	}
 	defer p.Release()
-	f, now, err := namespaceOf(pid) // after the process was opened: it is the one's
+	f, now, err := namespaceOf(pid) // after the process was opened, so it is that process's
 	if err != nil {
 		return true, ctx.Err() // it just ended
 	}
@@ -124,5 +124,5 @@ func (r *run) killIn(ctx context.Context, ns namespace, pid int) (was bool, err 
 	if now != ns {
 		return false, nil
 	}
-	return true, endProcess(ctx, p, unix.SIGKILL, r.limits.killGrace)
+	return true, endProcess(ctx, p, unix.SIGKILL, r.m.limits.killGrace)
 }

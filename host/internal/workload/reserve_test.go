@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/plugintest"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // zeros is a device plugin with two devices, all of which are /dev/zero.
@@ -123,7 +124,7 @@ func TestDevicesAreHeldOverARestart(t *testing.T) {
 	h = h.next(t).withDevices(t, again)
 	h.open(t)
 	w, err := h.Get(ref("one"))
-	must(t, err)
+	check.NoError(t, err)
 	if !slices.Equal(w.Devices, before.Devices) || w.Reservation.Env["ZEROS"] != "zero-0" || len(again.asked) > 0 {
 		t.Errorf("it has %+v with %+v, and the plugin was asked for %q", w.Devices, w.Reservation, again.asked)
 	}

@@ -60,8 +60,8 @@ func TestServicesAreResolved(t *testing.T) {
 func TestServicesThatCannotBe(t *testing.T) {
 	for want, spoil := range map[string]func(s *Spec){
 		`service "web": tags[0]: unknown variable ${node.nam}; known are ${node.datacenter}, ${node.name}, ${port.http}, ${workload.id}, ${workload.namespace}`: func(s *Spec) { s.Services[0].Tags = []string{"${node.nam}"} },
-		`service "web": the agent has no consul block "west"`:      func(s *Spec) { s.Services[0].Consul = "west" },
-		`user "nobody-has-this-name", which is to own its secrets`: func(s *Spec) { s.User = "nobody-has-this-name" },
+		`service "web": the agent has no consul block "west"`:   func(s *Spec) { s.Services[0].Consul = "west" },
+		`user "nobody-has-this-name", the owner of its secrets`: func(s *Spec) { s.User = "nobody-has-this-name" },
 		`service "web": meta: key: has 600 bytes, 512 are allowed`: func(s *Spec) {
 			s.ID = strings.Repeat("x", 60)
 			s.Services[0].Meta = map[string]string{"key": strings.Repeat("${workload.id}", 10)}

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 var (
@@ -34,15 +35,15 @@ type outcome struct {
 func (h *host) outcome(t *testing.T, id string) outcome {
 	t.Helper()
 	w, err := h.Get(ref(id))
-	must(t, err)
+	check.NoError(t, err)
 	table, err := mounts.Below(h.Layout.Dir)
-	must(t, err)
+	check.NoError(t, err)
 	slices.SortFunc(table, func(a, b mounts.Mount) int { return strings.Compare(a.Path, b.Path) })
 	o := outcome{State: w.State, Mounts: w.Mounts, Table: table, Claims: h.ledger.claims(), Users: map[string]users{}}
 	for n := range o.Claims {
 		o.Claims[n].TakenAt, o.Claims[n].ModifiedAt, o.Claims[n].Index = time.Time{}, time.Time{}, 0
 	}
-	must(t, h.journal.View(func(tx *journal.Tx) error {
+	check.NoError(t, h.journal.View(func(tx *journal.Tx) error {
 		put := func(k string, u *users) error { o.Users[k] = *u; return nil }
 		return errors.Join(attachments.Each(tx, put), stagings.Each(tx, put))
 	}))
@@ -157,9 +158,9 @@ func TestALostMountIsMountedAgain(t *testing.T) {
 			s := spec("w", "a", "b")
 			w := h.start(t, s)
 			target := w.Mounts[0].HostPath
-			must(t, unix.Unmount(target, 0))
+			check.NoError(t, unix.Unmount(target, 0))
 			if lost != "target" {
-				must(t, unix.Unmount(h.Layout.Staging(full, volumeRef("a"), usage()), 0))
+				check.NoError(t, unix.Unmount(h.Layout.Staging(full, volumeRef("a"), usage()), 0))
 			}
 			h = h.next(t)
 			held := newGate()
@@ -195,10 +196,10 @@ func TestRestoredWithTheModesItHad(t *testing.T) {
 	h.volume(t, full, "a")
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
 	v, err := h.ledger.Volume(t.Context(), volumeRef("a"))
-	must(t, err)
+	check.NoError(t, err)
 	v.Capabilities = append(v.Capabilities, claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem})
-	must(t, h.ledger.add(v))
-	must(t, unix.Unmount(target, 0))
+	check.NoError(t, h.ledger.add(v))
+	check.NoError(t, unix.Unmount(target, 0))
 	h = h.restart(t)
 	h.running(t, "w")
 	h.stop(t, "w")
@@ -209,7 +210,7 @@ func TestAWorkloadThatCannotBeBroughtBackIsReleased(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
-	must(t, unix.Unmount(target, 0))
+	check.NoError(t, unix.Unmount(target, 0))
 	h = h.next(t)
 	h.on("publish:before", 0, fail(1))
 	h.open(t)
@@ -256,9 +257,9 @@ func TestAReboot(t *testing.T) {
 	h = h.next(t)
 	h.bootID = "another"
 	there, err := mounts.Below(h.Layout.Dir)
-	must(t, err)
+	check.NoError(t, err)
 	for _, m := range slices.Backward(there) {
-		must(t, unix.Unmount(m.Path, 0))
+		check.NoError(t, unix.Unmount(m.Path, 0))
 	}
 
 	held := newGate()

@@ -11,15 +11,15 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 )
 
-// revision is how a workload that runs is told of a spec that says other things of its
-// services. instance.mu guards all but wake.
+// revision is a changed spec on its way to the goroutine of a running workload. instance.mu guards
+// all but wake.
 type revision struct {
-	asked    uint64 // counts the askers
-	answered uint64 // the last of them whose services were registered, or could not be
-	err      error  // of that
+	asked    uint64 // counts the requests
+	answered uint64 // the last request whose services were registered, or could not be
+	err      error  // of the answer
 	wake     chan struct{}
 }
 
@@ -35,8 +35,8 @@ func (s Spec) fixed() Spec {
 	return s
 }
 
-// differences names the parts of two specs that are not the same and may not change
-// while the workload runs.
+// differences names the parts in which two specs differ and that may not change while the workload
+// runs.
 func differences(was, is Spec) string {
 	was, is = was.fixed(), is.fixed()
 	var all []string
@@ -61,7 +61,7 @@ func differences(was, is Spec) string {
 	return strings.Join(all, ", ")
 }
 
-// sameJSON compares as the journal would: an empty list and none are one there.
+// sameJSON compares by the journal's encoding, in which an empty list and none are the same.
 func sameJSON(a, b any) bool {
 	x, errX := json.Marshal(a)
 	y, errY := json.Marshal(b)
@@ -69,10 +69,10 @@ func sameJSON(a, b any) bool {
 	return errX == nil && errY == nil && (bytes.Equal(x, y) || empty(x) && empty(y))
 }
 
-// revise gives a workload that runs another spec and asks for its registration. It
-// returns what awaits that.
+// revise gives a running workload another spec and asks for the registration of its services. It
+// returns the request to wait for.
 func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
-	services, err := m.resolved(&spec, i.rec.Ports)
+	services, err := m.services.Resolve(spec.WorkloadRef, spec.Services, spec.Canary, i.rec.Ports)
 	if err != nil {
 		return 0, fmt.Errorf("%w %q: %w", ErrInvalid, spec.ID, err)
 	}
@@ -86,20 +86,20 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 		}
 	}
 	swap()
-	if err := i.write(m.journal); err != nil {
+	if err := i.write(); err != nil {
 		spec = was
 		swap()
-		return 0, fmt.Errorf("note the changed spec of %s: %w", i, err)
+		return 0, fmt.Errorf("write the changed spec of %s to the journal: %w", i, err)
 	}
 	return i.askRevision(), nil
 }
 
-// pending says whether Consul is still to be told of what the spec says. i.mu is held.
-func (i *instance) pending() bool { return slices.ContainsFunc(i.services, (*svc).stale) }
+// pending reports that a service is not registered as the spec has it. i.mu is held.
+func (i *instance) pending() bool { return slices.ContainsFunc(i.services, stale) }
 
-func (s *svc) stale() bool { return s.Registered == nil || !sameService(*s.Registered, s.Service) }
-
-func sameService(a, b service.Service) bool { return sameJSON(a, b) }
+func stale(s *servicesteps.Service) bool {
+	return s.Registered == nil || !sameJSON(*s.Registered, s.Service)
+}
 
 // askRevision wakes the workload's goroutine. i.mu is held.
 func (i *instance) askRevision() uint64 {
@@ -111,7 +111,7 @@ func (i *instance) askRevision() uint64 {
 	return i.revision.asked
 }
 
-// revised says whether an asker was answered, and how.
+// revised reports whether a request was answered, and its error.
 func (i *instance) revised(asked uint64) (bool, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -121,14 +121,14 @@ func (i *instance) revised(asked uint64) (bool, error) {
 	return true, i.revision.err
 }
 
-// keepRegistered registers the services again whose spec has changed, when it is asked
-// to, and again until it works.
+// keepRegistered registers the services whose spec has changed, on each request, and retries until
+// that succeeds.
 func (r *run) keepRegistered(ctx context.Context) {
-	pause := r.pause()
+	pause := r.m.limits.retry.Start()
 	for {
-		var again <-chan time.Time
+		var retry <-chan time.Time
 		if err := r.registerStale(ctx); err != nil {
-			again = time.After(pause.NextBackOff())
+			retry = time.After(pause.NextBackOff())
 		} else {
 			pause.Reset()
 		}
@@ -136,34 +136,35 @@ func (r *run) keepRegistered(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-r.revision.wake:
-		case <-again:
+		case <-retry:
 		}
 	}
 }
 
-// registerStale registers what is not as the spec says, and answers those who asked.
+// registerStale registers the services that are not as the spec has them, and answers the requests
+// so far.
 func (r *run) registerStale(ctx context.Context) error {
-	r.instance.mu.Lock()
+	r.mu.Lock()
 	asked := r.revision.asked
-	stale := slices.DeleteFunc(slices.Clone(r.services), func(s *svc) bool { return !s.stale() })
-	r.instance.mu.Unlock()
-	register := steps[slices.IndexFunc(steps, func(s step) bool { return s.name == registerStep })]
+	todo := slices.DeleteFunc(slices.Clone(r.services), func(s *servicesteps.Service) bool { return !stale(s) })
+	r.mu.Unlock()
+	register := actions[slices.IndexFunc(actions, func(a action) bool { return a.name == registerStep })]
 	var sideBySide errgroup.Group
-	for _, s := range stale {
+	for _, s := range todo {
 		sideBySide.Go(func() error {
-			err := r.do(ctx, register, s)
+			err := r.do(ctx, register, serviceSubject(s))
 			if ctx.Err() == nil {
-				r.say(s, registering, err)
+				r.m.services.Report(s, servicesteps.Registering, err)
 			}
 			return err
 		})
 	}
 	err := sideBySide.Wait()
-	if ctx.Err() == nil { // else it is on its way down
-		_ = r.update(nil, func(*record) { r.revision.answered, r.revision.err = asked, err })
+	if ctx.Err() == nil { // otherwise it is being taken down
+		r.Update(func() { r.revision.answered, r.revision.err = asked, err })
 	}
-	if err == nil && len(stale) > 0 {
-		r.event("updated", "its services were registered as the changed spec says")
+	if err == nil && len(todo) > 0 {
+		r.event("updated", "its services were registered as the changed spec has them")
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 var processCheck = service.Check{Type: service.CheckProcess, Interval: "10s"}
@@ -42,8 +43,8 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 			if got := strings.Join(h.happened(), ", "); got != "register web" {
 				t.Errorf("calls were made: %s", got)
 			}
-			want, err := h.resolved(&s, w.Ports)
-			must(t, err)
+			want, err := h.services.Resolve(s.WorkloadRef, s.Services, s.Canary, w.Ports)
+			check.NoError(t, err)
 			if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got, want[0]) {
 				t.Errorf("got  %+v\nwant %+v", got, want[0])
 			}
@@ -103,7 +104,7 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 // workload runs on, and is in sync as it was.
 func TestAChangeThatConsulDoesNotTake(t *testing.T) {
 	h := newHost(t)
-	h.limits.register = 300 * time.Millisecond
+	h.services.Limits.Register = 300 * time.Millisecond
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	s := withServices(spec("w"), sidecar("web"))
 	s.Services[0].Tags = []string{"new"}

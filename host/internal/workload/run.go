@@ -11,38 +11,34 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
-// run carries out the step table for one instance.
+// run takes one workload through its actions.
 type run struct {
-	*Manager
+	m *Manager
 	*instance
 }
 
-// untouchedError is a Do's way to say that it failed before it did anything, so
-// that there is nothing to undo.
-type untouchedError struct{ error }
-
-func (e untouchedError) Unwrap() error { return e.error }
-
-// errHostCloses ends a run without unwinding it: the journal has all of it, and
-// the next process of the host goes on.
+// errHostCloses ends a run without undoing it: the journal has all of it, and the next process of
+// the host goes on.
 var errHostCloses = errors.New("the host is closing")
 
-// live is the instance's goroutine: up, wait, down.
+// live is the instance's goroutine: it brings the workload up, waits, and takes it down.
 func (r *run) live(ctx context.Context) {
-	defer close(r.over)
-	defer r.letGo()
+	defer close(r.ended)
+	defer r.releaseProcesses()
 	if r.state() != Stopping {
 		reason := r.bringUp(ctx)
 		if errors.Is(reason, errHostCloses) {
 			return
 		}
 		if err := r.set(Stopping, reason); err != nil {
-			r.log.Error("the journal cannot be written; the workload is released all the same", "workload", r.ref, "error", err)
+			r.m.log.Error("the journal cannot be written; the workload is released all the same", "workload", r.ref, "error", err)
 		}
 		if r.failed() {
 			r.event("failed", reason.Error())
@@ -51,8 +47,7 @@ func (r *run) live(ctx context.Context) {
 	r.takeDown(ctx)
 }
 
-// bringUp takes the steps and then waits until the workload has to go. It
-// returns why.
+// bringUp does the actions and then waits until the workload has to end. It returns why.
 func (r *run) bringUp(ctx context.Context) error {
 	stopping, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
@@ -62,10 +57,10 @@ func (r *run) bringUp(ctx context.Context) error {
 
 	select {
 	case <-r.stop:
-		return r.stopReason() // not one step more
+		return r.stopReason() // before any other action
 	default:
 	}
-	if err := r.awaitMet(stopping); err != nil {
+	if err := r.awaitReconciled(stopping); err != nil {
 		if ctx.Err() != nil {
 			return errHostCloses
 		}
@@ -96,23 +91,23 @@ func (r *run) bringUp(ctx context.Context) error {
 	return context.Cause(stopping)
 }
 
-// chain is what one subject has of a group of steps.
+// chain is the actions of one subject in a group.
 type chain struct {
-	of    subject
-	steps []step
+	of      subject
+	actions []action
 }
 
-// forward takes every step, in the table's order.
+// forward does every action, in the order of the table.
 func (r *run) forward(ctx context.Context) error {
 	for _, group := range groups() {
 		sideBySide, ctx := errgroup.WithContext(ctx)
 		for _, c := range r.chains(group) {
 			sideBySide.Go(func() error {
-				for _, s := range c.steps {
-					if !s.when(c.of) {
+				for _, a := range c.actions {
+					if !a.when(r, c.of) {
 						continue
 					}
-					if err := r.do(ctx, s, c.of); err != nil {
+					if err := r.do(ctx, a, c.of); err != nil {
 						return err
 					}
 				}
@@ -126,10 +121,10 @@ func (r *run) forward(ctx context.Context) error {
 	return nil
 }
 
-// backward undoes what has an intent, in the reverse order. What fails keeps
-// the steps before it for the next attempt; other volumes and services go on. A step of
-// the whole workload sees for itself which volumes are done with. It does not wait for
-// services: a Consul that is away must not keep a claim.
+// backward undoes what has an intent, in the reverse order. An undo that fails keeps the actions
+// before it for the next attempt; other volumes and services go on. The undo of the claims checks
+// for itself which volumes are undone. It does not wait for services: a Consul that cannot be
+// reached must not keep a claim.
 func (r *run) backward(ctx context.Context) error {
 	var attempts []*error
 	var services sync.WaitGroup
@@ -137,7 +132,7 @@ func (r *run) backward(ctx context.Context) error {
 		var others sync.WaitGroup
 		for _, c := range r.chains(group) {
 			beside, err := &others, new(error)
-			if c.of.scope() == eachService {
+			if c.of.scope == eachService {
 				beside = &services
 			}
 			attempts = append(attempts, err)
@@ -147,38 +142,38 @@ func (r *run) backward(ctx context.Context) error {
 	}
 	services.Wait()
 	var errs []error
-	for _, err := range attempts { // in an order that stays the same
+	for _, err := range attempts { // in a stable order, for the message
 		errs = append(errs, *err)
 	}
 	return errors.Join(errs...)
 }
 
 func (r *run) undoChain(ctx context.Context, c chain) error {
-	for _, s := range slices.Backward(c.steps) {
-		if err := r.undo(ctx, s, c.of); err != nil {
+	for _, a := range slices.Backward(c.actions) {
+		if err := r.undo(ctx, a, c.of); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// groups cuts the table into single steps of the whole workload and those between
-// them, whose chains go side by side.
-func groups() (out [][]step) {
-	for n, s := range steps {
-		if s.of != wholeWorkload && n > 0 && steps[n-1].of != wholeWorkload {
-			out[len(out)-1] = append(out[len(out)-1], s)
+// groups cuts the table into single actions of the whole workload and those between them, whose
+// chains are done side by side.
+func groups() (out [][]action) {
+	for n, a := range actions {
+		if a.of != wholeWorkload && n > 0 && actions[n-1].of != wholeWorkload {
+			out[len(out)-1] = append(out[len(out)-1], a)
 		} else {
-			out = append(out, []step{s})
+			out = append(out, []action{a})
 		}
 	}
 	return out
 }
 
-// chains gives each subject its steps of a group.
-func (r *run) chains(group []step) (out []chain) {
+// chains gives each subject its actions of a group.
+func (r *run) chains(group []action) (out []chain) {
 	for _, of := range r.subjects() {
-		own := slices.DeleteFunc(slices.Clone(group), func(s step) bool { return s.of != of.scope() })
+		own := slices.DeleteFunc(slices.Clone(group), func(a action) bool { return a.of != of.scope })
 		if len(own) > 0 {
 			out = append(out, chain{of, own})
 		}
@@ -186,40 +181,29 @@ func (r *run) chains(group []step) (out []chain) {
 	return out
 }
 
-// subjects are the workload and all that it has several of.
-func (r *run) subjects() []subject {
-	out := []subject{whole{r.instance}}
-	for _, v := range r.volumes {
-		out = append(out, v)
-	}
-	for _, s := range r.services {
-		out = append(out, s)
-	}
-	return out
-}
-
-func (r *run) do(ctx context.Context, s step, of subject) error {
+// do does one action. Its intent is in the journal first, and its success afterwards.
+func (r *run) do(ctx context.Context, a action, of subject) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	before := r.progress(s, of)
+	before := r.progress(a.name, of)
 	if before == "" {
-		if err := r.mark(s, of, intended); err != nil {
+		if err := r.mark(a, of, step.Intended); err != nil {
 			return err
 		}
 	}
-	failpoint.Here(s.name, "intended")
-	end := r.beginStep(s.name, of, false)
-	err := s.do(r, ctx, of)
-	failpoint.Here(s.name, "called")
+	failpoint.Here(a.name, "intended")
+	end := r.beginStep(a.name, of, false)
+	err := a.do(r, ctx, of)
+	failpoint.Here(a.name, "called")
 	if err == nil {
-		err = r.mark(s, of, done)
+		err = r.mark(a, of, step.Done)
 	}
-	failpoint.Here(s.name, "noted")
+	failpoint.Here(a.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
-		if errors.As(err, new(untouchedError)) && before == "" {
-			return errors.Join(err, r.mark(s, of, ""))
+		if step.HadNoEffect(err) && before == "" {
+			return errors.Join(err, r.mark(a, of, ""))
 		}
 		return err
 	}
@@ -227,18 +211,19 @@ func (r *run) do(ctx context.Context, s step, of subject) error {
 	return nil
 }
 
-func (r *run) undo(ctx context.Context, s step, of subject) error {
-	if r.progress(s, of) == "" {
+// undo undoes one action that has an intent, and then removes the intent from the journal.
+func (r *run) undo(ctx context.Context, a action, of subject) error {
+	if r.progress(a.name, of) == "" {
 		return nil
 	}
-	failpoint.Here(s.name, "undo")
-	end := r.beginStep(s.name, of, true)
-	err := s.undo(r, ctx, of)
-	failpoint.Here(s.name, "undone")
+	failpoint.Here(a.name, "undo")
+	end := r.beginStep(a.name, of, true)
+	err := a.undo(r, ctx, of)
+	failpoint.Here(a.name, "undone")
 	if err == nil {
-		err = r.mark(s, of, "")
+		err = r.mark(a, of, "")
 	}
-	failpoint.Here(s.name, "forgotten")
+	failpoint.Here(a.name, "forgotten")
 	if err != nil {
 		end(StepWaiting, err)
 		return err
@@ -247,12 +232,12 @@ func (r *run) undo(ctx context.Context, s step, of subject) error {
 	return nil
 }
 
-// takeDown undoes everything, as often as it takes, and forgets the record.
+// takeDown undoes everything, as often as it takes, and removes the record.
 func (r *run) takeDown(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
-	pause.InitialInterval, pause.MaxInterval = r.limits.undoMin, r.limits.undoMax
+	pause.InitialInterval, pause.MaxInterval = r.m.limits.undo.Min, r.m.limits.undo.Max
 	for {
-		changed := r.Drivers.Changed() // before the attempt: nothing is missed
+		changed := r.m.Drivers.Changed() // before the attempt: no change is missed
 		err := r.down(ctx)
 		if err == nil {
 			r.finish()
@@ -261,37 +246,37 @@ func (r *run) takeDown(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		_ = r.update(nil, func(rec *record) {
-			if rec.Waiting != err.Error() { // said once, however often it is tried
-				r.log.Warn("the workload is not released yet, it is tried again", "workload", r.ref, "error", err)
+		r.Update(func() {
+			if r.rec.Waiting != err.Error() { // logged once, however often it is retried
+				r.m.log.Warn("the workload is not released yet; this is retried", "workload", r.ref, "error", err)
 			}
-			rec.Waiting = err.Error()
+			r.rec.Waiting = err.Error()
 		})
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
 		case <-r.hurry:
-		case <-time.After(r.hurried(pause.NextBackOff())):
+		case <-time.After(r.undoPause(pause.NextBackOff())):
 		}
 	}
 }
 
-// down is one attempt: no process of the workload, then no mount, then no claim.
-// Without the ledger it goes as far as the mounts: a node that is cut off must be
-// able to let go of its volumes.
+// down is one attempt: first the processes of the workload, then its mounts, then its claims.
+// Without the ledger it goes as far as the mounts: a node that is cut off must be able to unmount
+// its volumes.
 func (r *run) down(ctx context.Context) error {
 	if err := r.endProcesses(ctx); err != nil {
 		return err
 	}
 	failpoint.Here("workload", "stopping")
-	r.unsaid = r.sayEnded(ctx)
+	r.endReportErr = r.reportEnd(ctx)
 	failpoint.Here("workload", "ended")
 	if err := r.backward(ctx); err != nil {
 		return err
 	}
 	if p := r.rec.Process; p != nil {
-		if err := r.releaseProcess(ctx, r.instance, *p); err != nil {
+		if err := r.m.releaseProcess(ctx, r.instance, *p); err != nil {
 			return err
 		}
 	}
@@ -299,31 +284,37 @@ func (r *run) down(ctx context.Context) error {
 	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
 }
 
-// sayEnded writes to the ledger that the claims are on their way out, before the
-// first call that takes them there. A node that was cut off has no time to ask: it
-// unmounts first.
-func (r *run) sayEnded(ctx context.Context) error {
+// reportEnd records in the ledger that the claims are about to be released, before the first call
+// that does so. A node that was cut off has no time to wait for the ledger: it unmounts first.
+func (r *run) reportEnd(ctx context.Context) error {
 	if r.isCutOff() && r.inUse() {
 		return errCutOff
 	}
-	if r.taken(awaitStep) == "" && r.taken(claimStep) == "" {
-		return nil // it has no record there
+	whole := subject{progress: r.rec.Steps}
+	if r.progress(awaitStep, whole) == "" && r.progress(claimStep, whole) == "" {
+		return nil // the ledger has no record of it
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.limits.ledger)
+	ctx, cancel := context.WithTimeout(ctx, r.m.limits.ledger)
 	defer cancel()
-	if err := r.Ledger.EndWorkload(ctx, r.inLedger()); err != nil {
+	if err := r.m.Ledger.EndWorkload(ctx, r.inLedger()); err != nil {
 		return fmt.Errorf("mark %s as ended in the ledger: %w", r.instance, err)
 	}
 	return nil
 }
 
-// finish tells that nothing is left of the workload on this node.
+// inLedger is the run as the ledger knows it.
+func (r *run) inLedger() (out claim.Run) {
+	r.View(func() { out = claim.Run{Ref: r.ref, Node: r.m.Node, ID: r.rec.RunID, Index: r.rec.Run} })
+	return out
+}
+
+// finish reports that nothing is left of the workload on this node.
 func (r *run) finish() {
-	r.Ports.Release(holder(r.ref))
-	_ = r.update(nil, func(rec *record) {
-		rec.State, rec.Waiting = Stopped, ""
-		if rec.Failed {
-			rec.State = Failed
+	r.m.Ports.Release(portHolder(r.ref))
+	r.Update(func() {
+		r.rec.State, r.rec.Waiting = Stopped, ""
+		if r.rec.Failed {
+			r.rec.State = Failed
 		}
 		r.endedAt = time.Now()
 	})
@@ -331,51 +322,61 @@ func (r *run) finish() {
 }
 
 func (r *run) event(kind, message string) {
-	r.Events.Publish(events.Event{Topic: events.TopicWorkload, Type: kind, Subject: r.ref.String(), Message: message})
+	r.m.Events.Publish(events.Event{Topic: events.TopicWorkload, Type: kind, Subject: r.ref.String(), Message: message})
 }
 
-func (r *run) state() State {
-	r.instance.mu.Lock()
-	defer r.instance.mu.Unlock()
-	return r.rec.State
+func (r *run) state() (s State) {
+	r.View(func() { s = r.rec.State })
+	return s
 }
 
-func (r *run) failed() bool {
-	r.instance.mu.Lock()
-	defer r.instance.mu.Unlock()
-	return r.rec.Failed
+func (r *run) failed() (is bool) {
+	r.View(func() { is = r.rec.Failed })
+	return is
 }
 
 // set moves the workload to another state; reason is why it goes down.
 func (r *run) set(s State, reason error) error {
-	return r.update(r.journal, func(rec *record) {
+	return r.Save(func() {
 		if s == Stopping {
-			rec.Failed, r.failure = rec.State == Starting || r.lost, reason
-			rec.Message = reason.Error()
+			r.rec.Failed, r.failure = r.rec.State == Starting || r.lost, reason
+			r.rec.Message = reason.Error()
 		}
-		rec.State = s
+		r.rec.State = s
 	})
 }
 
-func (r *run) progress(s step, of subject) progress {
-	r.instance.mu.Lock()
-	defer r.instance.mu.Unlock()
-	return of.progress()[s.name]
+// progress is how far a subject's action has come.
+func (r *run) progress(name string, of subject) (p step.Progress) {
+	r.View(func() { p = of.progress[name] })
+	return p
 }
 
-// taken is how far a step of the whole workload has come.
-func (r *run) taken(name string) progress {
-	r.instance.mu.Lock()
-	defer r.instance.mu.Unlock()
-	return r.rec.Steps[name]
-}
-
-func (r *run) mark(s step, of subject, p progress) error {
-	return r.update(r.journal, func(*record) {
+func (r *run) mark(a action, of subject, p step.Progress) error {
+	return r.Save(func() {
 		if p == "" {
-			delete(of.progress(), s.name)
+			delete(of.progress, a.name)
 		} else {
-			of.progress()[s.name] = p
+			of.progress[a.name] = p
 		}
 	})
+}
+
+// upkeep keeps the services of a running workload in order, until ctx ends. A failure is reported
+// and retried; it never ends the workload.
+func (r *run) upkeep(ctx context.Context) {
+	var all sync.WaitGroup
+	if r.intact && len(r.volumes.Volumes) > 0 {
+		all.Go(func() { r.guardAgain(ctx) })
+	}
+	for _, s := range r.services {
+		if s.Meshed() {
+			all.Go(func() { r.m.services.Keep(ctx, s) })
+		}
+	}
+	if len(r.services) > 0 {
+		all.Go(func() { r.keepRegistered(ctx) })
+	}
+	<-ctx.Done()
+	all.Wait()
 }

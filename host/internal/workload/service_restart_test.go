@@ -16,6 +16,8 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Wherever the host is closed or killed between the steps of a service, the next
@@ -96,7 +98,7 @@ func TestTheHostEndsInTheMiddleOfALogin(t *testing.T) {
 			h.open(t)
 			st := h.running(t, "w").Services[0]
 			secret, err := os.ReadFile(st.TokenFile)
-			must(t, err)
+			check.NoError(t, err)
 			if g := h.consul.state.Tokens[st.Accessor]; g.Secret != string(secret) || bootstrapOf(t, st).Token != g.Secret {
 				t.Errorf("its token is %+v", g)
 			}
@@ -106,7 +108,7 @@ func TestTheHostEndsInTheMiddleOfALogin(t *testing.T) {
 					t.Error("it was not revoked")
 				}
 			}
-			must(t, h.consul.forget())
+			check.NoError(t, h.consul.forget())
 			h.clean(t)
 		})
 	}
@@ -147,18 +149,22 @@ func (h *host) eventuallyDid(t *testing.T, what string, n int) {
 // while the workload runs on.
 func TestServicesAreMadeGoodAfterARestart(t *testing.T) {
 	for name, c := range map[string]struct {
-		spoil  func(h *host, s ServiceStatus) error
+		spoil  func(h *host, s servicesteps.Status) error
 		minted bool // it gets another token
 	}{
-		"token gone":        {func(_ *host, s ServiceStatus) error { return os.Remove(s.TokenFile) }, false},
-		"token changed":     {func(_ *host, s ServiceStatus) error { return os.WriteFile(s.TokenFile, []byte("evil"), 0o400) }, false},
-		"token is a link":   {func(h *host, s ServiceStatus) error { return link(s.TokenFile, filepath.Join(h.dir, "consul.json")) }, false},
-		"token unreadable":  {func(_ *host, s ServiceStatus) error { return os.Chown(s.TokenFile, 4711, -1) }, false},
-		"bootstrap gone":    {func(_ *host, s ServiceStatus) error { return os.Remove(s.BootstrapFile) }, false},
-		"bootstrap changed": {func(_ *host, s ServiceStatus) error { return os.WriteFile(s.BootstrapFile, []byte("{}"), 0o400) }, false},
-		"all gone":          {func(h *host, _ ServiceStatus) error { return os.RemoveAll(filepath.Join(h.dir, "secrets", "default")) }, false},
-		"forgotten":         {func(h *host, _ ServiceStatus) error { return h.consul.forget() }, true},
-		"gone and forgotten": {func(h *host, s ServiceStatus) error {
+		"token gone":    {func(_ *host, s servicesteps.Status) error { return os.Remove(s.TokenFile) }, false},
+		"token changed": {func(_ *host, s servicesteps.Status) error { return os.WriteFile(s.TokenFile, []byte("evil"), 0o400) }, false},
+		"token is a link": {func(h *host, s servicesteps.Status) error {
+			return link(s.TokenFile, filepath.Join(h.dir, "consul.json"))
+		}, false},
+		"token unreadable":  {func(_ *host, s servicesteps.Status) error { return os.Chown(s.TokenFile, 4711, -1) }, false},
+		"bootstrap gone":    {func(_ *host, s servicesteps.Status) error { return os.Remove(s.BootstrapFile) }, false},
+		"bootstrap changed": {func(_ *host, s servicesteps.Status) error { return os.WriteFile(s.BootstrapFile, []byte("{}"), 0o400) }, false},
+		"all gone": {func(h *host, _ servicesteps.Status) error {
+			return os.RemoveAll(filepath.Join(h.dir, "secrets", "default"))
+		}, false},
+		"forgotten": {func(h *host, _ servicesteps.Status) error { return h.consul.forget() }, true},
+		"gone and forgotten": {func(h *host, s servicesteps.Status) error {
 			return errors.Join(h.consul.forget(), os.Remove(s.TokenFile))
 		}, false},
 	} {
@@ -166,9 +172,9 @@ func TestServicesAreMadeGoodAfterARestart(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
-			must(t, c.spoil(h, before))
+			check.NoError(t, c.spoil(h, before))
 			h = h.next(t)
-			h.limits.readBack = 300 * time.Millisecond
+			h.services.Limits.ReadBack = 300 * time.Millisecond
 			h.open(t)
 			if w := h.List()[0]; w.State != Running {
 				t.Errorf("it is %s", w.State)
@@ -189,9 +195,9 @@ func TestServicesAreMadeGoodAfterARestart(t *testing.T) {
 func link(path, to string) error { return errors.Join(os.Remove(path), os.Symlink(to, path)) }
 
 // eventuallyWell waits until the workload's service has been made good.
-func (h *host) eventuallyWell(t *testing.T, id string) ServiceStatus {
+func (h *host) eventuallyWell(t *testing.T, id string) servicesteps.Status {
 	t.Helper()
-	var s ServiceStatus
+	var s servicesteps.Status
 	h.eventually(t, id, "well", func(w Workload) bool {
 		s = w.Services[0]
 		all := h.consul.tokens()
@@ -213,12 +219,12 @@ func TestWhatNoRecordKnowsIsTakenAway(t *testing.T) {
 	stray := claim.Token{ID: newID(), Workload: ref("w"), Node: here, Service: "web", Consul: "default"}
 	other := claim.Token{ID: newID(), Workload: ref("w"), Node: "elsewhere", Service: "web", Consul: "default"}
 	for _, tok := range []claim.Token{stray, other} {
-		must(t, h.consul.Intend(ctx, tok))
+		check.NoError(t, h.consul.Intend(ctx, tok))
 	}
 	_, _, err := h.consul.Derive(ctx, stray)
-	must(t, err)
+	check.NoError(t, err)
 	gone := secretsdir.Place{Namespace: "default", Workload: "gone", Service: "web"}
-	must(t, h.SecretsDir.Write(gone, "si_token", nil, bob))
+	check.NoError(t, h.SecretsDir.Write(gone, "si_token", nil, bob))
 	h = h.next(t)
 	for n := 1; n <= 3; n++ {
 		h.on("revoke:before", n, fail(codes.Unavailable))
@@ -236,11 +242,11 @@ func TestWhatNoRecordKnowsIsTakenAway(t *testing.T) {
 		t.Errorf("the ledger has %+v, Consul %+v", h.ledger.tokens(), h.consul.tokens())
 	}
 	w, err := h.Get(ref("w"))
-	must(t, err)
+	check.NoError(t, err)
 	if all := h.consul.tokens(); all[0].Accessor != w.Services[0].Accessor {
 		t.Errorf("Consul has %+v, and the workload %s", all, w.Services[0].Accessor)
 	}
-	must(t, h.consul.Revoke(ctx, other, ""))
+	check.NoError(t, h.consul.Revoke(ctx, other, ""))
 	h.stop(t, "w")
 	h.clean(t)
 }
@@ -249,7 +255,7 @@ func TestWhatNoRecordKnowsIsTakenAway(t *testing.T) {
 func TestServicesAfterAReboot(t *testing.T) {
 	h := newHost(t)
 	h.start(t, withServices(spec("w"), sidecar("web")))
-	must(t, os.RemoveAll(filepath.Join(h.dir, "secrets", "default")))
+	check.NoError(t, os.RemoveAll(filepath.Join(h.dir, "secrets", "default")))
 	h = h.next(t)
 	h.bootID = "another"
 	h.open(t)

@@ -18,8 +18,10 @@ import (
 
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // bob owns the secrets of meshSpec's workload.
@@ -45,17 +47,17 @@ func withServices(s Spec, services ...service.Service) Spec {
 }
 
 // bootstrapOf reads a service's bootstrap.
-func bootstrapOf(t *testing.T, s ServiceStatus) (f file) {
+func bootstrapOf(t *testing.T, s servicesteps.Status) (f file) {
 	t.Helper()
 	raw, err := os.ReadFile(s.BootstrapFile)
-	must(t, err)
-	must(t, json.Unmarshal(raw, &f))
+	check.NoError(t, err)
+	check.NoError(t, json.Unmarshal(raw, &f))
 	return f
 }
 
 // wellIdentified checks a service of a workload that runs: Consul has one token, its
 // files hold it and are the user's alone.
-func (h *host) wellIdentified(t *testing.T, s ServiceStatus) {
+func (h *host) wellIdentified(t *testing.T, s servicesteps.Status) {
 	t.Helper()
 	all := h.consul.tokens()
 	if len(all) != 1 || all[0].Accessor != s.Accessor || all[0].Service != s.Name || len(h.ledger.tokens()) != 1 {
@@ -64,7 +66,7 @@ func (h *host) wellIdentified(t *testing.T, s ServiceStatus) {
 	}
 	for _, path := range []string{s.TokenFile, s.BootstrapFile} {
 		info, err := os.Lstat(path)
-		must(t, err)
+		check.NoError(t, err)
 		if st := info.Sys().(*syscall.Stat_t); info.Mode() != 0o400 || st.Uid != bob {
 			t.Errorf("%s is %s of uid %d", path, info.Mode(), st.Uid)
 		}
@@ -202,7 +204,7 @@ func TestAStepOfAServiceGoesWrong(t *testing.T) {
 					inOrder(t, h.happened(), append([]string{"end w"}, undoing...)...)
 					if call == "derive" && c.when == "after" && life > 0 {
 						// The answer with the secret was lost: what was given ends by itself.
-						must(t, h.consul.forget())
+						check.NoError(t, h.consul.forget())
 					}
 					h.clean(t)
 					h.start(t, s) // and again
@@ -251,10 +253,12 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 		limit  func(h *host)
 		within string
 	}{
-		"register":  {codes.Unavailable, func(h *host) { h.limits.register = 300 * time.Millisecond }, "given up after 300ms"},
-		"derive":    {codes.Unavailable, func(h *host) { h.IdentityTimeout = map[string]time.Duration{"default": 300 * time.Millisecond} }, "more than 300ms"},
-		"read":      {codes.NotFound, func(h *host) { h.limits.readBack = 300 * time.Millisecond }, "given up after 300ms"},
-		"bootstrap": {codes.Unavailable, func(h *host) { h.limits.bootstrap = 300 * time.Millisecond }, "given up after 300ms"},
+		"register": {codes.Unavailable, func(h *host) { h.services.Limits.Register = 300 * time.Millisecond }, "given up after 300ms"},
+		"derive": {codes.Unavailable, func(h *host) {
+			h.services.IdentityTimeout = map[string]time.Duration{"default": 300 * time.Millisecond}
+		}, "more than 300ms"},
+		"read":      {codes.NotFound, func(h *host) { h.services.Limits.ReadBack = 300 * time.Millisecond }, "given up after 300ms"},
+		"bootstrap": {codes.Unavailable, func(h *host) { h.services.Limits.Bootstrap = 300 * time.Millisecond }, "given up after 300ms"},
 	} {
 		t.Run(call, func(t *testing.T) {
 			h := newHost(t)
@@ -269,7 +273,7 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 	}
 	t.Run("a pause that is longer", func(t *testing.T) {
 		h := newHost(t)
-		h.limits.register, h.limits.retryMin, h.limits.retryMax = 300*time.Millisecond, time.Hour, time.Hour
+		h.services.Limits.Register, h.services.Limits.Retry.Min, h.services.Limits.Retry.Max = 300*time.Millisecond, time.Hour, time.Hour
 		h.on("register:before", 0, fail(codes.Unavailable))
 		if _, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{}); err == nil || !strings.Contains(err.Error(), "given up after 300ms") {
 			t.Errorf("got %v", err)
@@ -278,7 +282,7 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 	})
 	t.Run("a call that hangs", func(t *testing.T) {
 		h := newHost(t)
-		h.limits.identity = 300 * time.Millisecond
+		h.services.Limits.Identity = 300 * time.Millisecond
 		h.on("derive:before", 1, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		_, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{})
 		if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "300ms") {
@@ -329,7 +333,7 @@ func TestConsulIsAwayAtAStop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.limits.release = 300 * time.Millisecond
+			h.services.Limits.Release = 300 * time.Millisecond
 			h.volume(t, full, "a")
 			h.start(t, withServices(spec("w", "a"), sidecar("web")))
 			back := make(chan struct{})
@@ -352,7 +356,7 @@ func TestConsulIsAwayAtAStop(t *testing.T) {
 				t.Errorf("claims are kept: %+v, %+v", claims, w.Mounts)
 			}
 			h = h.next(t) // and the host is started again meanwhile
-			h.limits.release = 300 * time.Millisecond
+			h.services.Limits.Release = 300 * time.Millisecond
 			h.on("revoke:before", 1, away)
 			h.open(t)
 			if w := h.ended(t, "w"); w.State != Stopped {
@@ -388,8 +392,8 @@ func TestAClaimDoesNotWaitForConsul(t *testing.T) {
 func TestSecretsCannotBeWritten(t *testing.T) {
 	h := newHost(t)
 	dir := filepath.Join(h.dir, "secrets")
-	must(t, os.Mkdir(dir, 0o700))
-	must(t, syscall.Mount("small", dir, "tmpfs", 0, "size=16k"))
+	check.NoError(t, os.Mkdir(dir, 0o700))
+	check.NoError(t, syscall.Mount("small", dir, "tmpfs", 0, "size=16k"))
 	h.on("bootstrap:after", 1, func(context.Context) error { // the token is there already
 		raw := []byte(strings.Repeat("x", 64<<10))
 		_ = os.WriteFile(filepath.Join(dir, "default", "w", "web", "filler"), raw, 0o600)
@@ -401,8 +405,8 @@ func TestSecretsCannotBeWritten(t *testing.T) {
 	h.clean(t)
 
 	theirs := filepath.Join(dir, "theirs")
-	must(t, os.Remove(filepath.Join(dir, ".pannier-secrets")))
-	must(t, os.WriteFile(theirs, nil, 0o600))
+	check.NoError(t, os.Remove(filepath.Join(dir, ".pannier-secrets")))
+	check.NoError(t, os.WriteFile(theirs, nil, 0o600))
 	h.forget()
 	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err, secretsdir.ErrForeign) || errors.Is(err, ErrFailed) {
 		t.Errorf("got %v", err)
@@ -419,12 +423,12 @@ func TestNoSecretIsTold(t *testing.T) {
 	w := h.start(t, withServices(spec("w"), sidecar("web")))
 	secret := h.consul.tokens()[0].Secret
 	told, err := json.Marshal([]any{w, h.bus.Recent(100), h.Instances(), h.Beats()})
-	must(t, err)
+	check.NoError(t, err)
 	if strings.Contains(string(told), secret) {
 		t.Errorf("it is in %s", told)
 	}
 	h.shut(t)
-	must(t, filepath.WalkDir(filepath.Join(h.dir, "journal"), func(path string, e fs.DirEntry, err error) error {
+	check.NoError(t, filepath.WalkDir(filepath.Join(h.dir, "journal"), func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}

@@ -5,33 +5,36 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Spec is what an operator asks for: what a workload uses, and what it runs.
+// Spec is what an operator requests: what a workload uses, and what it runs.
 type Spec struct {
 	claim.WorkloadRef
-	Volumes  []VolumeRequest   `json:"volumes,omitempty"`
-	Exec     *Exec             `json:"exec,omitempty"`
-	Services []service.Service `json:"services,omitempty"`
-	Ports    []Port            `json:"ports,omitempty"`
-	// User owns the workload's secrets: a name or a number; empty: that of Exec, or root.
+	Volumes  []volumesteps.Request `json:"volumes,omitempty"`
+	Exec     *Exec                 `json:"exec,omitempty"`
+	Services []service.Service     `json:"services,omitempty"`
+	Ports    []Port                `json:"ports,omitempty"`
+	// User owns the workload's secrets: a name or a number; empty: the user of Exec, or root.
 	User string `json:"user,omitempty"`
-	// Canary makes the services bear their canary tags and meta.
+	// Canary gives the services their canary tags and meta.
 	Canary   bool      `json:"canary,omitempty"`
 	Sidecars []Sidecar `json:"sidecars,omitempty"`
-	// Devices that no other workload has while this one runs.
+	// Devices that this workload has to itself while it runs.
 	Devices []DeviceRequest `json:"devices,omitempty"`
-	// After are the workloads of which nothing may be left, wherever they ran, before this
-	// one takes anything. Those that it Replaces are asked to stop besides.
+	// After are the workloads of which nothing may be left, on whichever node they ran, before this
+	// one takes anything. Those in Replaces are also asked to stop.
 	After    []claim.WorkloadRef `json:"after,omitempty"`
 	Replaces []claim.WorkloadRef `json:"replaces,omitempty"`
 }
@@ -48,25 +51,13 @@ type Port struct {
 	Static int    `json:"static,omitempty"` // 0: the node picks a free one
 }
 
-// Sidecar is a program that runs beside the workload's own. Who runs the workload
-// runs it.
+// Sidecar is a program that runs beside the workload's own. Whatever runs the workload runs it too:
+// pannier workload run, systemd or Docker.
 type Sidecar struct {
 	Service string            `json:"service,omitempty"` // whose proxy it is; empty: the only one that has a proxy
-	Command []string          `json:"command"`           // ${bootstrap} and others stand in it
+	Command []string          `json:"command"`           // with variables such as ${bootstrap}
 	Env     map[string]string `json:"env,omitempty"`
 	User    string            `json:"user,omitempty"` // empty: the workload's
-}
-
-// VolumeRequest asks for one volume at one destination. A workload may ask for a
-// volume more than once, with other mount options.
-type VolumeRequest struct {
-	Name           string               `json:"name"`   // unique in the workload
-	Source         string               `json:"source"` // the volume's id, in the workload's namespace
-	ReadOnly       bool                 `json:"read_only,omitempty"`
-	AccessMode     claim.AccessMode     `json:"access_mode,omitempty"`     // may be empty where the volume has one
-	AttachmentMode claim.AttachmentMode `json:"attachment_mode,omitempty"` // may be empty where the volume has one
-	MountOptions   claim.MountOptions   `json:"mount_options"`             // replace the volume's, field by field
-	Destination    string               `json:"destination,omitempty"`     // absolute, in the workload's mount namespace
 }
 
 // Exec is the program of a workload that Pannier runs.
@@ -86,17 +77,16 @@ const (
 	maxVolumes = 128
 	// maxServices bounds the services of a workload: the ledger takes no more tokens of one.
 	maxServices = 64
-	// maxDevices bounds what a workload asks for at once: a plugin has no more.
+	// maxDevices bounds the count of one request: a plugin has no more devices.
 	maxDevices = device.MaxDevices
 	// maxAfter bounds the workloads that one waits for: the ledger takes no more.
 	maxAfter = 32
-	// maxSpec bounds a specification, in bytes of JSON: the journal writes it again
-	// with every step.
+	// maxSpec bounds a specification, in bytes of JSON: each step writes it to the journal again.
 	maxSpec = 128 << 10
 )
 
-// Validate checks all that can be known without the ledger and reports every
-// fault. The CLI has checked it with file and line before.
+// Validate checks all that can be known without the ledger and returns every fault. The CLI reports
+// the same faults with file and line.
 func (s *Spec) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -134,7 +124,7 @@ func (s *Spec) Validate() error {
 		if d := v.Destination; d != "" {
 			if !filepath.IsAbs(d) || filepath.Clean(d) != d || d == "/" {
 				bad("volume %q: destination %q must be an absolute, clean path below /", v.Name, d)
-			} else if strings.ContainsFunc(d, unicode.IsControl) { // it goes into lines for systemd and Docker
+			} else if strings.ContainsFunc(d, unicode.IsControl) { // it is written to lines for systemd and Docker
 				bad("volume %q: destination %q must not have control characters", v.Name, d)
 			} else if other, ok := destinations[d]; ok {
 				bad("volumes %q and %q have one destination, %s", other, v.Name, d)
@@ -240,25 +230,30 @@ func (s *Spec) validateAwaited(bad func(format string, args ...any)) {
 	}
 }
 
-// equal says whether two specifications ask for the same, wherever they come
-// from: an empty list and none are one in the journal.
+// equal reports whether two specifications have the same encoding in the journal, in which an empty
+// list and none are the same.
 func (s Spec) equal(o Spec) bool {
 	a, errA := json.Marshal(s)
 	b, errB := json.Marshal(o)
 	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
-// merge returns the volume's mount options with the request's in their place,
-// field by field.
-func merge(volume, request claim.MountOptions) claim.MountOptions {
-	if request.FSType != "" {
-		volume.FSType = request.FSType
+// uid is that of the user that owns the workload's secrets. A number need not be in the system's user
+// database.
+func (s *Spec) uid() (int, error) {
+	name := s.User
+	if name == "" && s.Exec != nil {
+		name = s.Exec.User
 	}
-	if len(request.Flags) > 0 {
-		volume.Flags = request.Flags
+	if name == "" {
+		return 0, nil
 	}
-	if request.Group != "" {
-		volume.Group = request.Group
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(n), nil
 	}
-	return volume
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, fmt.Errorf("user %q, the owner of its secrets: %w", name, err)
+	}
+	return strconv.Atoi(u.Uid)
 }

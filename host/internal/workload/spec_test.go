@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -76,7 +77,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	bad := Spec{Volumes: []VolumeRequest{{}}}
+	bad := Spec{Volumes: []volumesteps.Request{{}}}
 	if err := bad.Validate(); strings.Count(err.Error(), "is missing") != 4 {
 		t.Errorf("not every fault is there: %v", err)
 	}
@@ -88,7 +89,7 @@ func TestASpecSurvivesTheJournal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := spec(rapid.String().Draw(t, "id"))
 		for range rapid.IntRange(0, 3).Draw(t, "volumes") {
-			s.Volumes = append(s.Volumes, VolumeRequest{
+			s.Volumes = append(s.Volumes, volumesteps.Request{
 				Name: rapid.String().Draw(t, "name"), ReadOnly: rapid.Bool().Draw(t, "read only"),
 				MountOptions: claim.MountOptions{Flags: texts.Draw(t, "flags"), Group: rapid.String().Draw(t, "group")},
 			})
@@ -107,25 +108,11 @@ func TestASpecSurvivesTheJournal(t *testing.T) {
 		if !s.equal(back) || !back.equal(s) {
 			t.Fatalf("%+v became %+v", s, back)
 		}
-		back.Volumes = append(back.Volumes, VolumeRequest{Name: "one more"})
+		back.Volumes = append(back.Volumes, volumesteps.Request{Name: "one more"})
 		if s.equal(back) {
 			t.Fatal("one more volume makes no difference")
 		}
 	})
-}
-
-func TestTheRequestsMountOptionsReplaceTheVolumes(t *testing.T) {
-	volume := claim.MountOptions{FSType: "ext4", Flags: []string{"noatime", "ro"}, Group: "7"}
-	for want, request := range map[string]claim.MountOptions{
-		`{"fs_type":"ext4","mount_flags":["noatime","ro"],"volume_mount_group":"7"}`: {},
-		`{"fs_type":"xfs","mount_flags":["noatime","ro"],"volume_mount_group":"7"}`:  {FSType: "xfs"},
-		`{"fs_type":"ext4","mount_flags":["sync"],"volume_mount_group":"7"}`:         {Flags: []string{"sync"}},
-		`{"fs_type":"ext4","mount_flags":["noatime","ro"],"volume_mount_group":"8"}`: {Group: "8"},
-	} {
-		if got, _ := json.Marshal(merge(volume, request)); string(got) != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	}
 }
 
 func TestTheTableIsCutIntoGroups(t *testing.T) {

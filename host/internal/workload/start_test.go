@@ -15,7 +15,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestOneVolumeForthAndBack(t *testing.T) {
@@ -36,7 +38,7 @@ func TestOneVolumeForthAndBack(t *testing.T) {
 			if m.Volume != volumeRef("data") || m.Request != "data" || m.Destination != "/data" || m.ReadOnly || m.Block {
 				t.Errorf("mount: %+v", m)
 			}
-			must(t, os.WriteFile(filepath.Join(m.HostPath, "file"), []byte("x"), 0o600))
+			check.NoError(t, os.WriteFile(filepath.Join(m.HostPath, "file"), []byte("x"), 0o600))
 			if _, err := os.Stat(filepath.Join(h.driver.base, "external-data", "file")); err != nil {
 				t.Errorf("what the workload writes is not in the volume: %v", err)
 			}
@@ -145,7 +147,7 @@ func TestOneVolumeTwice(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "data")
 	s := spec("w")
-	s.Volumes = []VolumeRequest{
+	s.Volumes = []volumesteps.Request{
 		{Name: "first", Source: "data", Destination: "/1"},
 		{Name: "second", Source: "data", Destination: "/2", MountOptions: claim.MountOptions{Flags: []string{"noatime"}}},
 		{Name: "reader", Source: "data", Destination: "/3", ReadOnly: true},
@@ -192,15 +194,15 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 				d.Fingerprint.Node.AccessibleTopology = storage.Topology{"rack": "R2"}
 			})
 			b, err := h.ledger.Volume(t.Context(), volumeRef("b"))
-			must(t, err)
+			check.NoError(t, err)
 			b.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}
-			must(t, h.ledger.add(b))
+			check.NoError(t, h.ledger.add(b))
 		}, `volume "b": the node cannot reach the volume: volume "b" is in rack=R1, node "here" has rack=R2`, claim.ErrUnreachable},
-		"unhealthy driver": {func(t *testing.T, h *host, _ *Spec) { h.limits.driver = 1; h.drivers.healthy(full, false) }, "the driver is not healthy: the test took it away", nil},
+		"unhealthy driver": {func(t *testing.T, h *host, _ *Spec) { h.volumes.DriverWait = 1; h.drivers.healthy(full, false) }, "the driver is not healthy: the test took it away", nil},
 		"held by another":  {func(t *testing.T, h *host, _ *Spec) { h.volume(t, full, "b", single); h.start(t, spec("other", "b")) }, `held by workload "other"`, claim.ErrHeld},
 		"used in two ways": {func(t *testing.T, h *host, s *Spec) {
 			h.volume(t, full, "b", single, claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})
-			s.Volumes = append(s.Volumes, VolumeRequest{Name: "c", Source: "b", AccessMode: claim.SingleNodeMultiWriter})
+			s.Volumes = append(s.Volumes, volumesteps.Request{Name: "c", Source: "b", AccessMode: claim.SingleNodeMultiWriter})
 			s.Volumes[1].AccessMode = claim.SingleNodeWriter
 		}, "one workload uses a volume in one way", nil},
 		"invalid": {func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].Destination = "/a" }, `one destination`, ErrInvalid},

@@ -1,25 +1,31 @@
 package workload
 
-import "context"
+import (
+	"context"
+
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+)
 
 // A workload's start, from top to bottom; its stop, from bottom to top.
 //
-// A step of the whole workload is taken alone. Steps of each volume, and those of each
-// service, run in their order for one of them, and side by side for all.
-var steps = []step{
-	ofAll(awaitStep, awaits, (*run).await, (*run).unawait),
-	ofAll(claimStep, anyway, (*run).claim, (*run).release),
-	ofAll("reserve", asksForDevices, (*run).reserve, (*run).freeDevices),
-	ofVolume("attach", attaches, (*run).attach, (*run).leaveAttachment),
-	ofVolume("stage", stages, (*run).stage, (*run).unstage),
-	ofVolume("publish", always, (*run).publish, (*run).withdraw),
-	ofService(registerStep, all, (*run).register, (*run).deregister),
-	ofService(identifyStep, meshed, (*run).identify, (*run).disown),
-	ofService("bootstrap", proxied, (*run).bootstrap, (*run).dropBootstrap),
+// An action of the whole workload is done alone. Those of each volume, and those of each service,
+// are done in their order for one of them, and side by side for all.
+var actions = []action{
+	ofAll(awaitStep, (*run).awaits, (*run).await, (*run).endAwait),
+	ofAll(claimStep, nil, (*run).claim, (*run).release),
+	ofAll("reserve", (*run).wantsDevices, (*run).reserve, (*run).freeDevices),
+	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
+	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
+	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
+	ofService(registerStep, nil, (*servicesteps.Steps).Register, (*servicesteps.Steps).Deregister),
+	ofService(identifyStep, (*servicesteps.Service).Meshed, (*servicesteps.Steps).Identify, (*servicesteps.Steps).Revoke),
+	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap, (*servicesteps.Steps).RemoveBootstrap),
 }
 
-// The steps that others refer to: with await and claim the ledger learns of the workload,
-// claim notes what identify will ask for, and a changed spec is registered again.
+// The steps that others refer to: await and claim make the workload known to the ledger, claim
+// marks the tokens that identify will derive, and a changed spec is registered again.
 const (
 	awaitStep    = "await"
 	claimStep    = "claim"
@@ -27,16 +33,16 @@ const (
 	identifyStep = "identify"
 )
 
-// step is one reversible action.
-type step struct {
+// action is what one step of the table does and undoes.
+type action struct {
 	name string
 	of   scope
-	when func(of subject) bool
+	when func(r *run, of subject) bool
 
 	do, undo func(r *run, ctx context.Context, of subject) error
 }
 
-// scope is what a step is one of.
+// scope is the kind of subject that an action has.
 type scope int
 
 const (
@@ -45,84 +51,69 @@ const (
 	eachService
 )
 
-// subject is what one step is of: the workload, or one of its volumes or services.
-type subject interface {
-	scope() scope
-	// progress is how far each of its steps has come; instance.mu guards it.
-	progress() map[string]progress
-	// label says in a Step what it is of.
-	label(s *Step)
+// subject is what one action is done for: the workload, or one of its volumes or services.
+type subject struct {
+	scope scope
+	name  string // of the volume request or the service
+	// progress of its steps; the instance's lock guards it.
+	progress map[string]step.Progress
+
+	volume  *volumesteps.Volume
+	service *servicesteps.Service
 }
 
-// ofAll makes a step of the whole workload.
-func ofAll(name string, when func(i *instance) bool, do, undo func(r *run, ctx context.Context) error) step {
-	return step{
+// subjects are the workload and all its volumes and services.
+func (i *instance) subjects() []subject {
+	out := []subject{{scope: wholeWorkload, progress: i.rec.Steps}}
+	for _, v := range i.volumes.Volumes {
+		out = append(out, subject{scope: eachVolume, name: v.Request.Name, progress: v.Steps, volume: v})
+	}
+	for _, s := range i.services {
+		out = append(out, serviceSubject(s))
+	}
+	return out
+}
+
+func serviceSubject(s *servicesteps.Service) subject {
+	return subject{scope: eachService, name: s.Name, progress: s.Steps, service: s}
+}
+
+// label says in a Step which subject it has.
+func (of subject) label(s *Step) {
+	switch of.scope {
+	case eachVolume:
+		s.Volume = of.name
+	case eachService:
+		s.Service = of.name
+	}
+}
+
+// ofAll makes an action of the whole workload; a nil when is always true.
+func ofAll(name string, when func(*run) bool, do, undo func(*run, context.Context) error) action {
+	return action{
 		name: name, of: wholeWorkload,
-		when: func(of subject) bool { return when(of.(whole).instance) },
+		when: func(r *run, _ subject) bool { return when == nil || when(r) },
 		do:   func(r *run, ctx context.Context, _ subject) error { return do(r, ctx) },
 		undo: func(r *run, ctx context.Context, _ subject) error { return undo(r, ctx) },
 	}
 }
 
-// ofVolume makes a step of each volume.
-func ofVolume(name string, when func(v *volume) bool, do, undo func(r *run, ctx context.Context, v *volume) error) step {
-	return step{
+// ofVolume makes an action of each volume.
+func ofVolume(name string, when func(*volumesteps.Volume) bool, do, undo func(*volumesteps.Steps, context.Context, *volumesteps.Volume) error) action {
+	return action{
 		name: name, of: eachVolume,
-		when: func(of subject) bool { return when(of.(*volume)) },
-		do:   func(r *run, ctx context.Context, of subject) error { return do(r, ctx, of.(*volume)) },
-		undo: func(r *run, ctx context.Context, of subject) error { return undo(r, ctx, of.(*volume)) },
+		when: func(_ *run, of subject) bool { return when == nil || when(of.volume) },
+		do:   func(r *run, ctx context.Context, of subject) error { return do(r.m.volumes, ctx, of.volume) },
+		undo: func(r *run, ctx context.Context, of subject) error { return undo(r.m.volumes, ctx, of.volume) },
 	}
 }
 
-// ofService makes a step of each service.
-func ofService(name string, when func(s *svc) bool, do, undo func(r *run, ctx context.Context, s *svc) error) step {
-	return step{
+// ofService makes an action of each service.
+func ofService(name string, when func(*servicesteps.Service) bool, do, undo func(*servicesteps.Steps, context.Context, *servicesteps.Service) error) action {
+	return action{
 		name: name, of: eachService,
-		when: func(of subject) bool { return when(of.(*svc)) },
-		do:   func(r *run, ctx context.Context, of subject) error { return do(r, ctx, of.(*svc)) },
-		undo: func(r *run, ctx context.Context, of subject) error { return undo(r, ctx, of.(*svc)) },
+		when: func(_ *run, of subject) bool { return when == nil || when(of.service) },
+		do:   func(r *run, ctx context.Context, of subject) error { return do(r.m.services, ctx, of.service) },
+		undo: func(r *run, ctx context.Context, of subject) error { return undo(r.m.services, ctx, of.service) },
 	}
 }
-
-func anyway(*instance) bool { return true }
-
-func awaits(i *instance) bool { return len(i.rec.Spec.After)+len(i.rec.Spec.Replaces) > 0 }
-
-func asksForDevices(i *instance) bool { return len(i.rec.Spec.Devices) > 0 }
-
-func always(*volume) bool { return true }
-
-// attaches: the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME (CSI spec,
-// ControllerPublishVolume). One that has no controller service on this node may have one on
-// others: then who attaches knows.
-func attaches(v *volume) bool {
-	c := v.driver.Fingerprint.Controller
-	return c == nil || c.AttachDetach
-}
-
-// stages: the driver has STAGE_UNSTAGE_VOLUME (CSI spec, NodeStageVolume).
-func stages(v *volume) bool {
-	n := v.driver.Fingerprint.Node
-	return n != nil && n.StageUnstage
-}
-
-func all(*svc) bool { return true }
-
-// meshed: the service is native, or has a sidecar, or is a gateway.
-func meshed(s *svc) bool { return s.meshed }
-
-// proxied: a sidecar or a gateway stands for the service.
-func proxied(s *svc) bool { return s.proxied }
-
-// whole is the workload itself as the subject of a step.
-type whole struct{ *instance }
-
-func (whole) scope() scope                      { return wholeWorkload }
-func (w whole) progress() map[string]progress   { return w.rec.Steps }
-func (whole) label(*Step)                       {}
-func (*volume) scope() scope                    { return eachVolume }
-func (*svc) scope() scope                       { return eachService }
-func (v *volume) progress() map[string]progress { return v.Steps }
-func (s *svc) progress() map[string]progress    { return s.Steps }
-func (v *volume) label(s *Step)                 { s.Volume = v.Request.Name }
-func (s *svc) label(step *Step)                 { step.Service = s.name }

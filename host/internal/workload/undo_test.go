@@ -16,6 +16,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Every step, in every way of going wrong: what has an intent is undone, in the
@@ -167,7 +169,7 @@ func TestUndoIsRepeatedUntilItWorks(t *testing.T) {
 // soon as the driver is back: the pause between two attempts is an hour here.
 func TestADriverIsAwayAtAStop(t *testing.T) {
 	h := newHost(t)
-	h.limits.undoMin, h.limits.undoMax = time.Hour, time.Hour
+	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
 	h.volume(t, full, "a")
 	h.volume(t, staged, "b")
 	h.start(t, spec("w", "a", "b"))
@@ -306,7 +308,7 @@ func TestTheDriverSaysDoneAndIsNot(t *testing.T) {
 // A later user does not take an unstaging that failed half-way for a stage.
 func TestAFailedUnstageIsNoStage(t *testing.T) {
 	h := newHost(t)
-	h.limits.undoMin, h.limits.undoMax = time.Hour, time.Hour
+	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
 	h.blockVolume(t, full, "disk") // nothing is mounted that would tell
 	h.volume(t, full, "disk", multiBlock)
 	h.start(t, spec("first", "disk"))
@@ -331,14 +333,14 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	path := remade(t, h.Layout.Staging(full, volumeRef("a"), usage()))
-	must(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
+	check.NoError(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
 	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is not ours: tmpfs of foreign") {
 		t.Errorf("got %v", err)
 	}
 	if h.count("stage a")+h.count("unstage a") > 0 || at(path) == nil {
 		t.Errorf("it was touched: %v", h.happened())
 	}
-	must(t, unix.Unmount(path, 0))
+	check.NoError(t, unix.Unmount(path, 0))
 	h.start(t, spec("w", "a"))
 	h.stop(t, "w")
 	h.clean(t)
@@ -349,7 +351,7 @@ func TestALeftoverAtTheTarget(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	path := remade(t, h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"))
-	must(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
+	check.NoError(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
 	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is mounted already") {
 		t.Errorf("got %v", err)
 	}
@@ -361,11 +363,11 @@ func TestALeftoverAtTheTarget(t *testing.T) {
 // Where the journal cannot be written, no Do is called and nothing runs.
 func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
 	h := newHost(t)
-	r := &run{h.Manager, newInstance(record{Spec: spec("w"), State: Starting, Steps: map[string]progress{}})}
-	must(t, h.journal.Close())
+	r := &run{h.Manager, h.instance(record{Spec: spec("w"), State: Starting, Steps: map[string]step.Progress{}})}
+	check.NoError(t, h.journal.Close())
 	called := false
 	do := func(*run, context.Context, subject) error { called = true; return nil }
-	if err := r.do(t.Context(), step{name: "it", do: do}, whole{r.instance}); !errors.Is(err, journal.ErrClosed) || called {
+	if err := r.do(t.Context(), action{name: "it", do: do}, r.subjects()[0]); !errors.Is(err, journal.ErrClosed) || called {
 		t.Errorf("got %v, called: %t", err, called)
 	}
 	if err := r.set(Running, nil); !errors.Is(err, journal.ErrClosed) || r.state() != Starting {
@@ -401,7 +403,7 @@ func TestTheJournalFailsInTheMiddle(t *testing.T) {
 
 func TestAStopThatIsAskedForAgainIsTriedAtOnce(t *testing.T) {
 	h := newHost(t)
-	h.limits.undoMin, h.limits.undoMax = time.Hour, time.Hour
+	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
 	h.on("unstage:before", 1, fail(codes.FailedPrecondition))

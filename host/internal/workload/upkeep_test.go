@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // serviceEvents are the types of what happened to services.
@@ -30,7 +31,7 @@ func (h *host) serviceEvents() (all []string) {
 // with it until it expires; then it is forgotten.
 func TestATokenIsRenewed(t *testing.T) {
 	h := newHost(t)
-	h.limits.look, h.consul.life = 20*time.Millisecond, 600*time.Millisecond
+	h.services.Limits.Look, h.consul.life = 20*time.Millisecond, 600*time.Millisecond
 	began := time.Now()
 	first := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 	if first.ExpiresAt.IsZero() {
@@ -76,8 +77,8 @@ func TestARenewalThatFails(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.limits.look, h.limits.readBack, h.limits.bootstrap = 5*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
-			h.limits.identity = 500 * time.Millisecond
+			h.services.Limits.Look, h.services.Limits.ReadBack, h.services.Limits.Bootstrap = 5*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
+			h.services.Limits.Identity = 500 * time.Millisecond
 			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 			back := make(chan struct{})
 			h.on(call+":before", 0, func(ctx context.Context) error {
@@ -88,7 +89,7 @@ func TestARenewalThatFails(t *testing.T) {
 					return fail(codes.Unavailable)(ctx)
 				}
 			})
-			must(t, h.consul.forget())
+			check.NoError(t, h.consul.forget())
 			w := h.eventually(t, "w", "failing", func(w Workload) bool { return w.Services[0].Message != "" })
 			if w.State != Running || !strings.Contains(w.Services[0].Message, "the test wants it so") {
 				t.Errorf("it is %s: %s", w.State, w.Services[0].Message)
@@ -124,15 +125,15 @@ func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.limits.look, h.limits.readBack = 5*time.Millisecond, 300*time.Millisecond
+			h.services.Limits.Look, h.services.Limits.ReadBack = 5*time.Millisecond, 300*time.Millisecond
 			h.start(t, withServices(spec("w"), sidecar("web")))
 			held := newGate()
 			h.forget()
 			h.on(label, 1, held.hold)
-			must(t, h.consul.forget())
+			check.NoError(t, h.consul.forget())
 			held.await(t)
 			h = h.next(t)
-			h.limits.readBack = 300 * time.Millisecond
+			h.services.Limits.ReadBack = 300 * time.Millisecond
 			h.open(t)
 			h.eventuallyWell(t, "w")
 			h.stop(t, "w")
@@ -147,11 +148,11 @@ func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.limits.look, h.limits.readBack = 5*time.Millisecond, 300*time.Millisecond
+			h.services.Limits.Look, h.services.Limits.ReadBack = 5*time.Millisecond, 300*time.Millisecond
 			h.start(t, withServices(spec("w"), sidecar("web")))
 			held := newGate()
 			h.forget()
-			must(t, h.consul.forget())
+			check.NoError(t, h.consul.forget())
 			h.on(label, 1, held.hold)
 			held.await(t)
 			h.stop(t, "w")
@@ -163,18 +164,18 @@ func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
 // A token file that its user tampers with is written again, and led nowhere.
 func TestATokenFileIsLookedAfter(t *testing.T) {
 	h := newHost(t)
-	h.limits.look = 5 * time.Millisecond
+	h.services.Limits.Look = 5 * time.Millisecond
 	s := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 	victim := h.dir + "/victim"
-	must(t, os.WriteFile(victim, []byte("precious"), 0o400))
-	must(t, link(s.TokenFile, victim))
+	check.NoError(t, os.WriteFile(victim, []byte("precious"), 0o400))
+	check.NoError(t, link(s.TokenFile, victim))
 	h.eventuallyWell(t, "w")
-	must(t, os.Remove(s.BootstrapFile))
+	check.NoError(t, os.Remove(s.BootstrapFile))
 	h.eventuallyWell(t, "w")
 	if got, err := os.ReadFile(victim); err != nil || string(got) != "precious" {
 		t.Errorf("what the link led to is %q, %v", got, err)
 	}
-	must(t, link(s.TokenFile, victim))
+	check.NoError(t, link(s.TokenFile, victim))
 	h.stop(t, "w") // a token that was minted needs no secret to be revoked
 	h.clean(t)
 }
@@ -182,14 +183,14 @@ func TestATokenFileIsLookedAfter(t *testing.T) {
 // A token that finds no room waits for it, and is not asked for again and again.
 func TestARenewalFindsNoRoom(t *testing.T) {
 	h := newHost(t)
-	h.limits.look, h.limits.readBack, h.consul.life = time.Millisecond, 300*time.Millisecond, time.Hour
+	h.services.Limits.Look, h.services.Limits.ReadBack, h.consul.life = time.Millisecond, 300*time.Millisecond, time.Hour
 	dir := filepath.Join(h.dir, "secrets")
-	must(t, os.Mkdir(dir, 0o700))
-	must(t, unix.Mount("small", dir, "tmpfs", 0, "size=64k"))
+	check.NoError(t, os.Mkdir(dir, 0o700))
+	check.NoError(t, unix.Mount("small", dir, "tmpfs", 0, "size=64k"))
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	filler := filepath.Join(dir, "default", "w", "web", "filler")
 	_ = os.WriteFile(filler, make([]byte, 64<<10), 0o600)
-	must(t, h.consul.forget())
+	check.NoError(t, h.consul.forget())
 	w := h.eventually(t, "w", "failing", func(w Workload) bool { return strings.Contains(w.Services[0].Message, secretsdir.ErrFull.Error()) })
 	if w.State != Running {
 		t.Errorf("it is %s", w.State)
@@ -199,7 +200,7 @@ func TestARenewalFindsNoRoom(t *testing.T) {
 			t.Fatalf("%d tokens were derived", n)
 		}
 	}
-	must(t, os.Remove(filler))
+	check.NoError(t, os.Remove(filler))
 	h.eventually(t, "w", "well", func(w Workload) bool {
 		secret, _ := os.ReadFile(w.Services[0].TokenFile)
 		return w.Services[0].Message == "" && string(secret) == h.consul.tokens()[0].Secret
@@ -218,7 +219,7 @@ func TestBeats(t *testing.T) {
 		t.Errorf("before its process is known: %+v", beats)
 	}
 	told := h.consul.changed()
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	if h.consul.changed() == told {
 		t.Error("nobody was told of the process")
 	}
@@ -244,7 +245,7 @@ func TestBeats(t *testing.T) {
 // A stop cancels a look at a token, and nothing is undone before that has ended.
 func TestAStopDuringALook(t *testing.T) {
 	h := newHost(t)
-	h.limits.look = time.Millisecond
+	h.services.Limits.Look = time.Millisecond
 	looking := newGate()
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	h.on("read:before", 1, func(ctx context.Context) error {

@@ -1,6 +1,6 @@
 // Package tokens is the authority over workloads' Consul tokens: it has them made,
 // knows of each in the ledger, and ends those that nothing needs any more. It
-// implements workload.Tokens.
+// implements servicesteps.Tokens.
 //
 // What must stay true:
 //

@@ -28,7 +28,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
-	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
@@ -36,8 +36,8 @@ import (
 )
 
 var (
-	_ workload.Tokens = (*Authority)(nil)
-	_ Ledger          = (*cluster.Node)(nil)
+	_ servicesteps.Tokens = (*Authority)(nil)
+	_ Ledger              = (*cluster.Node)(nil)
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -9,7 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
 // Cluster is the way to the ledger, here or on the server that leads: a *cluster.Node or
@@ -69,9 +69,9 @@ func (l Ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
 }
 
 // StartWorkload takes all of the claims or none, and notes the tokens.
-func (l Ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (workload.Started, error) {
+func (l Ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (volumesteps.Started, error) {
 	result, err := l.Cluster.StartWorkload(ctx, run, want, tokens...)
-	return workload.Started{Run: result.Workload.CreateIndex, Claims: result.Claims, Volumes: result.Volumes}, err
+	return volumesteps.Started{Run: result.Workload.CreateIndex, Claims: result.Claims, Volumes: result.Volumes}, err
 }
 
 // EndWorkload marks a run of the workload on a node as ended, and its claims as

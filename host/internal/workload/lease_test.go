@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // ledgerAway makes all of the ledger hang, until the test opens the gate.
@@ -31,7 +32,7 @@ func (h *host) loses(t *testing.T, reason string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	must(t, h.LoseLease(ctx, reason))
+	check.NoError(t, h.LoseLease(ctx, reason))
 }
 
 // A node that is cut off has nothing mounted when LoseLease returns, whatever its processes
@@ -44,7 +45,7 @@ func TestANodeThatIsCutOff(t *testing.T) {
 	h.volume(t, full, "a")
 	h.volume(t, staged, "b")
 	w := h.start(t, spec("w", "a", "b"))
-	must(t, h.Running(ref("w"), private.pid()))
+	check.NoError(t, h.Running(ref("w"), private.pid()))
 	h.start(t, spec("nothing"))
 	s := spec("patient", "a")
 	s.After = refs("nothing")
@@ -104,7 +105,7 @@ func TestANodeIsCutOffInTheMiddleOfAStop(t *testing.T) {
 	h.limits.stopGrace = time.Hour
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	go func() { _, _ = h.Stop(context.Background(), ref("w"), "enough", nil) }()
 	h.eventually(t, "w", "stopping", func(w Workload) bool { return w.State == Stopping })
 	h.loses(t, "cut off")
@@ -144,16 +145,16 @@ func TestANodeComesBack(t *testing.T) {
 				h.volume(t, full, "b")
 				lost := h.start(t, spec("w", "a")).Mounts[0].HostPath
 				kept := h.start(t, spec("kept", "b")).Mounts[0].HostPath
-				must(t, h.ledger.takeAway("w", c.to))
+				check.NoError(t, h.ledger.takeAway("w", c.to))
 				_, err := h.ledger.StartWorkload(t.Context(), claim.Run{Ref: ref("unknown"), Node: here}, nil, nil)
-				must(t, err)
+				check.NoError(t, err)
 				if how == "at once" {
-					must(t, h.Reconcile(t.Context()))
+					check.NoError(t, h.Reconcile(t.Context()))
 				} else {
 					h = h.restart(t)
 				}
 				w := h.ended(t, "w")
-				if w.State != Failed || !strings.Contains(w.Message, "let go of its claims on [a]") || at(lost) != nil {
+				if w.State != Failed || !strings.Contains(w.Message, "released its claims on [a]") || at(lost) != nil {
 					t.Errorf("%s: %s; mounted: %v", w.State, w.Message, at(lost))
 				}
 				if w, err := h.Get(ref("kept")); err != nil || w.State != Running || at(kept) == nil {
@@ -180,7 +181,7 @@ func TestAStartGoesOnWithoutItsClaims(t *testing.T) {
 	held.await(t)
 	h = h.next(t)
 	h.on("onnode:before", 1, func(context.Context) error { return nil })
-	must(t, h.ledger.takeAway("w", ""))
+	check.NoError(t, h.ledger.takeAway("w", ""))
 	h.open(t)
 	if w := h.ended(t, "w"); w.State != Failed || h.count("publish a") > 0 {
 		t.Errorf("%s: %s, %v", w.State, w.Message, h.happened())
@@ -197,7 +198,7 @@ func TestTheFenceWasThere(t *testing.T) {
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
 	h.start(t, spec("kept", "b"))
 	h = h.next(t)
-	must(t, unix.Unmount(target, 0))
+	check.NoError(t, unix.Unmount(target, 0))
 	h.Fenced = func(r claim.WorkloadRef, since time.Time) string {
 		if r == ref("w") && time.Since(since) > 0 {
 			return "the fence killed 1 process"
@@ -225,7 +226,7 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 	h.on("publish:before", 1, held.hold)
 	h.begins(t, spec("starting", "b"))
 	held.await(t)
-	must(t, os.WriteFile(filepath.Join(target, "file"), nil, 0o600))
+	check.NoError(t, os.WriteFile(filepath.Join(target, "file"), nil, 0o600))
 
 	h = h.next(t)
 	h.Patient, h.limits.ledger = true, 300*time.Millisecond
@@ -238,7 +239,7 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 			t.Errorf("%s is %s", w.Spec.ID, w.State)
 		}
 	}
-	if _, err := h.Start(t.Context(), spec("new"), Options{}); !errors.Is(err, ErrUnmet) {
+	if _, err := h.Start(t.Context(), spec("new"), Options{}); !errors.Is(err, ErrNotReconciled) {
 		t.Errorf("a start says %v", err)
 	}
 	joined := make(chan error, 1)
@@ -255,7 +256,7 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 		t.Error("a start went on")
 	}
 	back()
-	must(t, <-joined)
+	check.NoError(t, <-joined)
 	h.running(t, "w")
 	h.running(t, "starting")
 	h.ended(t, "v")

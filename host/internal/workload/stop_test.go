@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Drain stops one workload after the other, the last one first, also those that wait; one that
@@ -39,7 +40,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("a start says %v", err)
 	}
 	h.drivers.healthy(staged, true)
-	must(t, <-drained)
+	check.NoError(t, <-drained)
 	if err := <-waited; !errors.Is(err, ErrFailed) {
 		t.Errorf("what waited says %v", err)
 	}

@@ -3,39 +3,40 @@ package workload
 import (
 	"fmt"
 
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Instances are the services of this node's workloads as Consul was last told of them,
-// by the name of the agent's consul block. Owner is not filled in.
+// Instances are the services of this node's workloads as they were last registered in Consul, by
+// the name of the agent's consul block. Owner is not filled in.
 func (m *Manager) Instances() map[string][]registration.Instance {
 	out := map[string][]registration.Instance{}
 	for _, i := range m.all() {
-		i.eachRegistered(func(s *svc) {
-			out[s.consul] = append(out[s.consul], i.asInstance(s, *s.Registered))
+		i.eachRegistered(func(s *servicesteps.Service) {
+			out[s.Consul] = append(out[s.Consul], s.Instance())
 		})
 	}
 	return out
 }
 
-// Beats are the health of the processes behind those services that have a check of the
-// type process, by the name of the agent's consul block.
+// Beats are the health of the processes behind the services that have a check of the type process,
+// by the name of the agent's consul block.
 func (m *Manager) Beats() map[string][]registration.Beat {
 	out := map[string][]registration.Beat{}
 	for _, i := range m.all() {
-		i.eachRegistered(func(s *svc) {
+		i.eachRegistered(func(s *servicesteps.Service) {
 			if checksProcess(s.Registered) {
-				out[s.consul] = append(out[s.consul], i.beat(s))
+				out[s.Consul] = append(out[s.Consul], i.beat(s))
 			}
 		})
 	}
 	return out
 }
 
-// eachRegistered calls fn with the services of a workload that is up or comes up. i.mu
-// is held.
-func (i *instance) eachRegistered(fn func(s *svc)) {
+// eachRegistered calls fn with the registered services of a workload that starts or runs. fn is
+// called under i.mu.
+func (i *instance) eachRegistered(fn func(s *servicesteps.Service)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.rec.State != Starting && i.rec.State != Running {
@@ -57,8 +58,8 @@ func checksProcess(s *service.Service) bool {
 	return false
 }
 
-// beat says how the workload's process is. i.mu is held.
-func (i *instance) beat(s *svc) registration.Beat {
+// beat is the health of the workload's process. i.mu is held.
+func (i *instance) beat(s *servicesteps.Service) registration.Beat {
 	b := registration.Beat{ID: s.ID}
 	switch {
 	case i.process == nil:
@@ -80,8 +81,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// checksProcess says whether the health of the workload's process is anyone's concern.
+// checksProcess reports that a registered service has a check of the workload's process.
 func (i *instance) checksProcess() (is bool) {
-	i.eachRegistered(func(s *svc) { is = is || checksProcess(s.Registered) })
+	i.eachRegistered(func(s *servicesteps.Service) { is = is || checksProcess(s.Registered) })
 	return is
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // program is a shell script that runs, in a mount namespace of its own where
@@ -37,10 +38,10 @@ func runScript(t *testing.T, private bool, script string) program {
 		cmd.SysProcAttr.Unshareflags = unix.CLONE_NEWNS
 	}
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	check.NoError(t, err)
+	check.NoError(t, cmd.Start())
 	pin, ns, err := namespaceOf(cmd.Process.Pid)
-	must(t, err)
+	check.NoError(t, err)
 	reap := sync.OnceFunc(func() { _ = cmd.Wait() })
 	t.Cleanup(func() {
 		if private {
@@ -55,7 +56,7 @@ func runScript(t *testing.T, private bool, script string) program {
 	line := bufio.NewScanner(out)
 	for line.Scan() && line.Text() != "ready" {
 	}
-	must(t, line.Err())
+	check.NoError(t, line.Err())
 	if line.Text() != "ready" {
 		t.Fatalf("the script ended before it was ready: %s", script)
 	}
@@ -75,7 +76,7 @@ func (p program) pid() int { return p.Process.Pid }
 // kill is kill -9 of the process alone.
 func (p program) kill(t *testing.T) {
 	t.Helper()
-	must(t, p.Process.Kill())
+	check.NoError(t, p.Process.Kill())
 	p.reap()
 }
 
@@ -150,7 +151,7 @@ func TestTheOwnerEndsAfterARestart(t *testing.T) {
 	h, owner := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
 	_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
-	must(t, err)
+	check.NoError(t, err)
 	h = h.restart(t)
 	if w := h.running(t, "w"); w.OwnerPID != owner.pid() {
 		t.Errorf("its owner is %d", w.OwnerPID)
@@ -166,7 +167,7 @@ func TestItsProcessEnds(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
 			h.volume(t, full, "a")
 			h.start(t, spec("w", "a"))
-			must(t, h.Running(ref("w"), p.pid()))
+			check.NoError(t, h.Running(ref("w"), p.pid()))
 			if w, _ := h.Get(ref("w")); w.PID != p.pid() {
 				t.Errorf("its process is %d", w.PID)
 			}
@@ -192,7 +193,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		w := h.start(t, spec("w", "a"))
 		note := filepath.Join(w.Mounts[0].HostPath, "note") // it can still write what it has
 		p := runScript(t, true, fmt.Sprintf("trap 'echo bye >%s; exit' TERM; echo ready; sleep 1000 & wait", note))
-		must(t, h.Running(ref("w"), p.pid()))
+		check.NoError(t, h.Running(ref("w"), p.pid()))
 		h.stop(t, "w")
 		if said, err := os.ReadFile(filepath.Join(h.driver.base, "external-a", "note")); string(said) != "bye\n" {
 			t.Errorf("it was not asked: %q, %v", said, err)
@@ -204,7 +205,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		h.limits.stopGrace = time.Millisecond
 		h.volume(t, full, "a")
 		h.start(t, spec("w", "a"))
-		must(t, h.Running(ref("w"), p.pid()))
+		check.NoError(t, h.Running(ref("w"), p.pid()))
 		h.on("unpublish:before", 1, func(context.Context) error {
 			if p.alive() {
 				t.Error("it is unmounted while its process lives")
@@ -227,7 +228,7 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 	h.start(t, spec("w", "a"))
 	p := runScript(t, true, daemonising)
 	outside, elsewhere := runScript(t, false, idle), runScript(t, true, idle)
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	if n := len(process.InMountNamespace(p.inode)); n < 2 {
 		t.Fatalf("%d processes in the namespace, want the process and its grandchild", n)
 	}
@@ -255,10 +256,10 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 			h, owner := newHost(t), runScript(t, false, idle)
 			h.volume(t, full, "a")
 			_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
-			must(t, err)
+			check.NoError(t, err)
 			note := filepath.Join(t.TempDir(), "note")
 			p := runScript(t, true, fmt.Sprintf("setsid sh -c 'trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done' & exec sleep 1000", note))
-			must(t, h.Running(ref("w"), p.pid()))
+			check.NoError(t, h.Running(ref("w"), p.pid()))
 			p.kill(t)
 			h.eventually(t, "w", "the end of its process to be seen", func(w Workload) bool { return w.State == Stopping })
 			rest := process.InMountNamespace(p.inode)
@@ -270,7 +271,7 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 			} else {
 				for _, pid := range rest {
 					if err := unix.Kill(pid, unix.SIGTERM); !errors.Is(err, unix.ESRCH) { // its sleeps come and go
-						must(t, err)
+						check.NoError(t, err)
 					}
 				}
 			}
@@ -287,9 +288,9 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 	h, p, bystander := newHost(t), runScript(t, false, idle), runScript(t, false, idle)
 	h.start(t, spec("w"))
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	i, err := h.find(ref("w"))
-	must(t, err)
+	check.NoError(t, err)
 	if i.rec.MountNS != nil || i.pin != nil {
 		t.Fatalf("the host's own namespace was noted: %+v", i.rec.MountNS) // and this test would be killed next
 	}
@@ -314,7 +315,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
 			h.start(t, spec("w"))
-			must(t, h.Running(ref("w"), p.pid()))
+			check.NoError(t, h.Running(ref("w"), p.pid()))
 			h.shut(t)
 			p.kill(t)
 			h = prepareHost(t, h.dir)
@@ -323,11 +324,11 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 				t.Skip("this kernel gives mount namespaces no ID")
 			}
 			c.change(rec)
-			must(t, h.journal.Update(func(tx *journal.Tx) error { return records.Put(tx, key(ref("w")), rec) }))
+			check.NoError(t, h.journal.Update(func(tx *journal.Tx) error { return records.Put(tx, key(ref("w")), rec) }))
 			if rec.MountNS.ID == 0 {
 				i, err := h.restore(t.Context(), rec)
-				must(t, err)
-				i.letGo()
+				check.NoError(t, err)
+				i.releaseProcesses()
 				if i.rec.MountNS != nil {
 					t.Error("a number alone counts")
 				}
@@ -344,7 +345,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 
 func (h *host) record(t *testing.T, id string) (rec *record) {
 	t.Helper()
-	must(t, h.journal.View(func(tx *journal.Tx) (err error) {
+	check.NoError(t, h.journal.View(func(tx *journal.Tx) (err error) {
 		rec, err = records.Get(tx, key(ref(id)))
 		return err
 	}))
@@ -355,8 +356,8 @@ func TestRunningComesTooLate(t *testing.T) {
 	h, p, other := newHost(t), runScript(t, true, idle), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	must(t, h.Running(ref("w"), p.pid()))
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	if err := h.Running(ref("w"), other.pid()); !errors.Is(err, ErrConflict) {
 		t.Errorf("a second process: %v", err)
 	}
@@ -385,18 +386,18 @@ func TestObservedProcessesAreLetGo(t *testing.T) {
 	for range 3 {
 		p := runScript(t, true, idle)
 		_, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()})
-		must(t, err)
-		must(t, h.Running(ref("w"), p.pid()))
+		check.NoError(t, err)
+		check.NoError(t, h.Running(ref("w"), p.pid()))
 		h.stop(t, "w")
 		i, err := h.find(ref("w"))
-		must(t, err)
-		awaitClosed(t, i.over, "the end of the workload")
+		check.NoError(t, err)
+		awaitClosed(t, i.ended, "the end of the workload")
 		if i.pin != nil {
 			t.Error("the mount namespace is held open")
 		}
 		p.reap()
 	}
-	must(t, h.journal.Close())
+	check.NoError(t, h.journal.Close())
 	if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()}); err == nil {
 		t.Error("a start without a journal")
 	}
@@ -409,7 +410,7 @@ func TestObservedProcessesAreLetGo(t *testing.T) {
 func descriptors(t *testing.T) (n int) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	check.NoError(t, err)
 	for _, fd := range fds {
 		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(to, "pidfd") {
 			n++

@@ -14,13 +14,14 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // claimOf is the claim of a workload with its volume, as the releaser has them.
 func (h *host) claimOf(t *testing.T, id, volume string) (claim.Claim, claim.Volume) {
 	t.Helper()
 	v, err := h.ledger.Volume(t.Context(), volumeRef(volume))
-	must(t, err)
+	check.NoError(t, err)
 	for _, c := range h.ledger.claims() {
 		if c.Workload == ref(id) && c.Volume == v.VolumeRef {
 			return c, v
@@ -54,7 +55,7 @@ func TestDetachRefusesWhileAProcessRuns(t *testing.T) {
 	h, p := newHost(t), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	must(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid()))
 	c, v := h.claimOf(t, "w", "a")
 	if _, err := h.Detach(t.Context(), c, v); err == nil || !strings.Contains(err.Error(), "stop it first: pannier workload stop w") {
 		t.Errorf("got %v", err)
@@ -74,7 +75,7 @@ func TestDetachOfAnUnknownWorkload(t *testing.T) {
 	h.start(t, spec("w2", "a"))
 	h.shut(t)
 	h = prepareHost(t, h.dir)
-	must(t, h.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(ref("w"))) }))
+	check.NoError(t, h.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(ref("w"))) }))
 	h.open(t)
 	c, v := h.claimOf(t, "w", "a")
 	if c.State != claim.Unpublishing {
@@ -106,33 +107,33 @@ func TestDetachOfAnUnknownWorkloadLeavesNoMount(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	path := remade(t, filepath.Dir(h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a")))
-	must(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
+	check.NoError(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
 	c, v := h.claimOf(t, "w", "a")
 	if err := h.DetachUnknown(t.Context(), c, v); err == nil || !strings.Contains(err.Error(), "mounts still: [tmpfs of foreign") {
 		t.Errorf("got %v", err)
 	}
-	must(t, unix.Unmount(path, 0))
-	must(t, h.DetachUnknown(t.Context(), c, v))
+	check.NoError(t, unix.Unmount(path, 0))
+	check.NoError(t, h.DetachUnknown(t.Context(), c, v))
 }
 
 // The last one is unstaged too, in a data directory with an odd name.
 func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 	dir := filepath.Join(newDir(t), "[o]dd*")
-	must(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
+	check.NoError(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
 	h := prepareHost(t, dir)
 	h.open(t)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
 	c, v := h.claimOf(t, "w", "a")
 	h.shut(t)
-	must(t, os.RemoveAll(filepath.Join(dir, "journal"))) // the journal is lost
+	check.NoError(t, os.RemoveAll(filepath.Join(dir, "journal"))) // the journal is lost
 	h = prepareHost(t, dir)
 	h.open(t)
 	if _, err := h.Detach(t.Context(), c, v); err != nil {
 		t.Error(err)
 	}
 	inOrder(t, h.happened(), "end w", "unpublish a", "unstage a")
-	must(t, h.ledger.NodeDetached(t.Context(), []claim.Claim{{Workload: ref("w"), Volume: volumeRef("a"), Node: here}})) // what the releaser does then
+	check.NoError(t, h.ledger.NodeDetached(t.Context(), []claim.Claim{{Workload: ref("w"), Volume: volumeRef("a"), Node: here}})) // what the releaser does then
 	h.clean(t)
 }
 
@@ -164,7 +165,7 @@ func TestTheLeaderFreesTheClaims(t *testing.T) {
 	h.ledger.keep = true
 	h.open(t)
 	h.eventually(t, "w", "stopping", func(w Workload) bool { return w.State == Stopping })
-	must(t, h.ledger.free(ref("w")))
+	check.NoError(t, h.ledger.free(ref("w")))
 	h.ended(t, "w")
 	if err := <-stopped; !errors.Is(err, ErrClosed) {
 		t.Errorf("the stop in the process before says %v", err)
@@ -197,7 +198,7 @@ func TestPlacementsAndThrough(t *testing.T) {
 	for driver, want := range map[string][]string{
 		full: {`volume "a" of workload "w"`}, plain: {`volume "b" of workload "w"`}, staged: nil,
 	} {
-		if got := h.Through(driver); !reflect.DeepEqual(got, want) {
+		if got := h.WorkloadsUsing(driver); !reflect.DeepEqual(got, want) {
 			t.Errorf("through %s: %q, want %q", driver, got, want)
 		}
 	}
@@ -207,7 +208,7 @@ func TestPlacementsAndThrough(t *testing.T) {
 		t.Errorf("of a driver that does not stage: %+v", got)
 	}
 	h.stop(t, "w")
-	if got := append(h.Through(full), h.Through(plain)...); len(got) > 0 {
+	if got := append(h.WorkloadsUsing(full), h.WorkloadsUsing(plain)...); len(got) > 0 {
 		t.Errorf("after the stop: %q", got)
 	}
 }
@@ -222,8 +223,8 @@ func TestLeftovers(t *testing.T) {
 	h = prepareHost(t, h.dir)
 	mount := func(path string) string {
 		t.Helper()
-		must(t, os.MkdirAll(path, 0o700))
-		must(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
+		check.NoError(t, os.MkdirAll(path, 0o700))
+		check.NoError(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
 		return path
 	}
 	below := mount(filepath.Join(h.Layout.Staging(full, volumeRef("known"), usage()), "deeper"))
@@ -233,9 +234,9 @@ func TestLeftovers(t *testing.T) {
 	busy := mount(h.Layout.Staging(full, volumeRef("busy"), usage()))
 	notOurs := mount(filepath.Join(h.Layout.Driver(full), "its-own", "a", "b", "c", "d", "e"))
 	hand, err := os.Create(filepath.Join(busy, "file"))
-	must(t, err)
+	check.NoError(t, err)
 	defer hand.Close()
-	must(t, h.ledger.change(func(s *ledgerState) error {
+	check.NoError(t, h.ledger.change(func(s *ledgerState) error {
 		s.Claims = append(s.Claims, claim.Claim{Volume: volumeRef("claimed"), Workload: ref("old"), Node: here, State: claim.Unpublishing})
 		return nil
 	}))
@@ -272,9 +273,9 @@ func TestLeftovers(t *testing.T) {
 func TestOpenRefusesALinkedDataDirectory(t *testing.T) {
 	dir := newDir(t)
 	link := filepath.Join(dir, "link")
-	must(t, os.Mkdir(filepath.Join(dir, "real"), 0o700))
-	must(t, os.Mkdir(filepath.Join(dir, "real", "csi"), 0o700))
-	must(t, os.Symlink(filepath.Join(dir, "real"), link))
+	check.NoError(t, os.Mkdir(filepath.Join(dir, "real"), 0o700))
+	check.NoError(t, os.Mkdir(filepath.Join(dir, "real", "csi"), 0o700))
+	check.NoError(t, os.Symlink(filepath.Join(dir, "real"), link))
 	h := prepareHost(t, link)
 	if _, err := h.Open(t.Context()); err == nil || !strings.Contains(err.Error(), "without links") {
 		t.Errorf("got %v", err)

@@ -1,0 +1,279 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload/step"
+)
+
+// ownerGrace is how long an owner has to end what its workload's process has left in the namespace.
+// It is enough for pannier workload run, which gives leftovers and then sidecars 10 s each.
+const ownerGrace = 25 * time.Second
+
+// Running notes the process of a workload, which is released when that process ends. After an
+// error the process must not begin: its volumes are not mounted, or not for it.
+func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
+	i, err := m.find(ref)
+	if err != nil {
+		return err
+	}
+	p, err := process.Observe(pid)
+	if err != nil {
+		return fmt.Errorf("observe the process of %s: %w", i, err)
+	}
+	if err := m.protectProcess(m.ctx, i, p); err != nil {
+		p.Release()
+		return fmt.Errorf("%s: its process may not begin: %w", i, err)
+	}
+	if err := i.ran(p); err != nil {
+		return errors.Join(err, m.releaseProcess(m.ctx, i, p.Ref()))
+	}
+	if i.checksProcess() {
+		m.Services.Changed() // the health of its services changes now
+	}
+	return nil
+}
+
+// observe opens the processes whose end releases the workload. A process that has ended already
+// stops the workload.
+func (r *run) observe(ctx context.Context) (err error) {
+	if r.owner, err = r.findProcess(ctx, "owner", r.rec.Owner); err != nil {
+		return err
+	}
+	if r.process, err = r.findProcess(ctx, "process", r.rec.Process); err != nil {
+		return err
+	}
+	return r.observeNamespace(ctx)
+}
+
+// findProcess opens a process that an earlier process of the host observed; nil: there is none.
+func (r *run) findProcess(ctx context.Context, what string, ref *process.Ref) (*process.Process, error) {
+	if ref == nil {
+		return nil, nil
+	}
+	p, err := process.Find(ctx, *ref)
+	if errors.Is(err, process.ErrGone) {
+		r.askStop(fmt.Sprintf("its %s (pid %d) is gone", what, ref.PID))
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find its %s again: %w", what, err)
+	}
+	return p, nil
+}
+
+// awaitEnd returns why the workload has to end: it was asked to, or its owner or its process has
+// ended.
+func (r *run) awaitEnd(ctx context.Context) error {
+	for {
+		r.mu.Lock()
+		owner, own, changed := r.owner, r.process, r.changed.Wait()
+		r.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.stop:
+			return r.stopReason()
+		case <-done(owner):
+			return fmt.Errorf("its owner (pid %d) ended", owner.PID())
+		case <-done(own):
+			return fmt.Errorf("its process (pid %d) ended", own.PID())
+		case <-changed:
+		}
+	}
+}
+
+// done is closed when the process has ended; never without a process.
+func done(p *process.Process) <-chan struct{} {
+	if p == nil {
+		return nil
+	}
+	return p.Done()
+}
+
+// ran notes the workload's process and its private mount namespace. The instance releases p when it
+// ends, or at once after an error.
+func (i *instance) ran(p *process.Process) (err error) {
+	pin, ns, err := private(context.Background(), p)
+	noted := false
+	defer func() {
+		if !noted {
+			p.Release()
+			_ = pin.Close() // nil where there is none
+		}
+	}()
+	if err != nil {
+		return fmt.Errorf("note the process of %s: %w", i, err)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case i.rec.State != Running:
+		return fmt.Errorf("%s is %s, not running: its process may not begin", i, i.rec.State)
+	case i.left:
+		return fmt.Errorf("note the process of %s: %w", i, ErrClosed)
+	case i.process != nil && i.process.PID() == p.PID():
+		return nil
+	case i.process != nil:
+		return fmt.Errorf("%s: %w: it has process %d already", i, ErrConflict, i.process.PID())
+	}
+	ref := p.Ref()
+	i.rec.Process, i.rec.MountNS = &ref, ns
+	failpoint.Here("process", "observed")
+	if err := i.write(); err != nil {
+		i.rec.Process, i.rec.MountNS = nil, nil
+		return err
+	}
+	failpoint.Here("process", "noted")
+	i.process, i.pin, noted = p, pin, true
+	i.changed.Notify()
+	return nil
+}
+
+// endProcesses ends what still uses the volumes: first the workload's process, by SIGTERM and then
+// SIGKILL; then all others in its private mount namespace, where the volumes stay mounted after
+// the host has unmounted them. A living owner may end those first in its own way.
+func (r *run) endProcesses(ctx context.Context) error {
+	r.mu.Lock()
+	owner, p, ns := r.owner, r.process, r.rec.MountNS
+	r.mu.Unlock()
+	graceful, end := r.graceful(ctx)
+	defer end()
+	if p != nil {
+		err := endProcess(graceful, p, unix.SIGTERM, r.m.limits.stopGrace)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = endProcess(ctx, p, unix.SIGKILL, r.m.limits.killGrace)
+		}
+		if err != nil {
+			return fmt.Errorf("end process %d of %s: %w", p.PID(), r.instance, err)
+		}
+	}
+	if ns == nil {
+		return nil
+	}
+	if owner != nil {
+		awaitOwner(graceful, owner, *ns)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.m.limits.killGrace)
+	defer cancel()
+	if err := r.emptyNamespace(ctx, *ns); err != nil {
+		return err
+	}
+	r.View(func() {
+		r.unpin() // an open namespace keeps its mounts
+		r.rec.MountNS = nil
+	})
+	return nil
+}
+
+// awaitOwner waits until an owner has emptied the namespace or has ended, or for ownerGrace.
+func awaitOwner(ctx context.Context, owner *process.Process, ns namespace) {
+	ctx, cancel := context.WithTimeout(ctx, ownerGrace)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for len(process.InMountNamespace(ns.Inode)) > 0 {
+		select {
+		case <-tick.C:
+		case <-owner.Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// endProcess sends a signal and waits until the process is gone; DeadlineExceeded: it is not.
+func endProcess(ctx context.Context, p *process.Process, sig unix.Signal, grace time.Duration) error {
+	if err := p.Signal(sig); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	select {
+	case <-p.Done():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// releaseProcesses stops observing the workload's processes; they live on.
+func (i *instance) releaseProcesses() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.left = true
+	for _, p := range []*process.Process{i.owner, i.process} {
+		if p != nil {
+			p.Release()
+		}
+	}
+	i.unpin()
+}
+
+// unpin closes the mount namespace. i.mu is held.
+func (i *instance) unpin() {
+	if i.pin != nil {
+		_ = i.pin.Close()
+		i.pin = nil
+	}
+}
+
+// guardAgain tells the fence of the mounts and the process that an earlier process of the host has
+// left, and retries until ctx ends.
+func (r *run) guardAgain(ctx context.Context) {
+	pause := r.m.limits.retry.Start()
+	for said := false; ; said = true {
+		err := r.m.volumes.Protect(ctx, r.volumes)
+		if err == nil {
+			err = r.guardProcess(ctx)
+		}
+		if err == nil {
+			return
+		}
+		if !said && ctx.Err() == nil {
+			r.m.log.Warn("the fence does not know yet what the workload has mounted; this is retried", "workload", r.ref, "error", err)
+		}
+		if step.Sleep(ctx, pause.NextBackOff()) != nil {
+			return
+		}
+	}
+}
+
+func (r *run) guardProcess(ctx context.Context) error {
+	var p *process.Process
+	r.View(func() { p = r.process })
+	if p == nil {
+		return nil
+	}
+	return r.m.protectProcess(ctx, r.instance, p)
+}
+
+// protectProcess tells the fence of the process of a workload with volumes.
+func (m *Manager) protectProcess(ctx context.Context, i *instance, p *process.Process) error {
+	if len(i.volumes.Volumes) == 0 {
+		return nil
+	}
+	return m.Lease.ProtectProcess(ctx, guarded(i, p.Ref()))
+}
+
+// releaseProcess tells the fence that the process has ended.
+func (m *Manager) releaseProcess(ctx context.Context, i *instance, ref process.Ref) error {
+	if len(i.volumes.Volumes) == 0 {
+		return nil
+	}
+	return m.Lease.ReleaseProcess(ctx, guarded(i, ref))
+}
+
+func guarded(i *instance, ref process.Ref) fence.Process {
+	return fence.Process{PID: ref.PID, StartTime: ref.StartTime, Workload: i.ref}
+}

@@ -1,0 +1,163 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+)
+
+// reconcile compares what the ledger has of this node with the records of the journal. It ends the
+// workloads that the journal does not know, takes down those that have lost a claim, unmounts
+// mounts and revokes tokens that no record explains; it returns the mounts that it left alone.
+func (m *Manager) reconcile(ctx context.Context, found []*record) (leftovers []string, err error) {
+	had := m.claimed()
+	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)
+	if err != nil {
+		return nil, fmt.Errorf("read this node's workloads in the ledger: %w", err)
+	}
+	if err := m.endUnknown(ctx, standing); err != nil {
+		return nil, err
+	}
+	var volumes []*volumesteps.Record
+	var services []*servicesteps.Record
+	for _, rec := range found {
+		volumes, services = append(volumes, rec.Volumes...), append(services, rec.Services...)
+	}
+	if leftovers, err = m.volumes.UnmountLeftovers(ctx, claims, volumes); err != nil {
+		return nil, err
+	}
+	m.dropLost(had, claims)
+	unknown, err := m.services.Unknown(ctx, services)
+	if err == nil && len(unknown) > 0 {
+		m.log.Warn("the ledger has tokens of this node that the journal does not know; they are revoked", "tokens", len(unknown))
+		m.live.Go(func() { m.services.RevokeAll(m.ctx, unknown) })
+	}
+	return leftovers, err
+}
+
+// tryReconcile is one attempt to reconcile, with a time limit where the ledger is on other hosts.
+func (m *Manager) tryReconcile(ctx context.Context, found []*record) ([]string, error) {
+	if !m.Patient {
+		return m.reconcile(ctx, found)
+	}
+	bounded, cancel := context.WithTimeout(ctx, m.limits.ledger)
+	defer cancel()
+	return m.reconcile(bounded, found)
+}
+
+// reconcileLater retries until the ledger has answered, or ctx ends. Then the workloads go on.
+func (m *Manager) reconcileLater(ctx context.Context, found []*record) {
+	pause := m.limits.retry.Start()
+	for {
+		if step.Sleep(ctx, pause.NextBackOff()) != nil {
+			return
+		}
+		left, err := m.tryReconcile(ctx, found)
+		if err != nil {
+			m.log.Debug("the ledger cannot be reached yet", "error", err)
+			continue
+		}
+		for _, l := range left {
+			m.log.Warn("a mount that no record explains is left alone", "why", l)
+		}
+		close(m.reconciled)
+		m.log.Info("the ledger was reached; this node's workloads go on")
+		m.Events.Publish(events.Event{Topic: events.TopicAgent, Type: "ledger-reached", Subject: m.Node})
+		for _, i := range m.all() {
+			i.Update(func() {}) // its state is not Unknown any more
+		}
+		return
+	}
+}
+
+// Reconcile compares the workloads of this node with the ledger, after the node was cut off. A
+// workload that has lost a claim is taken down: it undoes what it has here, and touches no claim of
+// another. The others go on. A workload that only the ledger knows is ended.
+func (m *Manager) Reconcile(ctx context.Context) error {
+	had := m.claimed()
+	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)
+	if err != nil {
+		return fmt.Errorf("read this node's workloads in the ledger: %w", err)
+	}
+	m.dropLost(had, claims)
+	return m.endUnknown(ctx, standing)
+}
+
+// claimed are the workloads that have their claims. It is called before the ledger is read: claims
+// that are taken later are not in what was read.
+func (m *Manager) claimed() []*instance {
+	return slices.DeleteFunc(m.all(), func(i *instance) bool {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		up := i.rec.State == Starting || i.rec.State == Running
+		return !up || len(i.volumes.Volumes) == 0 || i.rec.Steps[claimStep] != step.Done
+	})
+}
+
+// dropLost takes down the workloads that have lost a claim.
+func (m *Manager) dropLost(had []*instance, standing []claim.Claim) {
+	for _, i := range had {
+		reason := m.fenced(i)
+		if lost := i.volumes.Lost(m.Node, standing); reason == "" && len(lost) > 0 {
+			reason = fmt.Sprintf("the node was away, and the ledger has released its claims on %v", lost)
+		}
+		if reason == "" {
+			continue
+		}
+		m.log.Warn("a workload may not use its volumes any more and is taken down", "workload", i.ref, "reason", reason)
+		i.lose(reason)
+		i.cut()
+	}
+}
+
+// fenced says what the fence did to a workload; empty: nothing.
+func (m *Manager) fenced(i *instance) string {
+	if m.Fenced == nil {
+		return ""
+	}
+	return m.Fenced(i.ref, i.snapshot().StartedAt)
+}
+
+// endUnknown ends the workloads that run here according to the ledger and are not in the journal:
+// then their claims are released.
+func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload) error {
+	for _, w := range standing {
+		if m.Owns(w.Ref) {
+			continue
+		}
+		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released", "workload", w.Ref)
+		if err := m.Ledger.EndWorkload(ctx, claim.Run{Ref: w.Ref, Node: m.Node, Index: w.CreateIndex}); err != nil {
+			return fmt.Errorf("end workload %q: %w", w.Ref, err)
+		}
+	}
+	return nil
+}
+
+// awaitReconciled waits until the claims of a workload that an earlier process of the host began
+// were compared with the ledger.
+func (i *instance) awaitReconciled(ctx context.Context) error {
+	if i.reconciled == nil {
+		return nil
+	}
+	select {
+	case <-i.reconciled:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// shownState is the state as it is shown. mu is held.
+func (i *instance) shownState() State {
+	up := i.rec.State == Starting || i.rec.State == Running
+	if up && i.reconciled != nil && !isClosed(i.reconciled) {
+		return Unknown
+	}
+	return i.rec.State
+}

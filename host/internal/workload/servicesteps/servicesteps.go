@@ -1,0 +1,205 @@
+// Package servicesteps has the steps that give a workload its services: register, identify and
+// bootstrap, each with its undo, and what keeps the services of a running workload in order.
+//
+// What must stay true:
+//
+//   - Every token that Consul may have is in the journal and in the ledger before Consul is asked
+//     for it.
+//   - No secret is in the journal.
+//   - A failure of Consul never ends a workload that runs.
+package servicesteps
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/registration"
+)
+
+// Tokens gives services their tokens, and revokes them. The caller retries: the errors that are
+// worth it have the gRPC codes Unavailable, DeadlineExceeded or ResourceExhausted.
+type Tokens interface {
+	// Intend records in the ledger that Consul will be asked for t. The tokens of a start are
+	// recorded with its claims instead. It may be repeated.
+	Intend(ctx context.Context, t claim.Token) error
+	// Derive asks Consul for the token that the ledger has as t.ID and records its accessor. It
+	// may be repeated; a token that was minted comes back as it is. No secret: Consul has ACLs
+	// disabled, and the service needs no token.
+	Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error)
+	// Read reads a token from this node's Consul agent. NotFound: the agent does not know it, or
+	// not yet.
+	Read(ctx context.Context, consul, secret string) error
+	// Revoke ends a token and removes its record once Consul has confirmed that it is gone. An
+	// unknown token is success. secret may be empty for a minted token.
+	Revoke(ctx context.Context, t claim.Token, secret string) error
+	// OnNode lists the ledger's tokens of a node.
+	OnNode(ctx context.Context, node string) ([]claim.Token, error)
+}
+
+// Services registers services in Consul. consul is the name of the agent's consul block. The
+// caller retries as with Tokens.
+type Services interface {
+	// Check fails where the agent has no consul block of that name.
+	Check(consul string) error
+	// Register makes Consul's registration equal to the instance, and returns its proxy's id,
+	// empty without a proxy. Owner is filled in.
+	Register(ctx context.Context, consul string, i registration.Instance) (proxyID string, err error)
+	// Deregister removes an instance; one that is not registered is success.
+	Deregister(ctx context.Context, consul, id string) error
+	// Bootstrap makes the file that a service's proxy is started with.
+	Bootstrap(ctx context.Context, consul string, req bootstrap.Request) ([]byte, error)
+	// Changed says that the instances of this node (workload.Manager.Instances) have changed.
+	Changed()
+}
+
+// Steps takes the service steps of all workloads of a node.
+type Steps struct {
+	Node       string
+	Datacenter string // this node's, for ${node.datacenter}
+	Tokens     Tokens
+	Services   Services
+	SecretsDir *secretsdir.Dir
+	// IdentityTimeout overrides Limits.Identity, by the name of the agent's consul block.
+	IdentityTimeout map[string]time.Duration
+	Events          *events.Bus
+	Log             hclog.Logger
+	Limits          Limits
+}
+
+// Limits are how long the steps wait. The first four include all retries; Bootstrap includes the
+// time that the plugin waits for the proxy's registration (60 s).
+type Limits struct {
+	Register, Identity, ReadBack, Bootstrap time.Duration
+
+	Release time.Duration // for one attempt to deregister a service or to revoke its tokens
+	Retry   step.Backoff
+	Look    time.Duration // from one look at a running service to the next
+}
+
+// DefaultLimits are those of a host.
+var DefaultLimits = Limits{
+	Register:  2 * time.Minute,
+	Identity:  5 * time.Minute,
+	ReadBack:  10 * time.Second,
+	Bootstrap: 2 * time.Minute,
+	Release:   10 * time.Second,
+	Retry:     step.Backoff{Min: 100 * time.Millisecond, Max: 30 * time.Second},
+	Look:      5 * time.Minute,
+}
+
+// The files in a service's folder.
+const (
+	tokenFile     = "si_token"
+	bootstrapFile = "envoy_bootstrap.json"
+)
+
+// Service is one service of a workload while the host works on it.
+type Service struct {
+	*Record
+	// These stay as they are when the spec changes.
+	Name    string
+	Consul  string // the name of the agent's consul block
+	meshed  bool
+	proxied bool
+
+	workload step.Workload
+	uid      int // of the user that owns the files
+
+	// secrets of tokens that are in no file, by token ID: they are in the host's memory only. The
+	// goroutine that takes the service's steps uses it.
+	secrets map[string]string
+
+	// What keeps the service from being in order; the workload's lock guards it.
+	problems map[Activity]string
+}
+
+// New makes the services of a workload from their records; uid is the user that owns their files.
+func New(w step.Workload, uid int, records []*Record) (all []*Service) {
+	for _, rec := range records {
+		all = append(all, &Service{
+			Record: rec, Name: rec.Service.Name, Consul: rec.Service.Consul,
+			meshed: rec.Service.Connect != nil, proxied: rec.Service.Proxied(),
+			workload: w, uid: uid, secrets: map[string]string{}, problems: map[Activity]string{},
+		})
+	}
+	return all
+}
+
+// Meshed reports that the service is native, or has a sidecar, or is a gateway: it has a token.
+func (s *Service) Meshed() bool { return s.meshed }
+
+// Proxied reports that the service has a sidecar or is a gateway: it has a bootstrap.
+func (s *Service) Proxied() bool { return s.proxied }
+
+// Activity is what may fail for a running service.
+type Activity string
+
+// The activities of a running service.
+const (
+	Identifying Activity = "identity"
+	Registering Activity = "registration"
+)
+
+// place is the service's folder for files with secrets.
+func (s *Service) place() secretsdir.Place {
+	ref := s.workload.Ref()
+	return secretsdir.Place{Namespace: ref.Namespace, Workload: ref.ID, Service: s.Name}
+}
+
+// digest of a file tells later whether it is what was written.
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// Status is a service of a workload as the API shows it.
+type Status struct {
+	Name    string
+	ID      string // in Consul
+	ProxyID string // its sidecar's, or its own where it is a gateway; empty: none
+	Consul  string // the name of the agent's consul block
+	Port    int
+	// Of its token; empty and zero: none.
+	Accessor  string
+	ExpiresAt time.Time
+	// Paths on the host; empty: none.
+	TokenFile, BootstrapFile string
+	// Of its proxy; 0: none.
+	AdminPort, ReadyPort int
+	// Message says what keeps it from being in order: a renewal or a registration that fails.
+	Message string
+}
+
+// Status returns the service's status; dir is the folder of the workload's secrets. The
+// workload's lock is held.
+func (s *Service) Status(dir string) Status {
+	st := Status{
+		Name: s.Name, ID: s.ID, ProxyID: s.ProxyID, Consul: s.Consul, Port: number(s.Service.Port),
+		Accessor: s.Token.Accessor, ExpiresAt: s.Token.ExpiresAt, AdminPort: s.AdminPort, ReadyPort: s.ReadyPort,
+	}
+	if s.TokenSum != "" {
+		st.TokenFile = filepath.Join(dir, s.Name, tokenFile)
+	}
+	if s.BootstrapSum != "" {
+		st.BootstrapFile = filepath.Join(dir, s.Name, bootstrapFile)
+	}
+	var all []string
+	for _, what := range []Activity{Registering, Identifying} {
+		if p := s.problems[what]; p != "" {
+			all = append(all, p)
+		}
+	}
+	st.Message = strings.Join(all, "; ")
+	return st
+}

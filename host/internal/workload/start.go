@@ -1,0 +1,229 @@
+package workload
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+)
+
+// Options of a start.
+type Options struct {
+	// Owner is the process whose end releases the workload; 0: none.
+	Owner int
+	// Progress is called with every change of a step; it may be nil.
+	Progress func(Step)
+}
+
+// Start brings a workload up and returns when it runs, or when a failed start has been undone
+// (ErrFailed) or could not be undone at once. It goes on when ctx ends.
+//
+// The start of a workload that runs or starts with the same specification joins it. Where the
+// specification of a running workload differs in no more than its services' tags, meta, checks,
+// weights and enable_tag_override, or in canary, they are registered again in place; an error of
+// that is retried too, and the workload runs on.
+func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload, error) {
+	if err := spec.Validate(); err != nil {
+		return Workload{}, err
+	}
+	for {
+		i, asked, err := m.begin(spec, opts.Owner) //nolint:contextcheck // observing a process waits for nothing
+		if errors.Is(err, errReleasing) {
+			if err := m.awaitEnded(ctx, i); err != nil {
+				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)
+			}
+			continue
+		}
+		if err != nil {
+			return Workload{}, err
+		}
+		var unregistered error
+		w, err := m.follow(ctx, i, opts.Progress, func(s State, waits bool) bool {
+			answered, err := i.revised(asked)
+			unregistered = err
+			return startDecided(s, waits) && (s != Running || answered)
+		})
+		if err == nil {
+			err = i.startError(w)
+		}
+		if err == nil && unregistered != nil {
+			err = fmt.Errorf("%s runs on, but not with the changed spec yet: %w", i, unregistered)
+		}
+		return w, err
+	}
+}
+
+// startDecided reports that a start has an outcome: the workload runs, or the start was undone, or
+// the undo has to wait.
+func startDecided(s State, waits bool) bool {
+	return s == Running || s.Ended() || s == Stopping && waits
+}
+
+// errReleasing: an earlier run of the workload is not released yet.
+var errReleasing = errors.New("the workload is being released")
+
+// begin finds the workload or makes it, with its record in the journal. Where a changed spec has
+// to be registered first, asked is the revision to wait for.
+func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, 0, ErrClosed
+	}
+	if i := m.workloads[spec.WorkloadRef]; i != nil {
+		switch s := i.snapshot(); {
+		case s.State == Stopping:
+			return i, 0, errReleasing
+		case !s.State.Ended():
+			asked, err := m.join(i, s, spec, owner)
+			return i, asked, err
+		}
+	}
+	if !isClosed(m.reconciled) {
+		return nil, 0, fmt.Errorf("workload %q: %w", spec.WorkloadRef, ErrNotReconciled)
+	}
+	if m.draining != "" {
+		return nil, 0, fmt.Errorf("workload %q: node %q: %w: %s", spec.WorkloadRef, m.Node, claim.ErrIneligible, m.draining)
+	}
+	if i, err = m.make(spec, owner); err != nil {
+		m.Ports.Release(portHolder(spec.WorkloadRef))
+		return nil, 0, err
+	}
+	failpoint.Here("workload", "begun")
+	m.launch(i)
+	return i, 0, nil
+}
+
+// join is the start of a workload that exists, with status s.
+func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uint64, err error) {
+	same := s.Spec.equal(spec)
+	if differs := differences(s.Spec, spec); differs != "" {
+		return 0, fmt.Errorf("workload %q: %w: other %s; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, differs, spec.ID)
+	}
+	if s.OwnerPID != owner {
+		return 0, fmt.Errorf("workload %q: %w: it belongs to %s, this call to %s; stop it first: pannier workload stop %s",
+			spec.WorkloadRef, ErrConflict, whose(s.OwnerPID), whose(owner), spec.ID)
+	}
+	if !same && s.State != Running {
+		return 0, fmt.Errorf("workload %q: %w and is not up yet: its services can be changed once it runs", spec.WorkloadRef, ErrConflict)
+	}
+	if !same {
+		return m.revise(i, spec)
+	}
+	i.View(func() {
+		if s.State == Running && i.pending() {
+			asked = i.askRevision()
+		}
+	})
+	return asked, nil
+}
+
+// make makes a new workload, with its record in the journal. After an error the caller releases
+// its ports.
+func (m *Manager) make(spec Spec, owner int) (*instance, error) {
+	rec := record{
+		Spec: spec, State: Starting, BootID: m.bootID, RunID: rand.Text(), StartedAt: time.Now().UTC(),
+		Steps: map[string]step.Progress{},
+	}
+	for _, v := range spec.Volumes {
+		rec.Volumes = append(rec.Volumes, volumesteps.NewRecord(spec.Namespace, v))
+	}
+	if err := m.resolve(&rec); err != nil {
+		return nil, err
+	}
+	i := m.instance(rec)
+	if owner != 0 {
+		p, err := process.Observe(owner)
+		if err != nil {
+			return nil, fmt.Errorf("observe the owner of %s: %w", i, err)
+		}
+		ref := p.Ref()
+		i.owner, i.rec.Owner = p, &ref
+	}
+	if err := i.Save(func() {}); err != nil {
+		i.releaseProcesses()
+		return nil, fmt.Errorf("begin %s: %w", i, err)
+	}
+	return i, nil
+}
+
+func whose(owner int) string {
+	if owner == 0 {
+		return "no process (pannier workload start)"
+	}
+	return fmt.Sprintf("process %d", owner)
+}
+
+// resolve takes the ports that a new workload needs, and makes the records of its services: every
+// fault in them is found before anything is written. After an error the caller releases the ports.
+func (m *Manager) resolve(rec *record) (err error) {
+	spec := &rec.Spec
+	fault := func(err error) error { return fmt.Errorf("%w %q: %w", ErrInvalid, spec.ID, err) }
+	want := make([]ports.Request, 0, len(spec.Ports))
+	for _, p := range spec.Ports {
+		want = append(want, ports.Request{Label: p.Label, Static: p.Static})
+	}
+	for _, s := range spec.Services {
+		if s.Proxied() {
+			want = append(want, ports.Request{Label: s.Name + " admin"}, ports.Request{Label: s.Name + " ready"})
+		}
+	}
+	if len(want) == 0 && len(spec.Services) == 0 {
+		return nil
+	}
+	got, err := m.Ports.Take(portHolder(spec.WorkloadRef), want...)
+	if err != nil {
+		return fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
+	}
+	rec.Ports = map[string]int{}
+	for n, p := range spec.Ports {
+		rec.Ports[p.Label] = got[n]
+	}
+	own := got[len(spec.Ports):] // of proxies
+	services, err := m.services.Resolve(spec.WorkloadRef, spec.Services, spec.Canary, rec.Ports)
+	if err != nil {
+		return fault(err)
+	}
+	inMesh := false
+	for _, s := range services {
+		if err := m.Services.Check(s.Consul); err != nil {
+			return fmt.Errorf("workload %q: service %q: %w", spec.WorkloadRef, s.Name, err)
+		}
+		sr := m.services.NewRecord(spec.WorkloadRef, s)
+		inMesh = inMesh || s.Connect != nil
+		if s.Proxied() {
+			sr.AdminPort, sr.ReadyPort, own = own[0], own[1], own[2:]
+		}
+		rec.Services = append(rec.Services, sr)
+	}
+	if !inMesh {
+		return nil
+	}
+	if rec.UID, err = spec.uid(); err != nil {
+		return fault(err)
+	}
+	return m.SecretsDir.Mount()
+}
+
+// portHolder names a workload to those whose request for its ports is refused.
+func portHolder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q", ref) }
+
+// awaitEnded waits until the instance has ended.
+func (m *Manager) awaitEnded(ctx context.Context, i *instance) error {
+	select {
+	case <-i.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-m.ctx.Done():
+		return ErrClosed
+	}
+}

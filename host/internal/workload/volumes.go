@@ -1,0 +1,86 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+)
+
+// Detach unmounts a volume on this node for the holder of a claim. A workload that this node knows
+// is stopped as a whole, unless its process lives; of a workload that it does not know, all mounts
+// at the paths of that claim are unmounted. It returns what it did, and may be repeated.
+func (m *Manager) Detach(ctx context.Context, c claim.Claim, info claim.Volume) (did string, err error) {
+	i, err := m.find(c.Workload)
+	if err != nil || i.snapshot().State.Ended() {
+		if err := m.DetachUnknown(ctx, c, info); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("unmounted what was left of it on node %q", m.Node), nil
+	}
+	if s := i.snapshot(); s.State == Running && s.PID != 0 {
+		return "", fmt.Errorf("%s still runs (process %d): stop it first: pannier workload stop %s", i, s.PID, c.Workload.ID)
+	}
+	if _, err := m.Stop(ctx, c.Workload, fmt.Sprintf("volume %q was detached", c.Volume), nil); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("stopped workload %q", c.Workload), nil
+}
+
+// Owns reports whether this node has the workload and will take it down by itself.
+func (m *Manager) Owns(ref claim.WorkloadRef) bool {
+	i, err := m.find(ref)
+	return err == nil && !i.snapshot().State.Ended()
+}
+
+// DetachUnknown unmounts what a claim of a workload that this node does not know may have mounted.
+// It may be repeated.
+func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Volume) error {
+	return m.volumes.DetachUnknown(ctx, c, info)
+}
+
+// Placement is where a volume is mounted on this node for one workload.
+type Placement struct {
+	Workload claim.WorkloadRef
+	Driver   string
+	Target   string
+	Staging  string // empty where the driver does not stage
+	Usage    mounts.Usage
+}
+
+// Placements lists where a volume is mounted on this node.
+func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
+	var out []Placement
+	for _, i := range m.all() {
+		i.mu.Lock()
+		for _, v := range i.rec.Volumes {
+			if v.Ref != ref || !v.Published() {
+				continue
+			}
+			p := Placement{Workload: i.ref, Driver: v.Driver, Target: v.Target, Usage: v.Usage}
+			if v.Staged() {
+				p.Staging = v.Staging
+			}
+			out = append(out, p)
+		}
+		i.mu.Unlock()
+	}
+	return out
+}
+
+// WorkloadsUsing names the workloads, and their volumes, that have anything mounted or attached by a
+// driver.
+func (m *Manager) WorkloadsUsing(driver string) []string {
+	var out []string
+	for _, i := range m.all() {
+		i.mu.Lock()
+		for _, v := range i.rec.Volumes {
+			if v.Driver == driver && len(v.Steps) > 0 {
+				out = append(out, fmt.Sprintf("volume %q of workload %q", v.Ref, i.ref))
+			}
+		}
+		i.mu.Unlock()
+	}
+	return out
+}

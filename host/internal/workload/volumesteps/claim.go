@@ -1,0 +1,221 @@
+package volumesteps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/step"
+)
+
+// ErrClaimsLost says that the ledger has released claims that the workload had.
+var ErrClaimsLost = errors.New("the ledger has released its claims, and other workloads may have the volumes")
+
+// Want returns the claims that the workload needs, with the choices that its requests leave
+// open. It checks that the drivers are there, and records all that an undo needs.
+func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err error) {
+	for _, v := range set.Volumes {
+		c, err := s.prepare(ctx, v)
+		if err == nil {
+			want, err = merge(want, c)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("volume %q: %w", v.Request.Name, err)
+		}
+	}
+	return want, nil
+}
+
+// Claim takes all claims in one ledger command: all or none. The same command records the
+// tokens that Consul will be asked for. It returns the run's number in the ledger where the
+// ledger has accepted the command, also with an error.
+func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim, tokens []claim.Token) (number uint64, err error) {
+	term := s.Lease.Term() // before: a claim that is granted now is not released later under it
+	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
+	if err != nil {
+		err = fmt.Errorf("claim the volumes of workload %q on node %q: %w", set.Ref(), s.Node, err)
+		if step.Refused(err) {
+			err = step.NoEffect(err)
+		}
+		return 0, err
+	}
+	return started.Run, set.granted(started, term)
+}
+
+// granted records what the ledger has granted. A start that goes on after the host was away must
+// get the claims that it had: under other claims, what it has mounted is from a time when
+// another workload may have had the volume in between.
+func (set *Set) granted(started Started, term uint64) error {
+	var absent, lost []claim.VolumeRef
+	set.Update(func() {
+		for _, v := range set.Volumes {
+			n := slices.IndexFunc(started.Claims, func(c claim.Claim) bool { return c.Volume == v.Ref })
+			if n < 0 || n >= len(started.Volumes) {
+				absent = append(absent, v.Ref)
+				continue
+			}
+			if v.Index != 0 && v.Index != started.Claims[n].Index {
+				lost = append(lost, v.Ref)
+			}
+			v.info, v.Index = started.Volumes[n], started.Claims[n].Index
+		}
+		set.term = term
+	})
+	switch {
+	case len(absent) > 0:
+		return fmt.Errorf("the ledger answered the claim of workload %q without volumes %v", set.Ref(), absent)
+	case len(lost) > 0:
+		return fmt.Errorf("the start of workload %q cannot go on: %w: those on %v", set.Ref(), ErrClaimsLost, lost)
+	}
+	return nil
+}
+
+// prepare fills in what a request leaves open, checks that the driver is there, and records all
+// that a later undo needs.
+func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
+	info, err := s.Ledger.Volume(ctx, v.Ref)
+	if err != nil {
+		return claim.Claim{}, err
+	}
+	modes, err := v.modes(info)
+	if err != nil {
+		return claim.Claim{}, err
+	}
+	driver, err := s.Calls.Await(ctx, info.PluginID, s.DriverWait)
+	if err != nil {
+		return claim.Claim{}, err
+	}
+	if driver.Fingerprint.Node == nil {
+		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", driver.ID, v.Ref)
+	}
+	if err := info.CheckReachable(s.Node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
+		return claim.Claim{}, err
+	}
+	usage := mounts.Usage{
+		ReadOnly:       v.Request.ReadOnly || readerOnly(modes.AccessMode),
+		AttachmentMode: modes.AttachmentMode, AccessMode: modes.AccessMode,
+	}
+	v.set.Update(func() {
+		v.driver = driver
+		v.Driver, v.ExternalID, v.Context = info.PluginID, info.ExternalID, info.Context
+		v.Usage, v.Options = usage, override(info.MountOptions, v.Request.MountOptions)
+		v.Staging = s.Layout.Staging(v.Driver, v.Ref, usage)
+		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
+	})
+	mode := claim.Write
+	if usage.ReadOnly {
+		mode = claim.Read
+	}
+	return claim.Claim{
+		Volume: v.Ref, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
+		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
+	}, nil
+}
+
+func readerOnly(m claim.AccessMode) bool {
+	return m == claim.SingleNodeReaderOnly || m == claim.MultiNodeReaderOnly
+}
+
+// override returns the volume's mount options with those that the request sets in their place.
+func override(volume, request claim.MountOptions) claim.MountOptions {
+	if request.FSType != "" {
+		volume.FSType = request.FSType
+	}
+	if len(request.Flags) > 0 {
+		volume.Flags = request.Flags
+	}
+	if request.Group != "" {
+		volume.Group = request.Group
+	}
+	return volume
+}
+
+// merge adds a request's claim to those of the workload: requests for one volume share a claim,
+// which is for writing when one of them writes.
+func merge(all []claim.Claim, c claim.Claim) ([]claim.Claim, error) {
+	n := slices.IndexFunc(all, func(o claim.Claim) bool { return o.Volume == c.Volume })
+	if n < 0 {
+		return append(all, c), nil
+	}
+	if all[n].AccessMode != c.AccessMode || all[n].AttachmentMode != c.AttachmentMode {
+		return nil, fmt.Errorf("source %q is asked for as %s %s and as %s %s: one workload uses a volume in one way",
+			c.Volume, all[n].AccessMode, all[n].AttachmentMode, c.AccessMode, c.AttachmentMode)
+	}
+	if c.Mode == claim.Write {
+		all[n].Mode = claim.Write
+	}
+	return all, nil
+}
+
+// modes are those that the request was given before a restart of the host, even if the volume's
+// capabilities have changed since; else the modes of the request, or those of the volume's only
+// capability that fits it.
+func (v *Volume) modes(info claim.Volume) (claim.Capability, error) {
+	if v.Usage.AccessMode != "" {
+		return claim.Capability{AccessMode: v.Usage.AccessMode, AttachmentMode: v.Usage.AttachmentMode}, nil
+	}
+	req := v.Request
+	fit := slices.DeleteFunc(slices.Clone(info.Capabilities), func(c claim.Capability) bool {
+		return req.AccessMode != "" && req.AccessMode != c.AccessMode ||
+			req.AttachmentMode != "" && req.AttachmentMode != c.AttachmentMode
+	})
+	switch len(fit) {
+	case 1:
+		return fit[0], nil
+	case 0:
+		return claim.Capability{}, fmt.Errorf("volume %q has no capability with access_mode %q and attachment_mode %q; it has %s: %w",
+			v.Ref, req.AccessMode, req.AttachmentMode, capabilities(info), claim.ErrUnsupported)
+	default:
+		return claim.Capability{}, fmt.Errorf("volume %q has several capabilities, so access_mode and attachment_mode must say which: %s: %w",
+			v.Ref, capabilities(info), claim.ErrUnsupported)
+	}
+}
+
+func capabilities(v claim.Volume) string {
+	all := make([]string, len(v.Capabilities))
+	for n, c := range v.Capabilities {
+		all[n] = string(c.AccessMode) + " " + string(c.AttachmentMode)
+	}
+	return strings.Join(all, ", ")
+}
+
+// Release releases the claims of those volumes of which nothing is left on this node, and waits
+// until the leader has freed them. While others are left it fails, to be retried.
+func (s *Steps) Release(ctx context.Context, set *Set) error {
+	clean, left := s.releasable(set)
+	if len(clean) > 0 {
+		if err := s.Ledger.NodeDetached(ctx, clean); err != nil {
+			return fmt.Errorf("release the claims of workload %q: %w", set.Ref(), err)
+		}
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("the claims of workload %q on %v are kept until their mounts are gone", set.Ref(), left)
+	}
+	if err := s.Ledger.AwaitFreed(ctx, clean); err != nil {
+		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
+	}
+	return nil
+}
+
+// releasable returns the claims of those volumes of which nothing is left on this node, and the
+// other volumes.
+func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRef) {
+	set.View(func() {
+		for _, v := range set.Volumes {
+			if len(v.Steps) > 0 && !slices.Contains(left, v.Ref) {
+				left = append(left, v.Ref)
+			}
+		}
+		for _, v := range set.Volumes {
+			if slices.Contains(left, v.Ref) || slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
+				continue
+			}
+			clean = append(clean, claim.Claim{Volume: v.Ref, Workload: v.workload, Node: s.Node, Index: v.Index})
+		}
+	})
+	return clean, left
+}

@@ -1,0 +1,222 @@
+package volumesteps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Publish mounts the volume for this request. The host makes the parent of the target, the
+// driver makes the target (CSI spec, NodePublishVolume). A symbolic link in the way stays as it
+// is: the driver is called neither for the start nor for its undo.
+func (s *Steps) Publish(ctx context.Context, v *Volume) error {
+	there, err := mounts.At(v.Target)
+	if err != nil {
+		return err
+	}
+	switch {
+	case there != nil && v.Mounted != nil && v.Mounted.Same(*there):
+		return nil // published before a restart of the host
+	case there != nil && !v.set.Resumed():
+		// It may be the volume, left by an earlier run: the undo unmounts it before the claim
+		// is released.
+		return fmt.Errorf("publish volume %q: %s is mounted already and not by this workload: %s", v.Ref, v.Target, there)
+	}
+	asked, err := s.withSecrets(ctx, v)
+	if err != nil {
+		return err
+	}
+	if err := s.Layout.MakeParent(v.Target); err != nil {
+		return step.NoEffect(fmt.Errorf("make the directory of volume %q: %w", v.Ref, err))
+	}
+	if err := s.guard(ctx, v, v.targetMount()); err != nil {
+		return err
+	}
+	err = s.call(ctx, "publish", v, s.DriverWait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		req := storage.PublishRequest{
+			Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
+		}
+		if v.Stages() {
+			req.StagingPath = d.Translate(v.Staging)
+		}
+		return c.Publish(ctx, d.Ref(), req)
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.Lease.Valid(); err != nil {
+		return err
+	}
+	mounted, err := checkPublished(v)
+	if err != nil {
+		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w", v.Ref, v.workload, v.Driver, err)
+	}
+	if v.info.Grown && !v.Usage.ReadOnly {
+		if err := s.grow(ctx, v); err != nil {
+			return err
+		}
+	}
+	v.set.Update(func() { v.Mounted = mounted })
+	return nil
+}
+
+// grow expands the file system to the size of the volume, which may have been expanded while it
+// was not mounted. It may be repeated: NodeExpandVolume is idempotent (CSI spec).
+func (s *Steps) grow(ctx context.Context, v *Volume) error {
+	if n := v.driver.Fingerprint.Node; n == nil || !n.Expand {
+		return nil
+	}
+	asked, err := s.withSecrets(ctx, v)
+	if err != nil {
+		return err
+	}
+	return s.call(ctx, "expand", v, s.DriverWait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		req := storage.ExpandNodeRequest{
+			Volume:      asked,
+			CapacityMin: v.info.CapacityMin, CapacityMax: v.info.CapacityMax, VolumePath: d.Translate(v.Target),
+		}
+		if v.Stages() {
+			req.StagingPath = d.Translate(v.Staging)
+		}
+		_, err := c.ExpandNode(ctx, d.Ref(), req)
+		return err
+	})
+}
+
+// checkPublished looks at what the driver has mounted. A success without a mount would let the
+// workload write to the host's own disk.
+func checkPublished(v *Volume) (*mounts.Mount, error) {
+	m, err := mounts.At(v.Target)
+	if err != nil {
+		return nil, err
+	}
+	if v.Usage.AttachmentMode == claim.BlockDevice {
+		block, err := mounts.BlockDevice(v.Target)
+		if err == nil && !block {
+			err = fmt.Errorf("the driver answered with success, but %s is no block device", v.Target)
+		}
+		return m, err
+	}
+	switch {
+	case m == nil:
+		return nil, fmt.Errorf("the driver answered with success, but nothing is mounted at %s: "+
+			"does it mount in a namespace of its own? (docs/drivers.md, propagation)", v.Target)
+	case v.Usage.ReadOnly && !m.ReadOnly:
+		return nil, errors.New("the driver answered with success, but the mount is not read-only")
+	}
+	return m, nil
+}
+
+// AllMounted reports whether everything that was published is still mounted.
+func (set *Set) AllMounted() bool {
+	return !slices.ContainsFunc(set.Volumes, func(v *Volume) bool {
+		there, err := checkPublished(v)
+		return err != nil || !v.Published() || !sameMount(v.Mounted, there)
+	})
+}
+
+// heldWait is how long an unpublish waits for the holders of a volume: a process that is just
+// ending holds it a moment longer.
+const heldWait = 250 * time.Millisecond
+
+// Unpublish unmounts the volume for this request, unless a container still has it: a container's
+// mount is a copy, and stays when the host's is unmounted. The claim would be released while the
+// container goes on writing.
+func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
+	// Held over the call: of two workloads that share the volume and stop at once, one sees
+	// that it is the last. A start with the volume need not wait for this lock.
+	unlock, err := s.leaving.lock(ctx, v.Ref)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := s.notHeld(ctx, v); err != nil {
+		return err
+	}
+	return s.unpublishNow(ctx, v)
+}
+
+func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
+	err := s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		return c.Unpublish(ctx, d.Ref(), v.recorded(), d.Translate(v.Target))
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.removeMount(v.Target); err != nil {
+		return err
+	}
+	return s.Lease.Release(ctx, v.targetMount())
+}
+
+// notHeld fails while another process or container holds the volume.
+func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
+	tick := time.NewTicker(heldWait / 10)
+	defer tick.Stop()
+	for deadline := time.Now().Add(heldWait); ; {
+		h, err := s.holder(v)
+		if err == nil && h == nil {
+			return nil
+		}
+		if err != nil || time.Now().After(deadline) {
+			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, heldError(h, err))
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+func heldError(h *mounts.Holder, err error) error {
+	if err != nil {
+		return fmt.Errorf("look for processes and containers that use it: %w", err)
+	}
+	return fmt.Errorf("it is still in use by %s: stop that, and the release goes on", h)
+}
+
+// holder returns a holder that this request has to wait for; nil: none. A holder's mount does not
+// tell which of several requests on this node it was copied from. So the last request waits for
+// all holders, and the last one that writes for all holders that may write; before that, another
+// request may be the one that is held.
+func (s *Steps) holder(v *Volume) (*mounts.Holder, error) {
+	others, writers, err := s.others(v)
+	if err != nil || others && (v.Usage.ReadOnly || writers) {
+		return nil, err
+	}
+	held, err := s.Layout.Holders(v.Target, v.Request.Destination)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range held {
+		if !others || !h.ReadOnly {
+			return &h, nil
+		}
+	}
+	return nil, nil
+}
+
+// others reports whether the volume is published for other requests on this node, and whether one
+// of them may write.
+func (s *Steps) others(v *Volume) (found, writers bool, err error) {
+	there, err := mounts.Below(s.Layout.Driver(v.Driver))
+	if err != nil {
+		return false, false, err
+	}
+	for _, m := range there {
+		ref, published := s.Layout.Published(m.Path)
+		if published && ref == v.Ref && m.Path != v.Target {
+			found, writers = true, writers || !m.ReadOnly
+		}
+	}
+	return found, writers, nil
+}

@@ -1,0 +1,160 @@
+package volumesteps
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/step"
+)
+
+// Request asks for one volume at one destination. A workload may request a volume more than
+// once, with other mount options.
+type Request struct {
+	Name           string               `json:"name"`   // unique in the workload
+	Source         string               `json:"source"` // the volume's id, in the workload's namespace
+	ReadOnly       bool                 `json:"read_only,omitempty"`
+	AccessMode     claim.AccessMode     `json:"access_mode,omitempty"`     // may be empty where the volume has one
+	AttachmentMode claim.AttachmentMode `json:"attachment_mode,omitempty"` // may be empty where the volume has one
+	MountOptions   claim.MountOptions   `json:"mount_options"`             // replace the volume's, field by field
+	Destination    string               `json:"destination,omitempty"`     // absolute, in the workload's mount namespace
+}
+
+// Record is what the journal keeps of one volume request, with all that undoing it needs: an
+// undo reads neither the ledger nor the driver's fingerprint.
+type Record struct {
+	Request Request                  `json:"request"`
+	Steps   map[string]step.Progress `json:"steps"`
+
+	// Set by the claim.
+	Ref        claim.VolumeRef    `json:"ref"`
+	Index      uint64             `json:"index,omitempty"` // the claim's fencing token; 0: not known
+	Driver     string             `json:"driver,omitempty"`
+	ExternalID string             `json:"external_id,omitempty"`
+	Context    map[string]string  `json:"context,omitempty"`
+	Usage      mounts.Usage       `json:"usage"`
+	Options    claim.MountOptions `json:"options"`
+
+	// Set by attach, stage and publish.
+	PublishContext map[string]string `json:"publish_context,omitempty"`
+	Staging        string            `json:"staging,omitempty"`
+	Target         string            `json:"target,omitempty"`
+	Mounted        *mounts.Mount     `json:"mounted,omitempty"`
+}
+
+// NewRecord is the record of a request that no step was taken for yet.
+func NewRecord(namespace string, req Request) *Record {
+	return &Record{
+		Request: req, Ref: claim.VolumeRef{Namespace: namespace, ID: req.Source}, Steps: map[string]step.Progress{},
+	}
+}
+
+// The names of the steps that mount, in Record.Steps.
+const (
+	StageStep   = "stage"
+	PublishStep = "publish"
+)
+
+// Staged and Published report that the step has succeeded.
+func (v *Record) Staged() bool    { return v.Steps[StageStep] == step.Done }
+func (v *Record) Published() bool { return v.Steps[PublishStep] == step.Done }
+
+// MayBeMounted reports that the volume is mounted for the workload, or may be.
+func (v *Record) MayBeMounted() bool { return v.Steps[StageStep] != "" || v.Steps[PublishStep] != "" }
+
+// users is what this node keeps of one volume for all its workloads: which requests need the
+// attachment, or one staging mount. It outlives a restart of the host.
+type users struct {
+	Driver string   `json:"driver"`
+	Users  []string `json:"users"`
+	// Done says that the driver has answered with success; until then the call may or may not
+	// have worked.
+	Done           bool              `json:"done,omitempty"`
+	PublishContext map[string]string `json:"publish_context,omitempty"` // of an attachment
+	Mounted        *mounts.Mount     `json:"mounted,omitempty"`         // of a staging mount
+}
+
+const (
+	attachments journal.Bucket[users] = "attachment"
+	stagings    journal.Bucket[users] = "staging"
+)
+
+func attachmentKey(ref claim.VolumeRef) string { return ref.Namespace + "/" + ref.ID }
+
+func stagingKey(ref claim.VolumeRef, u mounts.Usage) string {
+	return attachmentKey(ref) + "/" + u.String()
+}
+
+// join adds the volume request to the users of a mount or an attachment, before the driver is
+// called for it.
+func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, error) {
+	u, err := s.loadUsers(b, key)
+	if err != nil {
+		return nil, err
+	}
+	if u == nil {
+		u = &users{Driver: v.Driver}
+	}
+	if u.Driver != v.Driver {
+		return nil, fmt.Errorf("volume %q is still in use here through driver %q, not %q", v.Ref, u.Driver, v.Driver)
+	}
+	if me := v.user(); !slices.Contains(u.Users, me) {
+		u.Users = append(u.Users, me)
+	}
+	return u, s.saveUsers(b, key, u)
+}
+
+// leave removes the request from the users; the last one removes the record.
+func (s *Steps) leave(b journal.Bucket[users], key string, v *Volume) error {
+	u, err := s.loadUsers(b, key)
+	if err != nil || u == nil {
+		return err
+	}
+	u.Users = slices.DeleteFunc(u.Users, func(s string) bool { return s == v.user() })
+	return s.saveUsers(b, key, u)
+}
+
+// user names one volume request of one workload on this node.
+func (v *Volume) user() string {
+	return v.workload.Namespace + "/" + v.workload.ID + "/" + v.Request.Name
+}
+
+func (s *Steps) loadUsers(b journal.Bucket[users], key string) (u *users, err error) {
+	err = s.Journal.View(func(tx *journal.Tx) error {
+		u, err = b.Get(tx, key)
+		return err
+	})
+	return u, err
+}
+
+// saveUsers writes the record, or deletes it when there are no users any more.
+func (s *Steps) saveUsers(b journal.Bucket[users], key string, u *users) error {
+	defer failpoint.Here(string(b), "saved")
+	return s.Journal.Update(func(tx *journal.Tx) error {
+		if len(u.Users) == 0 {
+			return b.Delete(tx, key)
+		}
+		return b.Put(tx, key, u)
+	})
+}
+
+// ForgetMounts records that nothing is attached or mounted any more, as after a reboot. The
+// users stay until their workloads are undone.
+func ForgetMounts(tx *journal.Tx) error {
+	for _, b := range []journal.Bucket[users]{attachments, stagings} {
+		all := map[string]*users{}
+		if err := b.Each(tx, func(key string, u *users) error { all[key] = u; return nil }); err != nil {
+			return err
+		}
+		for key, u := range all {
+			u.Done, u.Mounted = false, nil
+			if err := b.Put(tx, key, u); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

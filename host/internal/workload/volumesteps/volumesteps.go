@@ -1,0 +1,186 @@
+// Package volumesteps has the steps that give a workload its volumes: claim, attach, stage and
+// publish, each with its undo.
+//
+// What must stay true:
+//
+//   - A claim is released only when nothing of its volume is mounted for the workload on this
+//     node any more.
+//   - A driver is asked to mount only while the node's lease is valid, the claims are those that
+//     the ledger has, and the fence knows the mount.
+//   - An attachment and a staging mount are shared by all of this node's users of a volume; who
+//     uses them is in the journal before the driver is called.
+package volumesteps
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/internal/kmutex"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// DriverWait is how long a call waits for a driver that is not healthy yet, as after the start of
+// the host.
+const DriverWait = 30 * time.Second
+
+// Ledger is what the steps need of the cluster's replicated state.
+type Ledger interface {
+	// Volume reads one volume.
+	Volume(ctx context.Context, ref claim.VolumeRef) (claim.Volume, error)
+	// StartWorkload takes all of the claims or none, and records the tokens that Consul will be
+	// asked for, in one command. It may be repeated, with the same result. claim.ErrIneligible:
+	// the node takes no workloads now.
+	StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (Started, error)
+	// NodeDetached records that nothing of these claims' volumes is mounted for their workloads
+	// any more; the leader does the rest of the release. Workload, Volume, Node and Index select
+	// the claims; Index 0 selects any claim of that workload on that volume and node. A claim
+	// that does not exist is success.
+	NodeDetached(ctx context.Context, claims []claim.Claim) error
+	// AwaitFreed waits until none of these claims, selected as for NodeDetached, exists.
+	AwaitFreed(ctx context.Context, claims []claim.Claim) error
+	// ClaimsOf lists a workload's claims, on every node.
+	ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Claim, error)
+}
+
+// Started is the ledger's answer to a workload's start.
+type Started struct {
+	// Run is the number of the run: claim.Workload.CreateIndex.
+	Run uint64
+	// Claims are in the order of the request, and Volumes[n] is the volume of Claims[n].
+	Claims  []claim.Claim
+	Volumes []claim.Volume
+}
+
+// Lease is this node's right to use volumes (lease.Lease). Nothing is mounted without one; when
+// it ends, the fence unmounts what is mounted.
+type Lease interface {
+	// Valid reports whether volumes may be used now (lease.ErrNoLease).
+	Valid() error
+	// Term counts the leases: while it stays the same, the servers have released no claim.
+	Term() uint64
+	// Protect tells the fence of mounts that are about to be made, Release of mounts that are gone.
+	Protect(ctx context.Context, mounts ...fence.Mount) error
+	Release(ctx context.Context, mounts ...fence.Mount) error
+}
+
+// Controller makes the controller calls of a driver, on whichever node the controller runs.
+type Controller interface {
+	// Attach makes a volume available on a node and returns the driver's publish context (CSI
+	// spec, ControllerPublishVolume).
+	Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (map[string]string, error)
+}
+
+// Steps takes the volume steps of all workloads of a node.
+type Steps struct {
+	Node       string
+	Layout     mounts.Layout
+	Journal    *journal.Journal
+	Ledger     Ledger
+	Lease      Lease
+	Controller Controller
+	Calls      drivers.Caller
+	// Secrets decrypts a volume's secrets.
+	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
+	Events  *events.Bus
+	Log     hclog.Logger
+	// DriverWait is DriverWait, less in tests.
+	DriverWait time.Duration
+
+	Locks   locks // of the volumes that are being changed
+	leaving locks // see Unpublish; taken after Locks
+}
+
+// locks let one workload at a time change what this node does with a volume.
+type locks struct{ kmutex.Locks[claim.VolumeRef] }
+
+func (l *locks) lock(ctx context.Context, ref claim.VolumeRef) (unlock func(), err error) {
+	if unlock, err = l.Lock(ctx, ref); err != nil {
+		return nil, fmt.Errorf("wait for another use of volume %q: %w", ref, err)
+	}
+	return unlock, nil
+}
+
+// Set is the volumes of one workload.
+type Set struct {
+	step.Workload
+	Volumes []*Volume
+
+	term uint64 // of the lease under which the claims were last seen in the ledger
+}
+
+// NewSet makes the volumes of a workload from their records.
+func NewSet(w step.Workload, records []*Record) *Set {
+	s := &Set{Workload: w}
+	for _, rec := range records {
+		s.Volumes = append(s.Volumes, &Volume{Record: rec, set: s, workload: w.Ref()})
+	}
+	return s
+}
+
+// Volume is one volume request while the host works on it.
+type Volume struct {
+	*Record
+	set      *Set // nil for a volume of a workload that this node does not know
+	workload claim.WorkloadRef
+
+	info   claim.Volume   // as the ledger has it; set by the claim
+	driver drivers.Driver // set by the claim
+}
+
+// Attaches reports that the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME (CSI
+// spec, ControllerPublishVolume). A driver without a controller service on this node may have
+// one on another node: then it is asked there.
+func (v *Volume) Attaches() bool {
+	c := v.driver.Fingerprint.Controller
+	return c == nil || c.AttachDetach
+}
+
+// Stages reports that the driver has STAGE_UNSTAGE_VOLUME (CSI spec, NodeStageVolume).
+func (v *Volume) Stages() bool {
+	n := v.driver.Fingerprint.Node
+	return n != nil && n.StageUnstage
+}
+
+// call makes one call to the driver of v; wait is how long the driver may take to become
+// healthy. The error says what was tried, on which volume.
+func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Duration, fn func(ctx context.Context, c storage.Client, d drivers.Driver) error) error {
+	if err := s.Calls.Call(ctx, v.Driver, wait, fn); err != nil {
+		return fmt.Errorf("%s volume %q for workload %q on driver %q: %w", verb, v.Ref, v.workload, v.Driver, err)
+	}
+	return nil
+}
+
+// withSecrets is the volume as a driver's call needs it. Secrets are decrypted for the call and
+// kept nowhere.
+func (s *Steps) withSecrets(ctx context.Context, v *Volume) (storage.Volume, error) {
+	secrets, err := s.Secrets(ctx, v.info)
+	if err != nil {
+		return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.Ref, err)
+	}
+	out := v.recorded()
+	out.Secrets = secrets
+	return out, nil
+}
+
+// recorded is the volume from the journal alone, as an undo needs it.
+func (v *Record) recorded() storage.Volume {
+	c := storage.Capability{
+		AccessMode:     storage.AccessMode(v.Usage.AccessMode),
+		AttachmentMode: storage.AttachmentMode(v.Usage.AttachmentMode),
+	}
+	if v.Usage.AttachmentMode == claim.FileSystem {
+		c.FSType, c.MountFlags, c.VolumeMountGroup = v.Options.FSType, slices.Clone(v.Options.Flags), v.Options.Group
+	}
+	return storage.Volume{Name: v.Ref.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: c}
+}
