@@ -1,8 +1,10 @@
 package consul
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -44,7 +46,7 @@ func explain(err error) (codes.Code, string) {
 	)
 	switch {
 	case errors.As(err, &answer):
-		return answered(answer)
+		return answerCode(answer)
 	case errors.As(err, &own):
 		return own.GRPCStatus().Code(), own.GRPCStatus().Message()
 	case errors.Is(err, context.Canceled):
@@ -65,8 +67,14 @@ func explain(err error) (codes.Code, string) {
 	return codes.Internal, err.Error()
 }
 
-// answered is the code of an HTTP status that Consul gave.
-func answered(answer api.StatusError) (codes.Code, string) {
+// Answered reports whether Consul answered a request with this HTTP status.
+func Answered(err error, code int) bool {
+	var answer api.StatusError
+	return errors.As(err, &answer) && answer.Code == code
+}
+
+// answerCode is the gRPC code, and the text, of an HTTP status that Consul answered with.
+func answerCode(answer api.StatusError) (codes.Code, string) {
 	text := strings.Join(strings.Fields(answer.Body), " ")
 	if len(text) > maxAnswer {
 		text = strings.ToValidUTF8(text[:maxAnswer], "") + "…"
@@ -89,4 +97,81 @@ func answered(answer api.StatusError) (codes.Code, string) {
 		return codes.Unavailable, text
 	}
 	return codes.Internal, text
+}
+
+// tokenHeader carries the ACL token of a request.
+const tokenHeader = "X-Consul-Token"
+
+// maxRefusal bounds how much is read of an answer that is an error, in bytes.
+const maxRefusal = 64 << 10
+
+// redacting takes out of the answers that are errors what their requests have carried of
+// secrets: a proxy before Consul, or whoever else answers at its address, may repeat
+// what it was sent, and an error's text goes to the host and into logs.
+type redacting struct{ next http.RoundTripper }
+
+func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
+	secrets := sentSecrets(req)
+	res, err := r.next.RoundTrip(req)
+	if err != nil || res.StatusCode < http.StatusBadRequest || len(secrets) == 0 {
+		return res, err
+	}
+	text, readErr := io.ReadAll(io.LimitReader(res.Body, maxRefusal))
+	_ = res.Body.Close()
+	for _, s := range secrets {
+		text = bytes.ReplaceAll(text, []byte(s), []byte("[REDACTED]"))
+	}
+	res.Body = io.NopCloser(io.MultiReader(bytes.NewReader(text), failing{readErr}))
+	res.ContentLength = int64(len(text))
+	return res, nil
+}
+
+// failing is a reader that ends as another one did.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) {
+	if f.err == nil {
+		return 0, io.EOF
+	}
+	return 0, f.err
+}
+
+// sentSecrets are the token of a request, and in its body JWTs and the headers of checks.
+func sentSecrets(req *http.Request) []string {
+	var secrets []string
+	if token := req.Header.Get(tokenHeader); token != "" {
+		secrets = append(secrets, token)
+	}
+	if req.GetBody == nil {
+		return secrets
+	}
+	body, err := req.GetBody()
+	if err != nil {
+		return secrets
+	}
+	defer body.Close()
+	var sent any
+	if json.NewDecoder(body).Decode(&sent) != nil {
+		return secrets
+	}
+	return collect(secrets, sent, false)
+}
+
+// collect appends the texts below the keys that hold secrets.
+func collect(secrets []string, v any, secret bool) []string {
+	switch v := v.(type) {
+	case string:
+		if secret && v != "" {
+			secrets = append(secrets, v)
+		}
+	case []any:
+		for _, element := range v {
+			secrets = collect(secrets, element, secret)
+		}
+	case map[string]any:
+		for key, element := range v {
+			secrets = collect(secrets, element, secret || key == "BearerToken" || key == "Header")
+		}
+	}
+	return secrets
 }

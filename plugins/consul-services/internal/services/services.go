@@ -2,13 +2,12 @@ package services
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"sync"
 
 	"github.com/hashicorp/consul/api"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -161,8 +160,69 @@ func query(ctx context.Context) *api.QueryOptions { return new(api.QueryOptions)
 
 func write(ctx context.Context) *api.WriteOptions { return new(api.WriteOptions).WithContext(ctx) }
 
-// notFound says whether Consul answered that there is no such thing.
-func notFound(err error) bool {
-	var answer api.StatusError
-	return errors.As(err, &answer) && answer.Code == http.StatusNotFound
+// Heartbeat implements registration.Registration. A check that is not there is left to
+// Sync.
+func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []registration.Beat) error {
+	agent, err := s.agent(c)
+	if err != nil {
+		return err
+	}
+	work := newWork(ctx)
+	for _, b := range beats {
+		work.do(func(ctx context.Context) error {
+			health := api.HealthCritical
+			if b.Healthy {
+				health = api.HealthPassing
+			}
+			err := agent.error(agent.Agent().UpdateTTLOpts(processCheck(b.ID), b.Output, health, query(ctx)), "tell the health of service %q", b.ID)
+			if status.Code(err) == codes.NotFound {
+				return nil
+			}
+			return err
+		})
+	}
+	return work.wait()
+}
+
+// parallel bounds the requests to an agent that one call has in flight.
+const parallel = 16
+
+// work is a number of requests to an agent side by side. One that Consul refuses does
+// not keep the others from being made; one that fails since Consul is in trouble does.
+type work struct {
+	group *errgroup.Group
+	ctx   context.Context // of the requests
+
+	mu      sync.Mutex
+	refused error // the first
+}
+
+func newWork(ctx context.Context) *work {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	return &work{group: group, ctx: ctx}
+}
+
+func (w *work) do(request func(context.Context) error) {
+	w.group.Go(func() error {
+		err := request(w.ctx)
+		switch status.Code(err) {
+		case codes.OK, codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded, codes.Canceled:
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.refused == nil {
+			w.refused = err
+		}
+		return nil
+	})
+}
+
+// wait returns once all have ended.
+func (w *work) wait() error {
+	if err := w.group.Wait(); err != nil {
+		return err
+	}
+	return w.refused
 }

@@ -2,12 +2,14 @@ package services
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/plugins/internal/consul"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -47,7 +49,7 @@ func (a *agent) catalog(ctx context.Context, node string, index uint64, wait tim
 		q.WaitIndex, q.WaitTime = index, wait
 	}
 	meta, err := a.Raw().Query("/v1/internal/ui/node/"+node, &dump, q)
-	if notFound(err) {
+	if consul.Answered(err, http.StatusNotFound) {
 		return nil, 0, status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog has no node %q: either its agent has not joined yet, or the token in token_file %q lacks node_prefix \"\" { policy = \"read\" }",
 			a.consul.Name, a.consul.Address, node, a.consul.TokenFile)
 	}

@@ -1,10 +1,16 @@
 package bridge
 
 import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -74,4 +80,111 @@ func capabilities(cs []storage.Capability, has features) ([]*csi.VolumeCapabilit
 		out = append(out, vc)
 	}
 	return out, nil
+}
+
+// ValidateVolume implements storage.Storage. What the driver cannot be asked,
+// or does not confirm, is accepted with a warning: some drivers never confirm.
+// What it confirms is compared with what was asked.
+func (b *Bridge) ValidateVolume(ctx context.Context, d storage.Driver, req storage.ValidateRequest) ([]string, error) {
+	op := onVolume(driver.ValidateVolume, req.Volume)
+	op.Redactor = driver.NewRedactor(req.Volume.Secrets, append(slices.Clone(req.Capabilities), req.Volume.Capability)...)
+	warnings, err := do(ctx, b, d, op, func(ctx context.Context, c *driver.Conn) ([]string, error) {
+		caps, err := c.ControllerCaps(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if caps == nil {
+			return []string{"the driver has no controller service: the volume could not be validated"}, nil
+		}
+		asked, err := capabilities(req.Capabilities, features{singleNodeMultiWriter: caps.SingleNodeMultiWriter})
+		if err != nil {
+			return nil, err
+		}
+		resp, err := c.Controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId:           req.Volume.ExternalID,
+			VolumeContext:      req.Volume.Context,
+			VolumeCapabilities: asked,
+			Parameters:         req.Parameters,
+			Secrets:            req.Volume.Secrets,
+		})
+		if status.Code(err) == codes.Unimplemented {
+			return []string{"the driver does not implement ValidateVolumeCapabilities: the volume could not be validated"}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return judge(asked, resp, op.Redactor)
+	})
+	return warnings, err
+}
+
+// judge compares what the driver confirmed with what was asked. One pair that
+// matches is enough; then what is different of the other asked capabilities is
+// a warning.
+func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesResponse, hide driver.Redactor) ([]string, error) {
+	confirmed := resp.GetConfirmed().GetVolumeCapabilities()
+	if len(confirmed) == 0 {
+		warning := "the driver did not confirm the capabilities"
+		if m := resp.GetMessage(); m != "" {
+			warning += ": " + hide.Text(m)
+		}
+		return []string{warning}, nil
+	}
+	var all []string
+	matched := false
+	for _, want := range asked {
+		differences, ok := compareAny(want, confirmed)
+		matched = matched || ok
+		all = append(all, differences...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if matched || len(asked) == 0 {
+		return all, nil
+	}
+	return nil, status.Errorf(codes.FailedPrecondition, "the driver confirmed other capabilities than were asked: %s", strings.Join(all, "; "))
+}
+
+// compareAny compares one capability with each confirmed one. ok says that one
+// is as asked; differences are those of all the others when none is.
+func compareAny(want *csi.VolumeCapability, confirmed []*csi.VolumeCapability) (differences []string, ok bool) {
+	for _, got := range confirmed {
+		d := compare(want, got)
+		if len(d) == 0 {
+			return nil, true
+		}
+		differences = append(differences, d...)
+	}
+	return differences, false
+}
+
+// compare tells each field, by value, in which got is not what was asked. A
+// field that a driver leaves out of its answer (an old one may know none but
+// the access mode) is no difference, nor is a filesystem type that was left to
+// the driver: an empty string is an unspecified one (CSI spec, VolumeCapability).
+func compare(want, got *csi.VolumeCapability) []string {
+	var d []string
+	if w, g := want.GetAccessMode().GetMode(), got.GetAccessMode().GetMode(); w != g {
+		d = append(d, fmt.Sprintf("requested access mode %v, got %v", w, g))
+	}
+	wantMount, gotMount := want.GetMount(), got.GetMount()
+	switch {
+	case gotMount != nil && wantMount == nil:
+		d = append(d, "'file-system' access type was not requested but was validated by the controller")
+	case got.GetBlock() != nil && want.GetBlock() == nil:
+		d = append(d, "'block-device' access type was not requested but was validated by the controller")
+	case gotMount != nil:
+		if w, g := wantMount.GetFsType(), gotMount.GetFsType(); w != "" && w != g {
+			d = append(d, fmt.Sprintf("requested filesystem type %v, got %v", w, g))
+		}
+		if !sameFlags(wantMount.GetMountFlags(), gotMount.GetMountFlags()) {
+			d = append(d, "requested mount flags did not match available capabilities")
+		}
+	}
+	return d
+}
+
+// sameFlags ignores the order, which a driver need not keep.
+func sameFlags(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -2,6 +2,8 @@ package driver
 
 import (
 	"errors"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,4 +99,25 @@ func (p *Pool) Close() error {
 	}
 	clear(p.conns)
 	return errors.Join(errs...)
+}
+
+// maxSocketPath is what fits into sockaddr_un.sun_path with its final zero (unix(7)).
+const maxSocketPath = 107
+
+// socketPath gives the socket's path out of an endpoint: unix:///path,
+// unix:/path or a bare absolute path. Any other is InvalidArgument.
+func socketPath(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok {
+		path = strings.TrimPrefix(endpoint, "unix:")
+	}
+	switch {
+	case !filepath.IsAbs(path):
+		return "", status.Errorf(codes.InvalidArgument,
+			"endpoint %q: want the absolute path of a unix socket, such as unix:///run/csi/csi.sock", endpoint)
+	case len(path) > maxSocketPath:
+		return "", status.Errorf(codes.InvalidArgument,
+			"endpoint %q: the path has %d bytes, a unix socket's can have %d: use a shorter one", endpoint, len(path), maxSocketPath)
+	}
+	return filepath.Clean(path), nil
 }

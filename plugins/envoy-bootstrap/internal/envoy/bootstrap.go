@@ -3,9 +3,67 @@ package envoy
 import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 )
+
+// Proxy is what a bootstrap is made of.
+type Proxy struct {
+	// ID is the proxy's service id in Consul. It becomes Envoy's node id, by which
+	// Consul finds the proxy's configuration.
+	ID string
+	// Service is the name of the service that the proxy stands for: a sidecar's
+	// destination, or a gateway's own name.
+	Service    string
+	Datacenter string
+	// Namespace and Partition; empty: default.
+	Namespace, Partition string
+	// Config is the opaque configuration of the registration, as JSON gives it. Keys
+	// other than the bootstrap's are ignored.
+	Config map[string]any
+	// AccessLogs is what Consul's proxy-defaults say about them; nil: nothing.
+	AccessLogs *AccessLogs
+	// Admin is where the admin API listens.
+	Admin Endpoint
+	// Ready is where the proxy answers /ready; port 0: nowhere.
+	Ready Endpoint
+	// Server is Consul's xDS server.
+	Server Server
+	// Token goes with every xDS stream; empty: an anonymous stream.
+	Token string
+}
+
+// Endpoint is an IP address and a TCP port.
+type Endpoint struct {
+	Address string
+	Port    uint32
+}
+
+// Server is an xDS server. Socket, the path of a unix socket, is taken before Endpoint.
+type Server struct {
+	Endpoint Endpoint
+	Socket   string
+	TLS      bool
+	// CA are the PEM certificates that the server's is checked against. Without one
+	// Envoy checks nothing.
+	CA string
+}
+
+// AccessLogs is the part of Consul's proxy-defaults that is about access logs.
+type AccessLogs struct {
+	Enabled bool
+	// Type is stdout, stderr or file; empty: stdout.
+	Type string
+	// Path of the file, for the type file.
+	Path string
+	// JSONFormat is taken before TextFormat; both empty: Consul's JSON.
+	JSONFormat, TextFormat string
+}
 
 // Bootstrap makes the bootstrap of p as JSON, indented, with a newline at the end.
 // InvalidArgument names the key of p.Config, or the field, that is wrong.
@@ -106,4 +164,29 @@ func dynamicResources(token string) *bootstrapv3.Bootstrap_DynamicResources {
 			}},
 		},
 	}
+}
+
+// validate checks m by the rules of Envoy's API, and every message that is packed into
+// it. InvalidArgument names the fields; it has no value of theirs.
+func validate(m proto.Message) error {
+	if err := validateOne(m); err != nil {
+		return err
+	}
+	return protorange.Range(m.ProtoReflect(), func(at protopath.Values) error {
+		if last := at.Index(-1); last.Step.Kind() == protopath.AnyExpandStep {
+			return validateOne(last.Value.Message().Interface())
+		}
+		return nil
+	})
+}
+
+func validateOne(m proto.Message) error {
+	v, ok := m.(interface{ ValidateAll() error })
+	if !ok {
+		return nil
+	}
+	if err := v.ValidateAll(); err != nil {
+		return status.Errorf(codes.InvalidArgument, "Envoy would refuse it: %v", err)
+	}
+	return nil
 }

@@ -3,9 +3,14 @@ package generator
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
+	"os"
+	"strings"
+	"syscall"
 
 	"github.com/hashicorp/consul/api"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -78,9 +83,8 @@ func (g *Generator) registration(ctx context.Context, c service.Consul, token, i
 		return nil, err
 	}
 	s, _, err := client.Agent().Service(id, (&api.QueryOptions{}).WithContext(ctx))
-	var answer api.StatusError
 	switch {
-	case errors.As(err, &answer) && answer.Code == http.StatusNotFound:
+	case consul.Answered(err, http.StatusNotFound):
 		return nil, notYet{status.Errorf(codes.NotFound, "it is not registered with the agent of Consul %q (%s): "+
 			"look there for it (/v1/agent/services), and in the host's log for the registration, which comes before the bootstrap", c.Name, c.Address)}
 	case unknownToken(err):
@@ -96,4 +100,53 @@ func (g *Generator) registration(ctx context.Context, c service.Consul, token, i
 	}
 	return nil, status.Errorf(codes.InvalidArgument, "the service of that id on Consul %q is neither a sidecar nor a gateway (kind %q): "+
 		"name the proxy's id; a sidecar's is the service's with -sidecar-proxy behind it", c.Name, s.Kind)
+}
+
+// maxToken bounds a token file, in bytes.
+const maxToken = 4096
+
+// streamToken reads the token of the proxy's xDS stream; "", which is no file, is no
+// token. The file lies in a directory of the workload's, and this process may read
+// files that the workload may not: so it is a file with one name, and no link to
+// another. FailedPrecondition names the file and never what is in it.
+func streamToken(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return "", refused(path, "is a symbolic link")
+	case err != nil:
+		return "", refused(path, "cannot be read: "+err.Error())
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", refused(path, "cannot be read: "+err.Error())
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !info.Mode().IsRegular():
+		return "", refused(path, "is no regular file")
+	case !ok || stat.Nlink != 1:
+		return "", refused(path, "is a hard link to another file")
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxToken))
+	if err != nil {
+		return "", refused(path, "cannot be read: "+err.Error())
+	}
+	words := strings.Fields(string(text))
+	switch {
+	case len(words) == 0:
+		return "", refused(path, "is empty")
+	case len(words) > 1 || len(text) == maxToken:
+		return "", refused(path, "holds more than one word")
+	}
+	return words[0], nil
+}
+
+func refused(path, why string) error {
+	return status.Errorf(codes.FailedPrecondition, "the token file %q %s: it must be a file that holds the secret id of a Consul ACL token and nothing else", path, why)
 }

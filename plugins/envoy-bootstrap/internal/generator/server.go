@@ -3,7 +3,6 @@ package generator
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -126,9 +125,8 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 		} `json:"xDS"`
 	}
 	_, err = client.Raw().Query("/v1/agent/self", &self, (&api.QueryOptions{}).WithContext(ctx))
-	var answer api.StatusError
 	switch {
-	case errors.As(err, &answer) && answer.Code == http.StatusForbidden && !unknownToken(err):
+	case consul.Answered(err, http.StatusForbidden) && !unknownToken(err):
 		g.log.Warn("the token may not read the Consul agent (agent:read): taking its usual port for xDS; set grpc_address or another token",
 			"consul", c.Name, "port", fallbackPort)
 		return "localhost:" + strconv.Itoa(fallbackPort), nil

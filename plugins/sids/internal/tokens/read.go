@@ -54,7 +54,7 @@ func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, opti
 		return token, nil
 	}
 	mapped := consul.Error(err, c, what)
-	if answered(err, http.StatusForbidden) || answered(err, http.StatusNotFound) {
+	if consul.Answered(err, http.StatusForbidden) || consul.Answered(err, http.StatusNotFound) {
 		return nil, status.Error(codes.NotFound, status.Convert(mapped).Message())
 	}
 	return nil, mapped
@@ -117,10 +117,4 @@ func (i *Issuer) needsNone(ctx context.Context, c service.Consul, err error) boo
 	_, _, err = client.ACL().TokenReadSelf(reading(ctx))
 	var answer api.StatusError
 	return errors.As(err, &answer) && answer.Code == http.StatusUnauthorized && strings.Contains(answer.Body, "ACL support disabled")
-}
-
-// answered says whether Consul answered with an HTTP status.
-func answered(err error, code int) bool {
-	var answer api.StatusError
-	return errors.As(err, &answer) && answer.Code == code
 }

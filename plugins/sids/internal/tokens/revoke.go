@@ -46,7 +46,7 @@ func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) er
 	asking, cancel := context.WithTimeout(ctx, i.callTimeout)
 	defer cancel()
 	_, err = client.ACL().Logout(writing(asking))
-	if !answered(err, http.StatusForbidden) {
+	if !consul.Answered(err, http.StatusForbidden) {
 		return consul.Error(err, c, what)
 	}
 	// Consul refuses with the same status a token that is not there.
@@ -78,7 +78,7 @@ func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) err
 	asking, cancel := context.WithTimeout(ctx, i.callTimeout)
 	defer cancel()
 	_, err = client.ACL().TokenDelete(accessor, writing(asking))
-	if !answered(err, http.StatusNotFound) {
+	if !consul.Answered(err, http.StatusNotFound) {
 		return i.privilegedError(err, c, what)
 	}
 	// Consul says the same of the plugin's own token, when that is not there.

@@ -2,10 +2,12 @@ package services
 
 import (
 	"context"
+	"net/http"
 	"reflect"
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/pannier/pannier/plugins/internal/consul"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -21,7 +23,7 @@ func (a *agent) configure(ctx context.Context, i registration.Instance) error {
 	entries := a.ConfigEntries()
 	have, _, err := entries.Get(entry.GetKind(), entry.GetName(), query(ctx))
 	switch {
-	case notFound(err):
+	case consul.Answered(err, http.StatusNotFound):
 	case err != nil:
 		return a.error(err, "read the config entry %s %q", entry.GetKind(), entry.GetName())
 	case sameEntry(entry, have):

@@ -110,3 +110,81 @@ func (i *Issuer) privilegedError(err error, c service.Consul, what string) error
 	}
 	return mapped
 }
+
+// login gives Consul the host's JWT and gets a token for it. A token that is not what
+// it must be is given back at once.
+func (i *Issuer) login(ctx context.Context, c service.Consul, req identity.DeriveRequest) (*api.ACLToken, error) {
+	what := fmt.Sprintf("log in by the auth method %q for the service %q", c.AuthMethod, req.Subject.Service)
+	if req.JWT == "" {
+		return nil, status.Errorf(codes.InvalidArgument, "%s on Consul %q: the request has no JWT", what, c.Name)
+	}
+	client, err := i.pool.Client(c, "")
+	if err != nil {
+		return nil, err
+	}
+	if err := i.admit(ctx, c, what); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, i.callTimeout)
+	defer cancel()
+	token, _, err := client.ACL().Login(&api.ACLLoginParams{AuthMethod: c.AuthMethod, BearerToken: req.JWT, Meta: metadata(req)}, writing(ctx))
+	if err != nil {
+		return nil, loginError(err, c, what)
+	}
+	if wrong := checkLogin(token, req.Subject.Service); wrong != nil {
+		refused := status.Errorf(codes.FailedPrecondition, "%s on Consul %q: the token that it gave %v", what, c.Name, wrong)
+		if err := i.logout(ctx, c, token.SecretID); err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "%s; and it is not ended: %s", status.Convert(refused).Message(), status.Convert(err).Message())
+		}
+		return nil, refused
+	}
+	return token, nil
+}
+
+// checkLogin wants what a login gives to have an end: a token whose secret was lost on
+// the way can be ended by nobody who has no token of his own.
+func checkLogin(token *api.ACLToken, service string) error {
+	if err := checkIdentity(token, service); err != nil {
+		return fmt.Errorf("%w: check the auth method's binding rules and its TokenLocality", err)
+	}
+	if token.ExpirationTime == nil {
+		return errors.New("never ends: set the auth method's MaxTokenTTL")
+	}
+	return nil
+}
+
+// loginError tells what is wrong with the JWT or with the auth method from a Consul
+// that is unwell: it answers 500 for all of them.
+func loginError(err error, c service.Consul, what string) error {
+	mapped := consul.Error(err, c, "%s", what)
+	text := status.Convert(mapped).Message()
+	var answer api.StatusError
+	switch {
+	case !errors.As(err, &answer):
+		return mapped
+	case answer.Code == http.StatusForbidden && strings.Contains(answer.Body, "auth method"):
+		return status.Errorf(codes.FailedPrecondition, "%s: create the auth method, or name another in the agent's consul block", text)
+	case answer.Code == http.StatusForbidden, strings.Contains(answer.Body, "invalid bind name"):
+		return status.Errorf(codes.PermissionDenied, "%s: no binding rule of the auth method gives this workload a service identity", text)
+	case answer.Code == http.StatusInternalServerError && refusesJWT(answer.Body):
+		return status.Errorf(codes.Unauthenticated, "%s: check the auth method's keys, issuer and audience, and the clocks of this host and of Consul's servers", text)
+	}
+	return mapped
+}
+
+// refusesJWT knows Consul's texts for a JWT that it does not take, whenever it is
+// asked. That it cannot fetch the keys it tells with the same beginning.
+func refusesJWT(body string) bool {
+	if strings.Contains(body, "fetching keys") {
+		return false
+	}
+	for _, text := range []string{
+		"error verifying token", "error parsing token", "no known key", "error validating claims",
+		"no issue time", "failed to unmarshal claims", "error converting claim", "audience",
+	} {
+		if strings.Contains(body, text) {
+			return true
+		}
+	}
+	return false
+}
