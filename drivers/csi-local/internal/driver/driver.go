@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
@@ -98,4 +100,64 @@ func failed(err error) error {
 		return status.Errorf(codes.Internal, "%v: the driver must run as root", err)
 	}
 	return status.Error(codes.Internal, err.Error())
+}
+
+// GetPluginInfo returns the driver's name and version.
+func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
+}
+
+// GetPluginCapabilities says that there is a controller, and that volumes grow
+// while they are in use.
+func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
+		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{
+			Type: csi.PluginCapability_Service_CONTROLLER_SERVICE,
+		}}},
+		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
+			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
+		}}},
+	}}, nil
+}
+
+// Probe writes to the data directory: a disk that is full, read-only or gone is
+// found here and not by the next volume.
+func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	if err := d.store.Probe(); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}
+
+// flight knows which volumes and snapshots have an operation in flight. The
+// zero value is ready to use.
+type flight struct {
+	mu   sync.Mutex
+	busy map[string]string // id -> operation
+}
+
+// begin takes all ids for one operation, or none: then it returns Aborted, the
+// specification's code for an operation that is pending.
+func (f *flight) begin(operation string, ids ...string) (end func(), err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range ids {
+		if other, ok := f.busy[id]; ok {
+			return nil, status.Errorf(codes.Aborted,
+				"%s: %q has a %s in flight: repeat the call when that has ended", operation, id, other)
+		}
+	}
+	if f.busy == nil {
+		f.busy = make(map[string]string)
+	}
+	for _, id := range ids {
+		f.busy[id] = operation
+	}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, id := range ids {
+			delete(f.busy, id)
+		}
+	}, nil
 }

@@ -3,7 +3,9 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
+	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
 )
 
 // NodeGetCapabilities lists what the node service can do.
@@ -59,4 +62,183 @@ func stagePath(path string) (string, error) {
 func foreign(what, id string, m *mountinfo.Info) error {
 	return status.Errorf(codes.FailedPrecondition,
 		"%s: not volume %q is mounted there, but %s: unmount that first, or use another path", what, id, filesystem.Describe(m))
+}
+
+// bindNode attaches the volume's image, to a device that stays until
+// detachUnused, and makes the device appear at path, a file that it makes. If
+// it is there already, nothing is done; otherwise check is asked first.
+func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool, path string, check func(usage) error) error {
+	switch at := u.at(path); {
+	case at.other != nil:
+		return foreign("the path of the device", id, at.other)
+	case at.fs != nil:
+		return status.Errorf(codes.AlreadyExists, "volume %q is mounted at %s as a file system: take it away first", id, path)
+	case at.node != nil && at.node.device.ReadOnly != readOnly:
+		return status.Errorf(codes.AlreadyExists,
+			"volume %q is at %s already, but read-only is %t there: take it away first", id, path, !readOnly)
+	case at.node != nil:
+		return nil
+	}
+	if err := check(u); err != nil {
+		return err
+	}
+	if err := d.bindNewNode(ctx, id, readOnly, path); err != nil {
+		return errors.Join(err, d.detachUnused(id))
+	}
+	return nil
+}
+
+func (d *Driver) bindNewNode(ctx context.Context, id string, readOnly bool, path string) error {
+	if err := makeFile(path); err != nil {
+		return err
+	}
+	dev, hold, err := loop.Acquire(ctx, d.store.Image(id), loop.Options{ReadOnly: readOnly})
+	if err != nil {
+		return err
+	}
+	defer hold.Close()
+	if err := dev.Resize(); err != nil {
+		return err
+	}
+	return filesystem.Bind(dev.Path, path, filesystem.Options{})
+}
+
+// makeFile makes an empty file to bind to, or takes one that is there.
+func makeFile(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
+	switch {
+	case errors.Is(err, os.ErrExist):
+		if err := emptyFile(path); err != nil {
+			return status.Errorf(codes.InvalidArgument, "%v: choose another target", err)
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("make the target: %w", err)
+	}
+	return f.Close()
+}
+
+// release undoes what was mounted at a path of a request, which names it by field, and then frees
+// the loop devices that nothing uses any more. undo gets the resolved path, and is not called when
+// the path does not exist. The error is a gRPC status.
+func (d *Driver) release(rpc, id, field, requested string, undo func(path string) error) error {
+	switch {
+	case id == "":
+		return status.Error(codes.InvalidArgument, "volume_id is missing")
+	case requested == "":
+		return status.Errorf(codes.InvalidArgument, "%s is missing", field)
+	}
+	end, err := d.flight.begin(rpc, id)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err := d.known(id); err != nil {
+		return err
+	}
+	path, err := filesystem.Resolve(requested)
+	switch {
+	case err == nil:
+		if err := undo(path); err != nil {
+			return failed(err)
+		}
+	case !errors.Is(err, os.ErrNotExist):
+		return status.Errorf(codes.InvalidArgument, "%s: %v", field, err)
+	}
+	return failed(d.detachUnused(id))
+}
+
+// known fails with NotFound when there is neither a volume with this id nor
+// anything of it left on the node. A record that cannot be read is no reason to
+// keep a mount.
+func (d *Driver) known(id string) error {
+	_, err := d.volume(id)
+	if status.Code(err) != codes.NotFound {
+		return nil
+	}
+	u, usageErr := d.usage(id)
+	if usageErr != nil {
+		return failed(usageErr)
+	}
+	if len(u.devices) > 0 {
+		return nil
+	}
+	return err
+}
+
+// unmountAll unmounts the volume from path, as often as it is mounted there.
+// Something else at that path is reported, what names the field in the request.
+func (d *Driver) unmountAll(ctx context.Context, id, what, path string) error {
+	for {
+		u, err := d.usage(id)
+		if err != nil {
+			return err
+		}
+		at := u.at(path)
+		if at.other != nil {
+			return foreign(what, id, at.other)
+		}
+		if at == (place{}) {
+			return nil
+		}
+		if err := filesystem.Unmount(ctx, path); err != nil {
+			return err
+		}
+	}
+}
+
+// detachUnused frees the devices that are bound to no path: a staged block
+// volume is bound below its staging path, so what is not is a leftover.
+// Devices that are mounted clear themselves.
+func (d *Driver) detachUnused(id string) error {
+	u, err := d.usage(id)
+	if err != nil {
+		return err
+	}
+	for _, dev := range u.devices {
+		bound := slices.ContainsFunc(u.nodes, func(n node) bool { return n.device == dev })
+		if bound || dev.AutoClear {
+			continue
+		}
+		if err := dev.Detach(d.store.Image(id)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeTarget removes what the driver made to mount on: an empty directory or
+// an empty file. Anything else is not the driver's, and stays. A path that does
+// not exist is no error.
+func removeTarget(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove the target: %w", err)
+	}
+	if !info.IsDir() {
+		if err := emptyFile(path); err != nil {
+			return status.Errorf(codes.FailedPrecondition, "remove the target: %v: move it away first", err)
+		}
+	}
+	err = os.Remove(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return status.Errorf(codes.FailedPrecondition, "remove the target: %v: move away what is in it first", err)
+	}
+	return nil
+}
+
+// emptyFile makes sure that path is a regular file without content, which may
+// be mounted on and removed.
+func emptyFile(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || info.Size() > 0 {
+		return fmt.Errorf("%s exists and is not an empty file", path)
+	}
+	return nil
 }

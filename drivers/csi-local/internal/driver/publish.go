@@ -162,34 +162,14 @@ func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error
 // the path. A path that something else is mounted at is left alone.
 func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
-		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
-	case req.GetTargetPath() == "":
-		return nil, status.Error(codes.InvalidArgument, "target_path is missing")
-	}
-	end, err := d.flight.begin("NodeUnpublishVolume", id)
+	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) error {
+		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {
+			return err
+		}
+		return removeTarget(path)
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer end()
-	if err := d.known(id); err != nil {
-		return nil, err
-	}
-	path, err := filesystem.Resolve(req.GetTargetPath())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, status.Errorf(codes.InvalidArgument, "target_path: %v", err)
-	}
-	if err == nil {
-		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {
-			return nil, failed(err)
-		}
-		if err := removeTarget(path); err != nil {
-			return nil, failed(err)
-		}
-	}
-	if err := d.detachUnused(id); err != nil {
-		return nil, failed(err)
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }

@@ -221,37 +221,16 @@ func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path s
 // only its name, and finishes what an earlier call or a crash left half done.
 func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()
-	switch {
-	case id == "":
-		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
-	case req.GetStagingTargetPath() == "":
-		return nil, status.Error(codes.InvalidArgument, "staging_target_path is missing")
-	}
-	end, err := d.flight.begin("NodeUnstageVolume", id)
+	err := d.release("NodeUnstageVolume", id, "staging_target_path", req.GetStagingTargetPath(), func(path string) error {
+		for _, p := range []string{path, stagedNode(path)} {
+			if err := d.unmountAll(ctx, id, "staging_target_path", p); err != nil {
+				return err
+			}
+		}
+		return removeTarget(stagedNode(path))
+	})
 	if err != nil {
 		return nil, err
-	}
-	defer end()
-	if err := d.known(id); err != nil {
-		return nil, err
-	}
-	path, err := filesystem.Resolve(req.GetStagingTargetPath())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, status.Errorf(codes.InvalidArgument, "staging_target_path: %v", err)
-	}
-	if err == nil {
-		if err := d.unmountAll(ctx, id, "staging_target_path", path); err != nil {
-			return nil, failed(err)
-		}
-		if err := d.unmountAll(ctx, id, "staging_target_path", stagedNode(path)); err != nil {
-			return nil, failed(err)
-		}
-		if err := removeTarget(stagedNode(path)); err != nil {
-			return nil, failed(err)
-		}
-	}
-	if err := d.detachUnused(id); err != nil {
-		return nil, failed(err)
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
