@@ -127,9 +127,7 @@ func (r *Registry) groups() (out []Group) {
 }
 
 // Changed is closed when anything that List tells next changes.
-func (r *Registry) Changed() <-chan struct{} {
-	return r.changed.Wait()
-}
+func (r *Registry) Changed() <-chan struct{} { return r.changed.Wait() }
 
 // change changes what is known and tells of the devices whose health is then another.
 func (r *Registry) change(do func()) {

@@ -196,9 +196,7 @@ func (r *Registry) List() []Driver {
 
 // Changed is closed by the next change of any driver. To miss none: take the
 // channel, read what is of interest, then wait.
-func (r *Registry) Changed() <-chan struct{} {
-	return r.changed.Wait()
-}
+func (r *Registry) Changed() <-chan struct{} { return r.changed.Wait() }
 
 // Close ends all that the registry does, and the drivers' processes too where
 // stop is set; otherwise they run on and the next host finds them. It may be
