@@ -76,7 +76,7 @@ func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientCo
 	}
 	select {
 	case <-a.driversUp:
-		return a.drivers.Agrees(ctx, storage.NewClient(conn))
+		return a.drivers.CheckCompatible(ctx, storage.NewClient(conn))
 	default:
 		return nil // nobody has used a driver yet
 	}

@@ -10,20 +10,20 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// defaultAttachWait is how long an attach, which is a step of a workload's start, waits
-// for a driver that is not healthy, as one that is being restarted.
+// defaultAttachWait is how long an attach, a step of a workload's start, waits for a driver that is
+// not healthy, such as one that is being restarted.
 const defaultAttachWait = 30 * time.Second
 
-// Attach makes a volume available on a node and returns the driver's publish
-// context (CSI spec, ControllerPublishVolume). Where the driver has no controller
-// service with PUBLISH_UNPUBLISH_VOLUME there is nothing to do. It may be repeated.
+// Attach attaches a volume to a node and returns the driver's publish context (CSI spec,
+// ControllerPublishVolume). If the driver's controller lacks PUBLISH_UNPUBLISH_VOLUME it does
+// nothing. It may be repeated.
 func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
 	return c.AttachIf(ctx, v, capability, node, func(context.Context) error { return nil })
 }
 
-// AttachIf is Attach for a caller on another node, who may have given up: claimed says
-// whether it still holds its claim. It is asked while no detach of the volume from the
-// node can come in between.
+// AttachIf is Attach for a caller on another node, which may have given up: claimed returns an error
+// if the caller no longer holds its claim. It is called while no detach of the volume from the node
+// can run.
 func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, capability storage.Capability, node string, claimed func(ctx context.Context) error) (publishContext map[string]string, err error) {
 	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
 	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
@@ -44,30 +44,28 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, capability s
 		if err != nil {
 			return err
 		}
-		asked, err := c.asked(ctx, v, capability, nil)
+		volume, err := c.callVolume(ctx, v, capability, nil)
 		if err != nil {
 			return err
 		}
 		publishContext, err = s.Attach(ctx, d.Ref(), storage.AttachRequest{
-			Volume: asked, NodeID: id, ReadOnly: readerOnly(capability.AccessMode),
+			Volume: volume, NodeID: id, ReadOnly: readerOnly(capability.AccessMode),
 		})
 		return err
 	})
 	return publishContext, err
 }
 
-// NeedsDetach says whether the driver's volumes are attached to nodes at all. It
-// fails where that cannot be told: for a driver that is not known, or that has not
-// answered yet.
+// NeedsDetach reports whether the driver attaches volumes to nodes at all. It fails if that is not
+// known: for an unknown driver, or one that has not reported yet.
 func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
 	return c.reach.attaches(driverID)
 }
 
-// Detach reverses Attach when the last claim of the volume on the node goes
-// (ControllerUnpublishVolume). stillNeeded tells whether another claim stands
-// there; it is asked while no attach of the volume to the node can come in
-// between. driverNodeID is the driver's own id of the node, from the claim. It
-// may be repeated; called says whether the driver was asked.
+// Detach reverses Attach when the last claim of the volume on the node is released
+// (ControllerUnpublishVolume). stillNeeded reports whether another claim stands on the node; it is
+// called while no attach of the volume to the node can run. driverNodeID is the driver's own id of
+// the node, from the claim. Detach may be repeated; called reports whether the driver was called.
 func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNodeID string, stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error) {
 	doing := fmt.Sprintf("detach volume %q from node %q", v.VolumeRef, node)
 	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
@@ -92,12 +90,12 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 				return err
 			}
 		}
-		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
+		volume, err := c.callVolume(ctx, v, storage.Capability{}, nil)
 		if err != nil {
 			return err
 		}
 		called = true
-		return s.Detach(ctx, d.Ref(), asked, id)
+		return s.Detach(ctx, d.Ref(), volume, id)
 	})
 	return called, err
 }
@@ -114,7 +112,7 @@ func readerOnly(m storage.AccessMode) bool {
 	return m == storage.SingleNodeReaderOnly || m == storage.MultiNodeReaderOnly
 }
 
-// Place is where a volume is mounted on this node, as the host sees the paths.
+// Place is where a volume is mounted on this node, in the host's paths.
 type Place struct {
 	Target  string
 	Staging string // empty where the driver does not stage
@@ -127,25 +125,24 @@ func (p Place) translate(d drivers.Driver) (target, staging string) {
 	return d.Translate(p.Target), staging
 }
 
-// ExpandNode grows what is mounted at a place to the volume's new size
-// (NodeExpandVolume). It may be repeated.
+// ExpandNode grows the volume mounted at a place to its new size (NodeExpandVolume). It may be
+// repeated.
 func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at Place, minBytes, maxBytes int64) error {
 	doing := fmt.Sprintf("expand volume %q, mounted at %s,", v.VolumeRef, at.Target)
 	return c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(ctx, v, current(v), nil)
+		volume, err := c.callVolume(ctx, v, current(v), nil)
 		if err != nil {
 			return err
 		}
 		target, staging := at.translate(d)
 		_, err = s.ExpandNode(ctx, d.Ref(), storage.ExpandNodeRequest{
-			Volume: asked, CapacityMin: minBytes, CapacityMax: maxBytes, VolumePath: target, StagingPath: staging,
+			Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes, VolumePath: target, StagingPath: staging,
 		})
 		return err
 	})
 }
 
-// Stats reads usage and condition of what is mounted at a place
-// (NodeGetVolumeStats).
+// Stats reads the usage and condition of the volume mounted at a place (NodeGetVolumeStats).
 func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at Place) (stats storage.Stats, err error) {
 	doing := fmt.Sprintf("read the usage of volume %q at %s", v.VolumeRef, at.Target)
 	err = c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {

@@ -16,16 +16,14 @@ import (
 type Config struct {
 	// Node is this node's name.
 	Node string
-	// ClusterID tells this ledger from all others, for all time. It is part of the
-	// names that are given to drivers, so that hosts with a ledger each that share a
-	// storage system never get one another's volumes.
+	// ClusterID identifies this ledger. It is part of the names given to drivers, so that hosts with
+	// ledgers of their own that share a storage system never get one another's volumes.
 	ClusterID func(ctx context.Context) (string, error)
-	// Calls reaches the drivers of this node.
+	// Calls makes calls to the drivers of this node.
 	Calls drivers.Caller
-	// Cluster reaches those of all nodes, for the leader of several; nil: there are none
-	// but this one.
+	// Cluster reaches the drivers of all nodes, for a cluster's leader; nil: this is the only node.
 	Cluster Cluster
-	// Secrets opens a volume's sealed secrets, here or on the server that can.
+	// Secrets opens a volume's sealed secrets, here or on a server that can.
 	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
 }
 
@@ -39,13 +37,13 @@ type Controllers struct {
 	volumes          kmutex.Locks[claim.VolumeRef]
 }
 
-// attachment is what Attach and Detach exclude one another on.
+// attachment is the key of the lock that Attach and Detach share.
 type attachment struct {
 	volume claim.VolumeRef
 	node   string
 }
 
-// New makes Controllers. They own no goroutine and need no closing.
+// New makes Controllers. They have no goroutines and need no closing.
 func New(cfg Config) *Controllers {
 	c := &Controllers{cfg: cfg, attachWait: defaultAttachWait, wait: defaultWait}
 	here := host{cfg.Node, cfg.Calls}
@@ -56,9 +54,8 @@ func New(cfg Config) *Controllers {
 	return c
 }
 
-// Exclusive gives the caller the only right to change what a volume is, at its
-// driver and in the ledger: for whoever reads, calls the driver and then writes.
-// It fails only when ctx ends first.
+// Exclusive locks a volume for a caller that reads it, calls the driver and then writes the ledger.
+// It fails only if ctx ends first.
 func (c *Controllers) Exclusive(ctx context.Context, ref claim.VolumeRef) (unlock func(), err error) {
 	unlock, err = c.volumes.Lock(ctx, ref)
 	if err != nil {
@@ -67,17 +64,16 @@ func (c *Controllers) Exclusive(ctx context.Context, ref claim.VolumeRef) (unloc
 	return unlock, nil
 }
 
-// defaultWait is how long an operator's call waits for a driver that is not
-// healthy, as one is not when the agent has just started.
+// defaultWait is how long an operator's call waits for a driver that is not healthy, as just after
+// the agent's start.
 const defaultWait = 5 * time.Second
 
-// call makes one call to a controller of a driver. doing says what is tried, on what,
-// for the error.
+// call makes one call to a controller of a driver. doing describes the call in its error.
 func (c *Controllers) call(ctx context.Context, doing, driver string, need ability, fn call) error {
 	return c.callWithin(ctx, c.wait, doing, driver, need, fn)
 }
 
-// callWithin is call with another time for a controller to become healthy.
+// callWithin is call with another limit on the wait for a healthy controller.
 func (c *Controllers) callWithin(ctx context.Context, wait time.Duration, doing, driver string, need ability, fn call) error {
 	return done(doing, driver, c.reach.call(ctx, driver, need, wait, fn))
 }
@@ -94,26 +90,26 @@ func done(doing, driver string, err error) error {
 	return nil
 }
 
-// ErrOffline says that the driver expands only volumes that nobody uses.
-var ErrOffline = errors.New("the driver can expand it only while nobody uses it")
+// ErrOffline says that the driver expands only volumes that are not in use.
+var ErrOffline = errors.New("the driver can expand it only while no workload uses it")
 
-// call is one call to a driver's controller, on whichever node it is.
+// call is one call to a driver's controller, on whichever node it runs.
 type call func(ctx context.Context, s storage.Client, d drivers.Driver) error
 
-// ability is what a controller must be able to do for a call.
+// ability is what a controller must support for a call.
 type ability struct {
-	// what reads as "none of its controllers can ...".
+	// what completes "none of its controllers can ...".
 	what string
 	has  func(c *storage.ControllerCapabilities) bool
-	// spared: where the driver has it not, the call is not needed.
-	spared bool
+	// optional: without the ability, the call is not needed.
+	optional bool
 }
 
-// anyController is for calls that every controller answers.
+// anyController is for calls that every controller supports.
 var anyController = ability{has: func(*storage.ControllerCapabilities) bool { return true }}
 
 var (
-	attaching    = ability{what: "attach volumes", has: func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, spared: true}
+	attaching    = ability{what: "attach volumes", has: func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, optional: true}
 	provisioning = ability{what: "create and delete volumes", has: func(c *storage.ControllerCapabilities) bool { return c.CreateDelete }}
 	listing      = ability{what: "list volumes", has: func(c *storage.ControllerCapabilities) bool { return c.ListVolumes }}
 	expanding    = ability{what: "expand volumes", has: func(c *storage.ControllerCapabilities) bool { return c.Expand }}
@@ -121,19 +117,18 @@ var (
 	listingSnaps = ability{what: "list snapshots", has: func(c *storage.ControllerCapabilities) bool { return c.ListSnapshots }}
 )
 
-// reach is the way to the controllers of drivers, and to what is known of the drivers.
+// reach calls the controllers of drivers, and knows the drivers' state.
 type reach interface {
-	// call makes one call to a controller of the driver that has the ability, and
-	// waits at most so long for one that is healthy.
+	// call makes one call to a controller of the driver that has the ability, and waits up to wait
+	// for one that is healthy.
 	call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error
-	// attaches says whether the driver's volumes are attached to nodes at all. It fails
-	// where that cannot be told.
+	// attaches reports whether the driver attaches volumes to nodes. It fails if that is not known.
 	attaches(driver string) (bool, error)
-	// on is the driver as it is on a node, as it last said.
+	// on returns a node's last report on the driver.
 	on(driver, node string) (claim.NodeDriver, error)
 }
 
-// host is the reach of a host alone: its own drivers.
+// host is the reach of a single host: its own drivers.
 type host struct {
 	name  string
 	calls drivers.Caller
@@ -141,7 +136,7 @@ type host struct {
 
 func (h host) call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error {
 	return h.calls.Call(ctx, driver, wait, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		if need.spared && (d.Fingerprint.Controller == nil || !need.has(d.Fingerprint.Controller)) {
+		if need.optional && (d.Fingerprint.Controller == nil || !need.has(d.Fingerprint.Controller)) {
 			return nil
 		}
 		return fn(ctx, s, d)
@@ -176,17 +171,17 @@ func (h host) on(driver, node string) (claim.NodeDriver, error) {
 	return out, nil
 }
 
-// driverNodeID is the driver's own id of a node. It must never be empty: a
-// ControllerUnpublishVolume without one detaches from all nodes.
+// driverNodeID is the driver's own id of a node. It must never be empty: a ControllerUnpublishVolume
+// without one detaches the volume from all nodes.
 func (c *Controllers) driverNodeID(driver, node string) (string, error) {
 	d, err := c.reach.on(driver, node)
 	switch {
 	case err != nil:
 		return "", err
 	case d.NodeID == "" && node == c.cfg.Node:
-		return "", errors.New("the driver has not told its own id of this node (NodeGetInfo)")
+		return "", errors.New("the driver has not reported its own id of this node (NodeGetInfo)")
 	case d.NodeID == "":
-		return "", fmt.Errorf("the driver on node %q has not told its own id of that node (NodeGetInfo)", node)
+		return "", fmt.Errorf("the driver on node %q has not reported its own id of that node (NodeGetInfo)", node)
 	default:
 		return d.NodeID, nil
 	}

@@ -19,31 +19,30 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Cluster is all nodes as the ledger knows them, and the way to their drivers.
+// Cluster is what the ledger knows of all nodes, and the way to their drivers.
 type Cluster interface {
-	// Driver reads a driver with what each node says of it. The error of an unknown one is
-	// claim.ErrDriverNotFound.
+	// Driver returns a driver with each node's report on it; claim.ErrDriverNotFound for an unknown
+	// one.
 	Driver(id string) (claim.Driver, error)
 	// Node reads a node's record.
 	Node(name string) (claim.Node, error)
-	// Changed is closed by the next change of the driver's health, and when ctx ends.
+	// Changed returns a channel that is closed by the next change of the driver's health, and when
+	// ctx ends.
 	Changed(ctx context.Context, driver string) <-chan struct{}
-	// Storage makes calls to the drivers of a node. A node that is away, and one whose
-	// driver is, answer with the code Unavailable.
+	// Storage makes calls to the drivers of a node. An unreachable node or driver answers with the
+	// code Unavailable.
 	Storage(node string) storage.Client
 }
 
 const (
-	// sparedFor is how long a controller that was away is tried after the others.
-	sparedFor = 30 * time.Second
-	// askAgain is how soon controllers that are all away are asked again by a call that
-	// may wait.
-	askAgain = time.Second
+	// avoidFor is how long a controller that was unreachable is tried after the others.
+	avoidFor = 30 * time.Second
+	// retryEvery is how soon unreachable controllers are tried again by a call that may wait.
+	retryEvery = time.Second
 )
 
-// picker is the reach of a cluster's leader: it picks one of the nodes that have a
-// healthy controller of the driver, the one with the fewest calls under way, and takes
-// the next where that is away.
+// picker is the reach of a cluster's leader. It picks the node with a healthy controller of the
+// driver that has the fewest calls in flight, and tries the next one if that is unreachable.
 type picker struct {
 	host    host
 	cluster Cluster
@@ -53,11 +52,11 @@ type picker struct {
 	nodes map[string]*load
 }
 
-// load is what this host has asked of a node's controllers.
+// load is what this host has sent to a node's controllers.
 type load struct {
 	inFlight int
 	turn     uint64    // when it was last picked
-	awayAt   time.Time // when it was last found to be away
+	awayAt   time.Time // when it was last unreachable
 }
 
 func (p *picker) call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error {
@@ -71,7 +70,7 @@ func (p *picker) call(ctx context.Context, driver string, need ability, wait tim
 			cancel()
 			return err
 		}
-		again := time.NewTimer(askAgain)
+		again := time.NewTimer(retryEvery)
 		select {
 		case <-changed:
 			err = nil
@@ -91,7 +90,7 @@ func (p *picker) call(ctx context.Context, driver string, need ability, wait tim
 	}
 }
 
-// once asks the controllers of a driver, one after the other, until one is not away.
+// once tries the controllers of a driver one after the other until one is reachable.
 func (p *picker) once(ctx context.Context, driver string, need ability, fn call) error {
 	d, err := p.cluster.Driver(driver)
 	if err != nil {
@@ -117,37 +116,37 @@ func (p *picker) once(ctx context.Context, driver string, need ability, fn call)
 	return away
 }
 
-// able are the nodes whose controller of the driver has the ability, or may have it. None
-// and no error: the driver spares the call.
+// able returns the nodes whose controller of the driver has the ability, or may have it. None
+// without an error means that the driver does not need the call.
 func able(d claim.Driver, need ability) (nodes []string, err error) {
 	var have, may, others []string
-	told := false
+	reported := false
 	for _, node := range slices.Sorted(maps.Keys(d.Nodes)) {
 		switch on := d.Nodes[node]; {
 		case on.Type == claim.NodeService:
 			others = append(others, node)
 		case on.Controller != nil:
-			told = true
+			reported = true
 			capabilities := storage.ControllerCapabilities(*on.Controller)
 			if need.has(&capabilities) {
 				have = append(have, node)
 			}
 		case on.Healthy:
-			told = true
-			others = append(others, node) // it has no controller service after all
+			reported = true
+			others = append(others, node) // it has no controller service
 		default:
-			may = append(may, node) // it has not said yet what it can do
+			may = append(may, node) // it has not reported its capabilities yet
 		}
 	}
 	switch {
 	case len(have) > 0:
 		return append(have, may...), nil
-	case !told && len(may) > 0:
+	case !reported && len(may) > 0:
 		return may, nil
-	case need.spared:
+	case need.optional:
 		return nil, nil
 	case len(have)+len(may) == 0 && !hasController(d):
-		return others, nil // the storage plugin says what a driver without one means
+		return others, nil // the storage plugin returns the error for a driver without a controller
 	default:
 		return nil, status.Errorf(codes.Unimplemented, "none of its controllers can %s", need.what)
 	}
@@ -162,7 +161,7 @@ func hasController(d claim.Driver) bool {
 	return false
 }
 
-// unfit says why a node's controller is not asked at all.
+// unfit returns why a node's controller is not tried at all.
 func (p *picker) unfit(node string, on claim.NodeDriver) error {
 	if !on.Healthy {
 		return fmt.Errorf("%w: %s", drivers.ErrUnhealthy, on.Message)
@@ -177,25 +176,25 @@ func (p *picker) unfit(node string, on claim.NodeDriver) error {
 	return nil
 }
 
-// ordered puts those that were away of late last, then those with the fewest calls under
-// way first, then those that had no turn for the longest time.
+// ordered sorts recently unreachable nodes last, then by calls in flight, then by the time of the
+// last call.
 func (p *picker) ordered(nodes []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	spared := func(l *load) int {
-		if !l.awayAt.IsZero() && time.Since(l.awayAt) < sparedFor {
+	avoided := func(l *load) int {
+		if !l.awayAt.IsZero() && time.Since(l.awayAt) < avoidFor {
 			return 1
 		}
 		return 0
 	}
 	slices.SortStableFunc(nodes, func(a, b string) int {
 		la, lb := p.load(a), p.load(b)
-		return cmp.Or(cmp.Compare(spared(la), spared(lb)), cmp.Compare(la.inFlight, lb.inFlight), cmp.Compare(la.turn, lb.turn))
+		return cmp.Or(cmp.Compare(avoided(la), avoided(lb)), cmp.Compare(la.inFlight, lb.inFlight), cmp.Compare(la.turn, lb.turn))
 	})
 	return nodes
 }
 
-// load is that of a node; the caller holds the lock.
+// load returns a node's load; the caller holds the lock.
 func (p *picker) load(node string) *load {
 	l := p.nodes[node]
 	if l == nil {
@@ -205,7 +204,7 @@ func (p *picker) load(node string) *load {
 	return l
 }
 
-// ask makes the call on one node.
+// ask makes the call on one node and counts it.
 func (p *picker) ask(ctx context.Context, node string, on claim.NodeDriver, fn call) error {
 	p.mu.Lock()
 	l := p.load(node)
@@ -234,7 +233,7 @@ func (p *picker) askOn(ctx context.Context, node string, on claim.NodeDriver, fn
 	return nil
 }
 
-// there is a driver of another node: where its socket is, that node knows.
+// there is a driver of another node. Only that node knows where its socket is.
 func there(on claim.NodeDriver) drivers.Driver {
 	d := drivers.Driver{
 		Spec: drivers.Spec{ID: on.ID, Type: drivers.Type(on.Type)}, Healthy: on.Healthy, Message: on.Message,
@@ -277,14 +276,14 @@ func (p *picker) on(driver, node string) (claim.NodeDriver, error) {
 	return on, nil
 }
 
-// isAway says that another controller may do what this one could not be asked: the node
-// or its driver is away. What a driver answered stands.
+// isAway reports whether another controller may be tried because the node or its driver is
+// unreachable. A driver's answer is final.
 func isAway(err error) bool {
 	return errors.Is(err, drivers.ErrUnhealthy) || errors.Is(err, drivers.ErrNotFound) || status.Code(err) == codes.Unavailable
 }
 
-// awayError: no controller of the driver could be asked. It is a drivers.ErrUnhealthy,
-// and names every node that was tried.
+// awayError says that no controller of the driver is reachable. It is a drivers.ErrUnhealthy, and
+// names every node that was tried.
 type awayError struct {
 	text []string
 	errs []error

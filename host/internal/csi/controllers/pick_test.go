@@ -305,7 +305,7 @@ func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
 
 func TestOrder(t *testing.T) {
 	p := &picker{nodes: map[string]*load{
-		"busy": {inFlight: 2}, "late": {turn: 9}, "early": {turn: 3}, "away": {awayAt: time.Now()}, "back": {turn: 1, awayAt: time.Now().Add(-sparedFor)},
+		"busy": {inFlight: 2}, "late": {turn: 9}, "early": {turn: 3}, "away": {awayAt: time.Now()}, "back": {turn: 1, awayAt: time.Now().Add(-avoidFor)},
 	}}
 	got := p.ordered([]string{"away", "busy", "late", "new", "early", "back"})
 	if want := []string{"new", "back", "early", "late", "busy", "away"}; !slices.Equal(got, want) {

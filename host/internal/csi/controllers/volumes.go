@@ -14,30 +14,29 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Validate asks the driver whether the volume can be what its definition says
+// Validate asks the driver whether the volume supports what its definition says
 // (ValidateVolumeCapabilities). warnings are for the operator.
 func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, anyController, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
+		volume, err := c.callVolume(ctx, v, storage.Capability{}, nil)
 		if err != nil {
 			return err
 		}
 		warnings, err = s.ValidateVolume(ctx, d.Ref(), storage.ValidateRequest{
-			Volume: asked, Capabilities: capabilities(v), Parameters: v.Parameters,
+			Volume: volume, Capabilities: capabilities(v), Parameters: v.Parameters,
 		})
 		return err
 	})
 	return warnings, err
 }
 
-// Create makes the volume at its driver, or finds the one that an earlier call
-// made, and returns v with what the driver says of it: external id, capacity,
-// context and topologies.
+// Create makes the volume at its driver, or finds the one that an earlier call made, and returns v
+// with the driver's external id, capacity, context and topologies.
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
 	err := c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(ctx, v, storage.Capability{}, nil)
+		volume, err := c.callVolume(ctx, v, storage.Capability{}, nil)
 		if err != nil {
 			return err
 		}
@@ -49,7 +48,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			Name:        driverName(cluster, "volume", v.Namespace, v.ID),
 			CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
 			Capabilities: capabilities(v),
-			Parameters:   v.Parameters, Secrets: asked.Secrets,
+			Parameters:   v.Parameters, Secrets: volume.Secrets,
 			SnapshotID: v.SnapshotID, CloneID: v.CloneID,
 			Topology: storage.TopologyRequirement{
 				Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
@@ -59,7 +58,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			return err
 		}
 		if made.ExternalID == "" {
-			return errors.New("the driver answered with success, but told no volume id")
+			return errors.New("the driver answered with success, but without a volume id")
 		}
 		v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
 		v.Topologies = claimTopologies(made.AccessibleTopology)
@@ -68,20 +67,20 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 	return v, err
 }
 
-// Delete deletes the volume at its driver. It may be repeated. secrets, where
-// given, replace the volume's.
+// Delete deletes the volume at its driver. It may be repeated. secrets, if given, replace the
+// volume's own.
 func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	return c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(ctx, v, storage.Capability{}, secrets)
+		volume, err := c.callVolume(ctx, v, storage.Capability{}, secrets)
 		if err != nil {
 			return err
 		}
-		return s.Delete(ctx, d.Ref(), asked)
+		return s.Delete(ctx, d.Ref(), volume)
 	})
 }
 
-// List lists a page of what the driver holds, registered or not.
+// List returns a page of the driver's volumes, registered or not.
 func (c *Controllers) List(ctx context.Context, driverID string, page storage.Page) (list storage.ListResponse, err error) {
 	err = c.call(ctx, "list the volumes", driverID, listing, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		list, err = s.List(ctx, d.Ref(), page)
@@ -90,31 +89,31 @@ func (c *Controllers) List(ctx context.Context, driverID string, page storage.Pa
 	return list, err
 }
 
-// Expand grows the volume at its driver to at least minBytes and at most maxBytes
-// (0: no bound). inUse says that claims stand on it. It may be repeated.
+// Expand grows the volume at its driver to at least minBytes and at most maxBytes (0: no limit).
+// inUse says that the volume is claimed. It may be repeated.
 func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64, inUse bool) (grown storage.ExpandResponse, err error) {
 	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, expanding, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
 			return ErrOffline
 		}
-		asked, err := c.asked(ctx, v, current(v), nil)
+		volume, err := c.callVolume(ctx, v, current(v), nil)
 		if err != nil {
 			return err
 		}
-		grown, err = s.Expand(ctx, d.Ref(), storage.ExpandRequest{Volume: asked, CapacityMin: minBytes, CapacityMax: maxBytes})
+		grown, err = s.Expand(ctx, d.Ref(), storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
 		return err
 	})
 	return grown, err
 }
 
-// CreateSnapshot takes a snapshot of the volume, or gives back the one of that
-// name. A name is the volume's own: drivers, which want it unique among all
-// snapshots, get a longer one. secrets, where given, replace the volume's.
+// CreateSnapshot takes a snapshot of the volume, or returns the existing one of that name. Names are
+// unique per volume; drivers want them unique among all snapshots, so they get a longer one.
+// secrets, if given, replace the volume's own.
 func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		asked, err := c.asked(ctx, v, current(v), secrets)
+		volume, err := c.callVolume(ctx, v, current(v), secrets)
 		if err != nil {
 			return err
 		}
@@ -124,7 +123,7 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 		}
 		snapshot, err = s.CreateSnapshot(ctx, d.Ref(), storage.CreateSnapshotRequest{
 			Name:   driverName(cluster, "snapshot", v.Namespace, v.ID, name),
-			Volume: asked, Parameters: parameters,
+			Volume: volume, Parameters: parameters,
 		})
 		return err
 	})
@@ -139,7 +138,7 @@ func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID s
 	})
 }
 
-// ListSnapshots lists a page of the driver's snapshots.
+// ListSnapshots returns a page of the driver's snapshots.
 func (c *Controllers) ListSnapshots(ctx context.Context, driverID string, req storage.ListSnapshotsRequest) (list storage.ListSnapshotsResponse, err error) {
 	err = c.call(ctx, "list the snapshots", driverID, listingSnaps, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		list, err = s.ListSnapshots(ctx, d.Ref(), req)
@@ -148,9 +147,9 @@ func (c *Controllers) ListSnapshots(ctx context.Context, driverID string, req st
 	return list, err
 }
 
-// asked is a registered volume as a call needs it, with its secrets opened for
-// this one call. Where secrets are given they are taken in place of the volume's.
-func (c *Controllers) asked(ctx context.Context, v claim.Volume, capability storage.Capability, secrets map[string]string) (storage.Volume, error) {
+// callVolume is a registered volume in the form that a call needs, with its secrets opened for this
+// call. secrets, if given, replace the volume's own.
+func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, capability storage.Capability, secrets map[string]string) (storage.Volume, error) {
 	if len(secrets) == 0 {
 		var err error
 		if secrets, err = c.cfg.Secrets(ctx, v); err != nil {
@@ -162,8 +161,7 @@ func (c *Controllers) asked(ctx context.Context, v claim.Volume, capability stor
 	}, nil
 }
 
-// capabilities are all those that the volume may be claimed with, with its mount
-// options.
+// capabilities are all that the volume may be claimed with, with its mount options.
 func capabilities(v claim.Volume) []storage.Capability {
 	var out []storage.Capability
 	for _, have := range v.Capabilities {
@@ -172,8 +170,7 @@ func capabilities(v claim.Volume) []storage.Capability {
 	return out
 }
 
-// current is the capability that the volume is in use with; the zero one while
-// nobody claims it.
+// current is the capability that the volume is in use with; zero while it is not claimed.
 func current(v claim.Volume) storage.Capability {
 	if v.AccessMode == "" {
 		return storage.Capability{}
@@ -193,13 +190,12 @@ func capability(v claim.Volume, modes claim.Capability) storage.Capability {
 	return c
 }
 
-// maxName is the longest name that a driver must take, in bytes (CSI spec, "Size
-// Limits").
+// maxName is the longest name that every driver accepts, in bytes (CSI spec, "Size Limits").
 const maxName = 128
 
-// driverName is the name under which a driver is to make something: the same for
-// the same parts for all time, so that a create can be repeated, and another for
-// anything else. The parts alone do not tell: "a-b" and "c" read like "a" and "b-c".
+// driverName is the name under which a driver makes something. The same parts always give the same
+// name, so that a create can be repeated; other parts give another name. The hash is needed because
+// joined parts are ambiguous: "a-b","c" and "a","b-c".
 func driverName(clusterID, kind string, parts ...string) string {
 	h := sha256.New()
 	for _, s := range append([]string{clusterID, kind}, parts...) {

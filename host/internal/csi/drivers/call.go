@@ -14,20 +14,20 @@ import (
 // ErrUnhealthy says that the driver cannot be called now. The error's text says why.
 var ErrUnhealthy = errors.New("the driver is not healthy")
 
-// Caller makes calls to drivers: one place for what has to be so before a call, and
-// for what its error says.
+// Caller makes calls to drivers: it waits until the driver is healthy, and turns a plugin's error
+// into the driver's own words.
 type Caller struct {
 	Drivers interface {
 		Get(id string) (Driver, error)
 		Changed() <-chan struct{}
 	}
-	// Storage runs fn with a client of the storage plugin, within the bound of one
-	// call, and again when the plugin ended in the middle of it (catalog.Catalog.DoStorage).
+	// Storage runs fn with a client of the storage plugin, within the deadline of one call, and
+	// again if the plugin process ended meanwhile (catalog.Catalog.DoStorage).
 	Storage func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error
 }
 
-// Call makes one call to a driver that is healthy, or becomes so within wait. The
-// error is ErrUnhealthy, or reads as the driver's own words and keeps its code.
+// Call makes one call to a driver that is healthy, or becomes healthy within wait. The error is
+// ErrUnhealthy, or has the driver's own words and gRPC code.
 func (c Caller) Call(ctx context.Context, id string, wait time.Duration, fn func(ctx context.Context, c storage.Client, d Driver) error) error {
 	d, err := c.Await(ctx, id, wait)
 	if err != nil {
@@ -36,8 +36,8 @@ func (c Caller) Call(ctx context.Context, id string, wait time.Duration, fn func
 	return plain(c.Storage(ctx, func(ctx context.Context, s storage.Client) error { return fn(ctx, s, d) }))
 }
 
-// Await waits until a driver is healthy, ErrUnhealthy if it is not by then. One
-// that is not known at all is an error at once.
+// Await waits until a driver is healthy; ErrUnhealthy if it is not within wait. An unknown driver is
+// an error at once.
 func (c Caller) Await(ctx context.Context, id string, wait time.Duration) (Driver, error) {
 	late := time.NewTimer(wait)
 	defer late.Stop()
@@ -61,16 +61,16 @@ func (c Caller) Await(ctx context.Context, id string, wait time.Duration) (Drive
 	}
 }
 
-// driverError is a gRPC status error that reads as the driver's own words. Its
-// code is found by status.FromError through all that is wrapped around it.
+// driverError is a gRPC status error whose text is the driver's own. status.FromError finds its code
+// through any wrapping.
 type driverError struct{ err error }
 
 func (e driverError) Error() string { return status.Convert(e.err).Message() }
 
 func (e driverError) Unwrap() error { return e.err }
 
-// plain takes gRPC's frame ("rpc error: code = ...") off the text of an error
-// that came from the plugin as it is.
+// plain removes gRPC's prefix ("rpc error: code = ...") from the text of an error that the plugin
+// returned.
 func plain(err error) error {
 	// A wrapped one has text of its own that must stay.
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {

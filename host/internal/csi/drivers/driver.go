@@ -11,11 +11,11 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// What the registry refuses, for errors.Is.
+// The registry's errors, for errors.Is.
 var (
-	// ErrNotFound: there is no such driver on this node.
+	// ErrNotFound: the driver is not on this node.
 	ErrNotFound = errors.New("driver not found")
-	// ErrDeclared: the driver is the configuration's, not to be changed at run time.
+	// ErrDeclared: the driver is declared in the configuration and cannot be changed at run time.
 	ErrDeclared = errors.New("driver is declared in the configuration")
 	// ErrInUse: volumes are mounted through the driver.
 	ErrInUse = errors.New("driver is in use")
@@ -25,13 +25,12 @@ var (
 	ErrClosed = errors.New("the registry of drivers is closed")
 )
 
-// Driver is a driver as the registry knew it at one moment. It is never changed;
-// what it points to must not be changed either.
+// Driver is a snapshot of a driver. Neither it nor what it points to may be changed.
 type Driver struct {
 	Spec
-	// Fingerprint is what the driver last said of itself, limited to the services of
-	// its type. Capabilities, provider and version stay as last known while the
-	// driver is unhealthy. Its Healthy and Message are the storage plugin's opinion.
+	// Fingerprint is the driver's last report, limited to the services of its type. Capabilities,
+	// provider and version keep their last known values while the driver is unhealthy. Its Healthy
+	// and Message are what the storage plugin reported.
 	Fingerprint storage.Fingerprint
 	// Healthy and Message are the registry's conclusion: Message says why the driver
 	// is unhealthy, or what else an operator should know.
@@ -43,23 +42,23 @@ type Driver struct {
 	Restarts int
 	// CrashLoop is set while the process keeps ending soon after its start.
 	CrashLoop bool
-	// Retired is set for one that is gone from the configuration and is kept only
-	// because volumes are mounted through it.
+	// Retired is set for a driver that is gone from the configuration and is kept only because
+	// volumes are mounted through it.
 	Retired bool
 	// ChangedAt is when Healthy last changed, or else when the driver appeared.
 	ChangedAt time.Time
 
 	dir     string // <data_dir>/csi/<id>
-	checked bool   // whether it is healthy or not has been said once
+	checked bool   // its health has been reported once
 }
 
-// Ref is how a storage plugin is told which driver a call is for.
+// Ref names the driver in calls to a storage plugin.
 func (d Driver) Ref() storage.Driver { return storage.Driver{ID: d.ID, Endpoint: d.Endpoint} }
 
 // Dir is the driver's folder, <data_dir>/csi/<id>.
 func (d Driver) Dir() string { return d.dir }
 
-// notFound is ErrNotFound with what an operator can do.
+// notFound is ErrNotFound with the known drivers and what an operator can do.
 func notFound(id string, known []string) error {
 	here := "none is known"
 	if len(known) > 0 {
@@ -69,9 +68,9 @@ func notFound(id string, known []string) error {
 		ErrNotFound, id, here, id)
 }
 
-// conclude takes in a new report of the storage plugin: it limits it to the
-// driver's type, keeps what was known where an unhealthy one is silent, and says
-// whether anything but health is different now.
+// conclude applies a new report of the storage plugin: it limits the report to the driver's type,
+// keeps known values that an unhealthy driver did not report, and returns whether anything but the
+// health changed.
 func (d *Driver) conclude(fp storage.Fingerprint) (different bool) {
 	before := d.Fingerprint
 	switch d.Type {
@@ -101,7 +100,7 @@ func (d *Driver) conclude(fp storage.Fingerprint) (different bool) {
 	return !reflect.DeepEqual(before, fp)
 }
 
-// missing says which service the driver's type promises and the driver has not.
+// missing names the service that the driver's type requires and the driver does not have.
 func (d *Driver) missing(fp storage.Fingerprint) string {
 	switch {
 	case d.Type != TypeController && fp.Node == nil:
@@ -121,18 +120,18 @@ func (d *Driver) provider() string {
 	return strings.TrimSpace(name + " " + d.Fingerprint.Version)
 }
 
-// equal compares by value, capabilities included.
+// equal compares by value, including capabilities.
 func (d *Driver) equal(other Driver) bool { return reflect.DeepEqual(*d, other) }
 
-// Translate gives the path under which the driver sees hostPath. For a driver
-// that is not in a container that is hostPath itself. One in a container sees
+// Translate returns the path under which the driver sees hostPath. A driver that is not in a
+// container sees hostPath itself. One in a container sees
 //
 //	<data_dir>/csi/<id>/staging/...       in StagePublishBaseDir
 //	<data_dir>/csi/<id>/per-workload/...  in StagePublishBaseDir
 //	<data_dir>/csi/<id>/...               in MountDir
 //
-// A path outside the driver's folder is the same inside: only what is mounted
-// into the container under its own name can be meant.
+// Paths outside the driver's folder are not translated: they must be mounted into the container
+// under their own name.
 func (d Driver) Translate(hostPath string) string {
 	if d.MountDir == "" {
 		return hostPath
@@ -147,7 +146,7 @@ func (d Driver) Translate(hostPath string) string {
 	return filepath.Join(d.MountDir, rel)
 }
 
-// below cuts dir off a clean path; whole elements only.
+// below returns the part of a clean path below dir, by whole elements.
 func below(dir, path string) (rel string, ok bool) {
 	if path == dir {
 		return "", true

@@ -13,23 +13,22 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// heard is one thing that the fingerprint stream tells: a report, or whether
-// the storage plugin is there to give one.
-type heard struct {
+// streamState is one message of the fingerprint stream: a report, or whether a storage plugin is
+// there.
+type streamState struct {
 	report *storage.Fingerprint
-	away   error // the plugin is away, or about to be asked for
+	away   error // why there is no plugin now
 }
 
-// watch keeps the driver's state up to date until ctx ends. A storage plugin
-// that crashes or is swapped says nothing about the driver: what was known stands
-// for a while, and only then the driver counts as unhealthy.
+// watch keeps the driver's state up to date until ctx ends. When a storage plugin crashes or is
+// swapped, what was known stands for a while; only then the driver counts as unhealthy.
 func (i *instance) watch(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
-	told := make(chan heard)
+	states := make(chan streamState)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		i.stream(ctx, told)
+		i.stream(ctx, states)
 	}()
 	defer func() { cancel(); <-ended }()
 
@@ -37,7 +36,7 @@ func (i *instance) watch(ctx context.Context) {
 	var why error
 	for {
 		select {
-		case h := <-told:
+		case h := <-states:
 			switch {
 			case h.report != nil:
 				i.report(*h.report)
@@ -59,12 +58,12 @@ func (i *instance) watch(ctx context.Context) {
 	}
 }
 
-// stream holds a fingerprint stream of the driver, over one storage plugin
-// process after the other, until ctx ends.
-func (i *instance) stream(ctx context.Context, told chan<- heard) {
-	tell := func(h heard) error {
+// stream holds a fingerprint stream of the driver until ctx ends, with one storage plugin process
+// after the other.
+func (i *instance) stream(ctx context.Context, states chan<- streamState) {
+	send := func(h streamState) error {
 		select {
-		case told <- h:
+		case states <- h:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -72,33 +71,32 @@ func (i *instance) stream(ctx context.Context, told chan<- heard) {
 	}
 	retry := newBackoff(i.r.timing.retryMin, i.r.timing.retryMax)
 	why := fmt.Errorf("waiting for a storage plugin")
-	for tell(heard{away: why}) == nil {
+	for send(streamState{away: why}) == nil {
 		began := time.Now()
-		why = i.fingerprint(ctx, tell)
+		why = i.fingerprint(ctx, send)
 		if time.Since(began) > i.r.timing.retryMax {
 			retry.Reset()
 		}
-		if tell(heard{away: why}) != nil || !sleep(ctx, retry.NextBackOff()) {
+		if send(streamState{away: why}) != nil || !sleep(ctx, retry.NextBackOff()) {
 			return
 		}
 	}
 }
 
-// fingerprint is one stream over one lease of the storage plugin. It always ends
-// with an error.
-func (i *instance) fingerprint(ctx context.Context, tell func(heard) error) error {
+// fingerprint runs one stream on one acquired plugin client. It always returns an error.
+func (i *instance) fingerprint(ctx context.Context, send func(streamState) error) error {
 	client, release, err := i.r.cfg.Storage(ctx)
 	if err != nil {
 		return fmt.Errorf("no storage plugin: %w", err)
 	}
 	defer release()
-	if err := tell(heard{}); err != nil {
+	if err := send(streamState{}); err != nil {
 		return err
 	}
 	ref := storage.Driver{ID: i.spec.ID, Endpoint: i.spec.Endpoint}
 	opts := storage.FingerprintOptions{Interval: i.r.timing.fingerprintEvery, ProbeTimeout: i.spec.HealthTimeout}
 	err = client.Fingerprint(ctx, ref, opts, func(fp storage.Fingerprint) error {
-		return tell(heard{report: &fp})
+		return send(streamState{report: &fp})
 	})
 	if err == nil {
 		return fmt.Errorf("the storage plugin ended the fingerprint stream")
@@ -110,7 +108,7 @@ func newBackoff(first, longest time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: first, MaxInterval: longest, Multiplier: 2, RandomizationFactor: 0.3}
 }
 
-// sleep waits for d and says whether ctx still stands.
+// sleep waits for d, and reports whether ctx is still alive.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -122,28 +120,27 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// errHeard ends a fingerprint stream after its first report.
-var errHeard = errors.New("heard")
+// errReported ends a fingerprint stream after its first report.
+var errReported = errors.New("reported")
 
-// Agrees asks a process of the storage plugin that is to take over what it sees of
-// each driver that is healthy now. The error names the driver and what differs: where an
-// ability is gone, calls that are under way would go wrong in the middle. One that comes
-// in addition is welcome.
-func (r *Registry) Agrees(ctx context.Context, client storage.Client) error {
+// CheckCompatible checks that another process of the storage plugin sees every healthy driver as the
+// current one does. The error names the driver and the difference: if an ability is gone, calls in
+// flight would fail halfway. Additional abilities are no error.
+func (r *Registry) CheckCompatible(ctx context.Context, client storage.Client) error {
 	for _, d := range r.List() {
 		if !d.Healthy {
-			continue // what an unhealthy driver says proves nothing
+			continue // its fingerprint is not current
 		}
 		seen := d
 		err := client.Fingerprint(ctx, d.Ref(), storage.FingerprintOptions{ProbeTimeout: d.HealthTimeout}, func(fp storage.Fingerprint) error {
 			seen.conclude(fp)
-			return errHeard
+			return errReported
 		})
-		if !errors.Is(err, errHeard) {
+		if !errors.Is(err, errReported) {
 			return fmt.Errorf("driver %q: %w", d.ID, err)
 		}
 		if now, err := r.Get(d.ID); err != nil || !now.Healthy {
-			continue // it went away while it was asked
+			continue // it became unhealthy meanwhile
 		}
 		if !seen.Healthy {
 			return fmt.Errorf("driver %q is healthy, and this process finds it unhealthy: %s", d.ID, seen.Message)
@@ -155,9 +152,9 @@ func (r *Registry) Agrees(ctx context.Context, client storage.Client) error {
 	return nil
 }
 
-// differences are what of a fingerprint may not be another at a swap: who the driver is,
-// and each ability that it has. Version and message are words: where a plugin is the
-// driver itself, the version is the plugin's.
+// differences lists what must not differ between two fingerprints of a driver: its provider, and
+// every ability it had. Version and message may differ: a plugin that is its own driver reports the
+// plugin's version.
 func differences(was, is storage.Fingerprint) (out []string) {
 	if is.Provider != was.Provider {
 		out = append(out, fmt.Sprintf("provider %q, not %q", is.Provider, was.Provider))
@@ -171,8 +168,7 @@ func differences(was, is storage.Fingerprint) (out []string) {
 	return out
 }
 
-// lost are the fields of a service's capabilities that are not as they were, but for
-// abilities that came in addition.
+// lost lists the capability fields of a service that changed, except abilities that were added.
 func lost[T any](service string, was, is *T) (out []string) {
 	if is == nil {
 		return []string{"no " + service + " service"}

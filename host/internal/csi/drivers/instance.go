@@ -18,9 +18,9 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// The causes with which an instance is ended.
+// Why an instance is ended: the cause of its context.
 var (
-	errLeave = errors.New("the driver is left running")
+	errLeave = errors.New("the driver keeps running")
 	errStop  = errors.New("the driver is stopped")
 )
 
@@ -30,7 +30,7 @@ type instance struct {
 	spec Spec
 	log  hclog.Logger
 
-	// run's own.
+	// Used by run alone.
 	rec         record
 	proc        *process.Process
 	startedOnce bool
@@ -44,18 +44,18 @@ type instance struct {
 	// Guarded by r.mu, changed by update only.
 	driver Driver
 	state  string // why the driver is unhealthy
-	note   string // what else its Message says
-	// About the process that runs now: whether a storage plugin has spoken of it,
-	// whether it was healthy once, and whether it is too new to be called unhealthy.
+	note   string // another part of its Message
+	// About the current process: whether a storage plugin has reported on it, whether it was ever
+	// healthy, and whether it is too new to be reported as unhealthy.
 	answered, wasHealthy, starting bool
 
-	// Set before start. known: the driver's socket has been there once, or must have
-	// been before the host started; until then a registered driver has not stopped,
-	// it has never begun. retired: gone from the configuration. unused: nothing was
-	// mounted through it then, so it need not even be started.
+	// Set before start. known: the driver's socket existed once, or must have before the host
+	// started; until then a registered driver has not stopped, it has not started yet. retired: gone
+	// from the configuration. unused: retired with no volume mounted through it, so it need not be
+	// started.
 	known, retired, unused bool
 
-	suspended bool // its process was stopped until Resume; Registry.changes guards it
+	suspended bool // its process is stopped until Resume; guarded by Registry.changes
 }
 
 func newInstance(r *Registry, rec record) *instance {
@@ -74,7 +74,7 @@ func newInstance(r *Registry, rec record) *instance {
 	return i
 }
 
-// start begins the instance's work; end or leaving by itself ends it.
+// start starts the instance's goroutines. They end with end, or when the instance leaves by itself.
 func (i *instance) start() {
 	i.r.running.Go(func() {
 		defer close(i.ran)
@@ -88,8 +88,8 @@ func (i *instance) start() {
 	})
 }
 
-// end ends the instance's work and waits for it: the driver's process too where
-// stopProcess is set.
+// end ends the instance's goroutines and waits for them. With stopProcess it stops the driver's
+// process too.
 func (i *instance) end(stopProcess bool) error {
 	i.endRun(stopProcess)
 	<-i.left
@@ -105,8 +105,8 @@ func (i *instance) endRun(stopProcess bool) {
 	<-i.ran
 }
 
-// run follows the driver, and runs it where it has a command. What an earlier
-// host started and this spec has no more use for is ended.
+// run follows the driver, and runs its process if it has a command. A process that an earlier
+// configuration started and this one does not need is stopped.
 func (i *instance) run(ctx context.Context) error {
 	switch {
 	case i.retired && i.unused:
@@ -128,8 +128,8 @@ func (i *instance) run(ctx context.Context) error {
 	return nil
 }
 
-// update changes what is known of the driver, and tells whoever waits for a
-// change where there is one. It returns the driver before and after.
+// update changes what is known of the driver, and notifies waiters if that changed anything. It
+// returns the driver before and after.
 func (i *instance) update(change func(d *Driver)) (before, after Driver) {
 	i.r.mu.Lock()
 	defer i.r.mu.Unlock()
@@ -149,7 +149,7 @@ func (i *instance) update(change func(d *Driver)) (before, after Driver) {
 	return before, *d
 }
 
-// report takes in what the storage plugin says of the driver.
+// report applies a report of the storage plugin on the driver.
 func (i *instance) report(fp storage.Fingerprint) {
 	var different bool
 	before, after := i.update(func(d *Driver) {
@@ -164,12 +164,11 @@ func (i *instance) report(fp storage.Fingerprint) {
 	case !after.Healthy && (before.Healthy || after.checked && !before.checked):
 		i.event("unhealthy", after.Message, nil)
 	case different:
-		i.event("fingerprint", "the driver says something else of itself: "+after.provider(), i.about(after))
+		i.event("fingerprint", "the driver's fingerprint changed: "+after.provider(), i.about(after))
 	}
 }
 
-// unhealthy says that the driver cannot be used, for another reason than what
-// the storage plugin says.
+// unhealthy marks the driver as unhealthy for a reason that is not the storage plugin's report.
 func (i *instance) unhealthy(why string) {
 	before, after := i.update(func(d *Driver) {
 		d.Healthy, d.checked = false, true
@@ -201,9 +200,9 @@ func (i *instance) event(kind, message string, details map[string]string) {
 	log(kind, "message", message)
 }
 
-// leave takes the driver away when its time has come: a registered one that has
-// stopped, and a declared one that is gone from the configuration. While volumes
-// are mounted through it, it is kept, and says so.
+// leave removes the driver when it is no longer needed: a registered one that has stopped, and a
+// declared one that is gone from the configuration. It is kept, with a message, while volumes are
+// mounted through it.
 func (i *instance) leave(ctx context.Context) {
 	var goneSince time.Time
 	for {
@@ -220,12 +219,12 @@ func (i *instance) leave(ctx context.Context) {
 	}
 }
 
-// reasonToLeave is empty while the driver may stay. goneSince remembers when the
-// driver's socket was first seen to be gone.
+// reasonToLeave returns why the driver should be removed, or "". goneSince remembers when nothing
+// listened on the driver's socket first.
 func (i *instance) reasonToLeave(goneSince *time.Time) string {
 	i.r.mu.Lock()
 	healthy := i.driver.Healthy
-	i.known = i.known || i.wasHealthy // it may have stopped again between two looks
+	i.known = i.known || i.wasHealthy // it may have stopped again since the last look
 	i.r.mu.Unlock()
 	if i.retired {
 		return "it is not in the configuration any more"
@@ -246,8 +245,8 @@ func (i *instance) reasonToLeave(goneSince *time.Time) string {
 	return ""
 }
 
-// gone says whether nobody listens on the socket. A driver that listens and does
-// not answer is unhealthy, not gone.
+// gone reports whether nothing listens on the socket. A driver that listens and does not answer is
+// unhealthy, not gone.
 func gone(socket string) bool {
 	conn, err := net.DialTimeout("unix", socket, time.Second)
 	if err == nil {
@@ -257,7 +256,7 @@ func gone(socket string) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// keep sets or clears the reason for which the driver is still here.
+// keep sets or clears the reason why the driver is still here.
 func (i *instance) keep(why string) {
 	var first bool
 	i.update(func(*Driver) {
@@ -269,8 +268,7 @@ func (i *instance) keep(why string) {
 	}
 }
 
-// tryLeave deregisters the driver. It gives up when someone else ends the
-// instance first.
+// tryLeave deregisters the driver. It gives up if the instance is ended by another call first.
 func (i *instance) tryLeave(ctx context.Context, why string) bool {
 	release, err := i.r.lock(ctx)
 	if err != nil {

@@ -20,12 +20,12 @@ import (
 // for that to be reported as a crash loop.
 const crashLoop = 3
 
-// supervise keeps the driver's process running until ctx ends, and leaves it
-// running then: run decides what becomes of it.
+// supervise keeps the driver's process running until ctx ends, and leaves it running then: run
+// decides whether to stop it.
 func (i *instance) supervise(ctx context.Context) {
 	restart := newBackoff(i.r.timing.restartMin, i.r.timing.restartMax)
 	soon := 0 // how many times in a row it ended soon after its start
-	settled := func() {
+	onStable := func() {
 		soon = 0
 		restart.Reset()
 		i.update(func(d *Driver) { d.CrashLoop = false })
@@ -34,7 +34,7 @@ func (i *instance) supervise(ctx context.Context) {
 		fresh, err := i.findOrStart(ctx)
 		why := fmt.Sprintf("it cannot be started: %v", err)
 		if err == nil {
-			why = i.attend(ctx, fresh, settled)
+			why = i.follow(ctx, fresh, onStable)
 		}
 		if ctx.Err() != nil {
 			return
@@ -48,11 +48,11 @@ func (i *instance) supervise(ctx context.Context) {
 	}
 }
 
-// attend follows the driver while its process runs, and says why it does not any
-// more. settled is called when the process has proved to be stable. When ctx ends
-// first, the process is left running, in i.proc.
-func (i *instance) attend(ctx context.Context, fresh bool, settled func()) (why string) {
-	if hopeless := i.observe(ctx, fresh, settled); hopeless {
+// follow watches the driver while its process runs, and returns why the process ended. onStable is
+// called once the process has run long enough. When ctx ends first, the process keeps running, in
+// i.proc.
+func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why string) {
+	if hopeless := i.observe(ctx, fresh, onStable); hopeless {
 		return i.giveUp(ctx)
 	}
 	if ctx.Err() != nil {
@@ -63,10 +63,9 @@ func (i *instance) attend(ctx context.Context, fresh bool, settled func()) (why 
 	return why
 }
 
-// observe returns when the process has ended, when ctx has, or when the process,
-// which is fresh, is hopeless: it runs, and was not healthy once within the
-// driver's health timeout.
-func (i *instance) observe(ctx context.Context, fresh bool, settled func()) (hopeless bool) {
+// observe returns when the process has ended, when ctx has, or when a fresh process is hopeless: it
+// runs, and was never healthy within the driver's health timeout.
+func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (hopeless bool) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -81,7 +80,7 @@ func (i *instance) observe(ctx context.Context, fresh bool, settled func()) (hop
 	for {
 		select {
 		case <-stable.C:
-			settled()
+			onStable()
 		case <-healthTimeout.C:
 			if i.late() && fresh {
 				return true
@@ -94,9 +93,8 @@ func (i *instance) observe(ctx context.Context, fresh bool, settled func()) (hop
 	}
 }
 
-// late says that the process has not been healthy once, by the word of a storage
-// plugin that could tell. One that was healthy is never ended for being slow:
-// volumes are mounted through it.
+// late reports that the process was never healthy although a storage plugin has checked it. One that
+// was healthy is never ended for being slow: volumes are mounted through it.
 func (i *instance) late() bool {
 	i.r.mu.Lock()
 	defer i.r.mu.Unlock()
@@ -115,9 +113,8 @@ func (i *instance) giveUp(ctx context.Context) (why string) {
 	return why
 }
 
-// bury cleans up after a process that ended by itself. What it leaves behind in
-// its group may be a file system's daemon: that stays while a volume is mounted
-// through the driver, and ends with the mount.
+// bury cleans up after a process that ended by itself. Processes left in its group may serve a file
+// system: they stay while a volume is mounted through the driver, and end with the mount.
 func (i *instance) bury(ctx context.Context) {
 	if len(i.r.cfg.InUse(i.spec.ID)) > 0 {
 		i.proc.Release()
@@ -131,7 +128,7 @@ func (i *instance) bury(ctx context.Context) {
 	i.proc, i.rec.Launch = nil, nil
 }
 
-// ended makes known that there is no process now, and when the next one starts.
+// ended records that there is no process, and when the next one starts.
 func (i *instance) ended(why string, soon int, wait time.Duration) {
 	next := fmt.Sprintf("%s; the next start is in %s", why, wait.Round(100*time.Millisecond))
 	if soon >= crashLoop {
@@ -155,7 +152,7 @@ func (i *instance) ended(why string, soon int, wait time.Duration) {
 	}
 }
 
-// tailLog writes what the process prints into the host's log, under the driver's id.
+// tailLog writes the process's output into the host's log, under the driver's id.
 func (i *instance) tailLog(ctx context.Context) {
 	if err := process.Tail(ctx, i.logPath(), i.log); err != nil {
 		i.log.Warn("the driver's output is not logged any more", "error", err)
@@ -165,8 +162,8 @@ func (i *instance) tailLog(ctx context.Context) {
 // defaultPath is PATH for drivers where the host has none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// findOrStart sets i.proc: to the process that an earlier host started and that
-// does what the spec says, else to a new one (fresh).
+// findOrStart sets i.proc to the process that an earlier host started, if its command is still the
+// spec's, else to a new one (fresh).
 func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 	if err := i.find(ctx); err != nil {
 		return false, err
@@ -187,8 +184,8 @@ func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 	return true, nil
 }
 
-// find looks for the process that the record tells of. None is no error; what an
-// ended one left behind is then treated as bury does.
+// find looks for the recorded process. If it has ended, i.proc stays nil, and what it left behind is
+// cleaned up unless volumes are mounted through the driver (see bury).
 func (i *instance) find(ctx context.Context) error {
 	if i.proc != nil || i.rec.Launch == nil {
 		return nil
@@ -212,7 +209,7 @@ func (i *instance) find(ctx context.Context) error {
 	return nil
 }
 
-// startProcess starts the command. The record tells of it before and after.
+// startProcess starts the command. The process is recorded before it starts and after.
 func (i *instance) startProcess(ctx context.Context) error {
 	if err := i.clearSocket(); err != nil {
 		return err
@@ -242,7 +239,7 @@ func (i *instance) startProcess(ctx context.Context) error {
 	return nil
 }
 
-// environment is all that a driver gets: nothing of the host's own may leak.
+// environment is the driver's whole environment: nothing of the host's own may leak.
 func environment(s Spec) []string {
 	path := os.Getenv("PATH")
 	if path == "" {
@@ -251,9 +248,9 @@ func environment(s Spec) []string {
 	return []string{"PATH=" + path, "CSI_ENDPOINT=" + s.Endpoint}
 }
 
-// clearSocket makes the socket's folder, and removes a socket that an ended
-// process left there: many drivers fail on it. Where somebody answers on it,
-// a second driver must not be started.
+// clearSocket makes the socket's folder and removes a socket that an ended process left there, since
+// many drivers fail on it. If a process still answers on the socket, a second driver must not be
+// started.
 func (i *instance) clearSocket() error {
 	socket := i.spec.socket()
 	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
@@ -275,7 +272,7 @@ func (i *instance) clearSocket() error {
 		return fmt.Errorf("another process already answers on %s: stop it, or declare the driver without a command", socket)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("look who answers on the socket: %w", err)
+		return fmt.Errorf("check whether a process answers on the socket: %w", err)
 	}
 	if err := os.Remove(socket); err != nil {
 		return fmt.Errorf("remove the socket that an ended process left: %w", err)
@@ -283,8 +280,7 @@ func (i *instance) clearSocket() error {
 	return nil
 }
 
-// begun makes a new or found process known. What was known of the one before it
-// counts no more.
+// begun records a new or found process, and resets what was known of the one before it.
 func (i *instance) begun(kind, message string) {
 	i.update(func(d *Driver) {
 		if kind == "started" && i.startedOnce {
@@ -298,9 +294,9 @@ func (i *instance) begun(kind, message string) {
 	i.event(kind, message, map[string]string{"pid": strconv.Itoa(i.proc.PID())})
 }
 
-// stopProcess ends the driver's process and all of its group, where there is one,
-// and records that there is none. It has a time of its own when ctx has ended. On
-// an error the record stays, so that nothing is lost sight of.
+// stopProcess stops the driver's process and its process group, if there is one, and records that
+// there is none. It has its own deadline when ctx has ended. On an error the record stays, so that
+// the process can still be found.
 func (i *instance) stopProcess(ctx context.Context, why string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
 	defer cancel()
@@ -312,7 +308,7 @@ func (i *instance) stopProcess(ctx context.Context, why string) error {
 	}
 	pid := i.proc.PID()
 	if err := i.proc.Stop(ctx); err != nil {
-		i.proc = nil // given up by Stop; the record finds it again
+		i.proc = nil // Stop has released it; the record finds it again
 		return fmt.Errorf("stop driver %q: %w", i.spec.ID, err)
 	}
 	i.proc, i.rec.Launch = nil, nil

@@ -15,12 +15,12 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// record is what must outlive the host of one driver: <data_dir>/csi/<id>/driver.json.
+// record is what must outlive the host: <data_dir>/csi/<id>/driver.json.
 type record struct {
 	Version int  `json:"version"`
 	Spec    Spec `json:"spec"`
-	// Launch is written before a process is started (an intent) and after: a host
-	// that died in between finds the process by the intent's token.
+	// Launch is written before a process is started (an intent) and after: a host that died in
+	// between finds the process by the intent's token.
 	Launch *launch `json:"launch,omitempty"`
 }
 
@@ -32,7 +32,8 @@ type launch struct {
 
 const recordVersion = 1
 
-// runs tells whether a process that was started for one spec serves another.
+// runs is a digest of the command, user and endpoint. A process with another digest cannot serve the
+// spec.
 func runs(s Spec) string {
 	text, err := json.Marshal([]any{s.Command, s.User, s.Endpoint})
 	if err != nil {
@@ -46,7 +47,7 @@ func recordPath(dataDir, id string) string { return filepath.Join(dir(dataDir, i
 
 func logPath(dataDir, id string) string { return filepath.Join(dir(dataDir, id), "driver.log") }
 
-// save makes the driver's folder (0700) and replaces its record as a whole.
+// save makes the driver's folder (0700) and replaces its record atomically.
 func (r record) save(dataDir string) error {
 	if err := r.write(dataDir); err != nil {
 		return fmt.Errorf("record driver %q: %w", r.Spec.ID, err)
@@ -67,8 +68,7 @@ func (r record) write(dataDir string) error {
 	return atomicfile.WriteFile(recordPath(dataDir, r.Spec.ID), append(text, '\n'))
 }
 
-// forget removes the driver's record, its log, and its folder where nothing else
-// is in it.
+// forget removes the driver's record and log, and its folder if nothing else is in it.
 func forget(dataDir, id string) error {
 	for _, path := range []string{recordPath(dataDir, id), logPath(dataDir, id), logPath(dataDir, id) + ".offset"} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

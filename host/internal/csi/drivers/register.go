@@ -6,15 +6,14 @@ import (
 	"strings"
 )
 
-// Register adds a driver that runs already, or gives one that was registered
-// before a new spec. It is kept across restarts of the host until it is
-// deregistered or stops.
+// Register adds a driver that is already running, or replaces the spec of one registered before. It
+// is kept across restarts of the host until it is deregistered or stops.
 //
-// It waits, at most the health timeout, for what the driver says, and returns the
-// driver as it is then: a driver that is unhealthy is registered all the same,
-// and its Message says why. ErrInvalid, ErrDeclared and ErrInUse (a new container
-// path while volumes are mounted through the driver) change nothing. Where ctx
-// ends first, the driver stays registered and its state is returned with ctx's error.
+// Register waits, up to the health timeout, for the driver's first healthy report, and returns its
+// state. A driver that is unhealthy is registered all the same, and its Message says why.
+// ErrInvalid, ErrDeclared and ErrInUse (a new container path while volumes are mounted through the
+// driver) change nothing. If ctx ends first, the driver stays registered, and its state is returned
+// with ctx's error.
 func (r *Registry) Register(ctx context.Context, spec Spec) (Driver, error) {
 	spec.Source = SourceRegistered
 	spec = spec.withDefaults(r.cfg.DataDir)
@@ -27,7 +26,7 @@ func (r *Registry) Register(ctx context.Context, spec Spec) (Driver, error) {
 	return r.firstAnswer(ctx, spec)
 }
 
-// replace puts an instance with the spec in the place of the one before.
+// replace puts an instance with the spec in the place of the previous one.
 func (r *Registry) replace(ctx context.Context, spec Spec) error {
 	release, err := r.lock(ctx)
 	if err != nil {
@@ -62,8 +61,8 @@ func sameSpec(a, b Spec) bool {
 		a.StagePublishBaseDir == b.StagePublishBaseDir && a.HealthTimeout == b.HealthTimeout
 }
 
-// mayRegister refuses what would take a driver away from the configuration, from
-// another driver, or from the volumes that are mounted through it.
+// mayRegister refuses to replace a driver of the configuration, to reuse another driver's socket,
+// and to change container paths while volumes are mounted.
 func (r *Registry) mayRegister(spec Spec, before *instance) error {
 	if before != nil && before.spec.Source == SourceConfig {
 		return fmt.Errorf("register driver %q: %w: change its csi_driver block instead", spec.ID, ErrDeclared)
@@ -82,7 +81,7 @@ func (r *Registry) mayRegister(spec Spec, before *instance) error {
 	return nil
 }
 
-// firstAnswer waits until the driver is healthy, or its health timeout is over.
+// firstAnswer waits until the driver is healthy or its health timeout has passed.
 func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 	wait, cancel := context.WithTimeout(ctx, spec.HealthTimeout)
 	defer cancel()
@@ -106,11 +105,10 @@ func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 	}
 }
 
-// Deregister takes away a driver that was registered at run time, or is gone from
-// the configuration. The process of the former, which is not the host's, runs on;
-// that of the latter is stopped. While volumes are mounted through it that is
-// ErrInUse, unless force is set: they can then be released only after the driver
-// was registered again.
+// Deregister removes a driver that was registered at run time, or is gone from the configuration.
+// The process of the former is not the host's and keeps running; that of the latter is stopped.
+// While volumes are mounted through the driver it fails with ErrInUse, unless force is set: they can
+// then be released only after the driver is registered again.
 func (r *Registry) Deregister(ctx context.Context, id string, force bool) error {
 	release, err := r.lock(ctx)
 	if err != nil {
@@ -138,7 +136,7 @@ func (r *Registry) Deregister(ctx context.Context, id string, force bool) error 
 	return r.drop(i, message)
 }
 
-// drop removes an instance that has ended, for good; changes is held.
+// drop removes an instance that has ended, with its files; r.changes is held.
 func (r *Registry) drop(i *instance, message string) error {
 	err := forget(r.cfg.DataDir, i.spec.ID)
 	r.remove(i)

@@ -22,17 +22,17 @@ import (
 
 // Config is what a Registry needs of the rest of the host.
 type Config struct {
-	// DataDir is the host's data directory; drivers' folders are in its csi folder.
+	// DataDir is the host's data directory; the drivers' folders are in its csi folder.
 	DataDir string
 	Logger  hclog.Logger
-	// Storage leases a client of the storage plugin. It may wait for the plugin
-	// until ctx ends. The second result ends the lease.
+	// Storage acquires a client of the storage plugin; it may wait for the plugin until ctx ends.
+	// The second result releases it.
 	Storage func(ctx context.Context) (storage.Client, func(), error)
 	Events  *events.Bus
-	// InUse names what is mounted through a driver, for decisions and messages. It
-	// may read the registry and must not change it.
+	// InUse names what is mounted through a driver, for decisions and messages. It may read the
+	// registry and must not change it.
 	InUse func(driverID string) []string
-	// DieWithHost ends the drivers' processes with the host's, however that ends.
+	// DieWithHost ends the drivers' processes when the host's process ends, however that happens.
 	DieWithHost bool
 }
 
@@ -41,9 +41,9 @@ type Registry struct {
 	cfg    Config
 	timing timing
 
-	// changes is held (by a value in it) by whatever adds, replaces or removes an
-	// instance. It is a channel so that waiting for it can be given up: an instance
-	// that wants to leave must not block the one who stops it.
+	// changes is held (by a value in it) by every call that adds, replaces or removes an instance.
+	// It is a channel so that waiting for it can be cancelled: an instance that wants to leave must
+	// not block the call that stops it.
 	changes chan struct{}
 
 	running sync.WaitGroup // of the instances
@@ -54,16 +54,16 @@ type Registry struct {
 	closed    bool
 }
 
-// timing is what tests make shorter.
+// timing is what tests shorten.
 type timing struct {
 	fingerprintEvery time.Duration // between two polls of the storage plugin
 	restartMin       time.Duration // backoff of a process's restarts
 	restartMax       time.Duration
-	stable           time.Duration // a process that ran that long starts a new backoff
+	stable           time.Duration // a process that ran this long resets the backoff
 	retryMin         time.Duration // backoff of a broken fingerprint stream
 	retryMax         time.Duration
-	unknownAfter     time.Duration // without a word of the storage plugin
-	leaveEvery       time.Duration // between two looks whether a driver should leave
+	unknownAfter     time.Duration // without a report of the storage plugin
+	leaveEvery       time.Duration // between two checks whether a driver should leave
 	stopGrace        time.Duration // between SIGTERM and SIGKILL
 }
 
@@ -91,11 +91,10 @@ func New(cfg Config) *Registry {
 	}
 }
 
-// Open takes in the declared drivers, and those that an earlier host left behind:
-// the registered ones, and the declared ones that are not declared any more. The
-// latter leave by themselves when no volume is mounted through them. It does not
-// wait for any driver. All mistakes in declared are reported at once (ErrInvalid),
-// before anything is started.
+// Open adds the declared drivers, and those that an earlier host left: registered ones, and ones
+// that are no longer declared. The latter are removed when no volume is mounted through them. It
+// does not wait for any driver. All mistakes in declared are reported at once (ErrInvalid), before
+// anything is started.
 func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 	if err := os.MkdirAll(filepath.Join(r.cfg.DataDir, "csi"), 0o700); err != nil {
 		return fmt.Errorf("make the drivers' folder: %w", err)
@@ -133,7 +132,7 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 	return nil
 }
 
-// checkDeclared completes the declared specs and refuses mistakes.
+// checkDeclared fills in defaults and checks the declared specs.
 func (r *Registry) checkDeclared(declared []Spec) ([]Spec, error) {
 	var errs []error
 	seen, sockets := map[string]bool{}, map[string]string{}
@@ -158,8 +157,8 @@ func (r *Registry) checkDeclared(declared []Spec) ([]Spec, error) {
 	return specs, nil
 }
 
-// check is Validate and what depends on this host. The driver's folder is 0700
-// and holds the record of what the host runs, so another user gets no socket in it.
+// check is Validate plus what depends on this host. The driver's folder is 0700 and holds the host's
+// record, so another user cannot make a socket in it.
 func (r *Registry) check(s Spec) error {
 	err := s.Validate()
 	if s.User != "" && s.User != "root" && claim.CheckID(s.ID) == nil {
@@ -171,8 +170,7 @@ func (r *Registry) check(s Spec) error {
 	return err
 }
 
-// Get reads one driver. It returns ErrNotFound for an unknown one, with the ids
-// that are known.
+// Get returns one driver, or ErrNotFound with the known ids.
 func (r *Registry) Get(id string) (Driver, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,7 +180,7 @@ func (r *Registry) Get(id string) (Driver, error) {
 	return Driver{}, notFound(id, slices.Sorted(maps.Keys(r.instances)))
 }
 
-// List reads all drivers, by id.
+// List returns all drivers by id.
 func (r *Registry) List() []Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,13 +192,12 @@ func (r *Registry) List() []Driver {
 	return all
 }
 
-// Changed is closed by the next change of any driver. To miss none: take the
-// channel, read what is of interest, then wait.
+// Changed returns a channel that the next change of any driver closes. To miss none, call Changed
+// first, then read, then wait.
 func (r *Registry) Changed() <-chan struct{} { return r.changed.Wait() }
 
-// Close ends all that the registry does, and the drivers' processes too where
-// stop is set; otherwise they run on and the next host finds them. It may be
-// called again.
+// Close ends all goroutines of the registry. With stop it stops the drivers' processes too;
+// otherwise they keep running and the next host finds them. It may be called again.
 func (r *Registry) Close(stop bool) error {
 	release, err := r.lock(context.Background())
 	if errors.Is(err, ErrClosed) {
@@ -216,7 +213,7 @@ func (r *Registry) Close(stop bool) error {
 	return err
 }
 
-// stopAll ends the instances side by side.
+// stopAll ends all instances in parallel.
 func (r *Registry) stopAll(stopProcess bool) error {
 	all := r.all()
 	errs := make([]error, len(all))
@@ -228,8 +225,7 @@ func (r *Registry) stopAll(stopProcess bool) error {
 	return errors.Join(errs...)
 }
 
-// lock serialises what adds, replaces and removes instances. Waiting for it ends
-// with ctx.
+// lock serialises changes of the set of instances. Waiting for it ends with ctx.
 func (r *Registry) lock(ctx context.Context) (release func(), err error) {
 	select {
 	case r.changes <- struct{}{}:
@@ -245,7 +241,7 @@ func (r *Registry) lock(ctx context.Context) (release func(), err error) {
 	return func() { <-r.changes }, nil
 }
 
-// add takes an instance in and starts it; changes is held.
+// add adds an instance and starts it; r.changes is held.
 func (r *Registry) add(i *instance) {
 	r.mu.Lock()
 	r.instances[i.spec.ID] = i
@@ -254,7 +250,7 @@ func (r *Registry) add(i *instance) {
 	i.start()
 }
 
-// remove forgets an instance that has ended; changes is held.
+// remove deletes an instance that has ended; r.changes is held.
 func (r *Registry) remove(i *instance) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,10 +258,10 @@ func (r *Registry) remove(i *instance) {
 	r.changed.Notify()
 }
 
-// Suspend stops the processes of the drivers that the host runs and that can mount, types
-// node and monolith, until Resume: why says so in each one's Message. Controllers go on, for other
-// nodes. While volumes are mounted through one of them that is ErrInUse, and none is
-// stopped. It may be repeated.
+// Suspend stops the processes of the drivers that the host runs and that can mount (types node and
+// monolith) until Resume; why becomes their Message. Controllers keep running, since they serve
+// other nodes. While volumes are mounted through one of the drivers, Suspend fails with ErrInUse and
+// stops none. It may be repeated.
 func (r *Registry) Suspend(ctx context.Context, why string) error {
 	release, err := r.lock(ctx)
 	if err != nil {
@@ -285,7 +281,7 @@ func (r *Registry) Suspend(ctx context.Context, why string) error {
 	var errs []error
 	for _, i := range own {
 		if err := i.end(true); err != nil {
-			// It is attended again, and stopped by the next attempt.
+			// It is followed again, and stopped by the next attempt.
 			errs = append(errs, fmt.Errorf("stop driver %q: %w", i.spec.ID, err))
 			r.add(newInstance(r, i.rec))
 			continue
@@ -297,7 +293,7 @@ func (r *Registry) Suspend(ctx context.Context, why string) error {
 	return errors.Join(errs...)
 }
 
-// Resume starts again what Suspend has stopped. It may be repeated.
+// Resume starts the drivers that Suspend stopped. It may be repeated.
 func (r *Registry) Resume(ctx context.Context) error {
 	release, err := r.lock(ctx)
 	if err != nil {

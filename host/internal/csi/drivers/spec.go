@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// Type says which of CSI's services of the driver this node uses.
+// Type says which CSI services of the driver this node uses.
 type Type string
 
 // The types. A monolith has a node service and may have a controller service.
@@ -21,7 +21,7 @@ const (
 	TypeMonolith   Type = "monolith"
 )
 
-// Source says where a driver comes from.
+// Source says where a driver's spec comes from.
 type Source string
 
 // The sources: a csi_driver block, or a registration at run time.
@@ -30,30 +30,29 @@ const (
 	SourceRegistered Source = "registered"
 )
 
-// DefaultHealthTimeout is Spec.HealthTimeout where none is given.
+// DefaultHealthTimeout is the default of Spec.HealthTimeout.
 const DefaultHealthTimeout = 30 * time.Second
 
-// Spec is what an operator says of a driver.
+// Spec is an operator's description of a driver.
 type Spec struct {
-	// ID is what volumes name in plugin_id: [a-zA-Z0-9-_.]{1,128}.
+	// ID is what volumes name in plugin_id; see claim.CheckID.
 	ID   string `json:"id"`
 	Type Type   `json:"type"` // default: monolith
 	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
 	// default: <data_dir>/csi/<id>/csi.sock.
 	Endpoint string `json:"endpoint"`
-	// Command runs the driver under the host; empty: someone else runs it. It gets
+	// Command runs the driver under the host; empty: the host does not start it. The process gets
 	// the endpoint in CSI_ENDPOINT too (CSI spec, "General Configuration").
 	Command []string `json:"command,omitempty"`
 	// User, by name or number, runs the command; default: the host's own.
 	User string `json:"user,omitempty"`
-	// MountDir and StagePublishBaseDir are where a driver in a container sees its
-	// folder (<data_dir>/csi/<id>), and the staging and per-workload folders in it.
-	// Both empty: the driver sees the host's paths. One of them given: the other is
-	// /csi, or /local/csi.
+	// MountDir and StagePublishBaseDir are where a driver in a container sees its folder
+	// (<data_dir>/csi/<id>), and the staging and per-workload folders in it. Both empty: the driver
+	// sees the host's paths. If only one is given, the other is /csi, or /local/csi.
 	MountDir            string `json:"mount_dir,omitempty"`
 	StagePublishBaseDir string `json:"stage_publish_base_dir,omitempty"`
-	// HealthTimeout bounds the wait for the first healthy answer, and how long a
-	// registered driver's socket may be gone; default 30 s.
+	// HealthTimeout bounds the wait for the first healthy report, and how long a registered driver's
+	// socket may be gone; default 30 s.
 	HealthTimeout time.Duration `json:"health_timeout"`
 	Source        Source        `json:"source"`
 }
@@ -66,7 +65,7 @@ const (
 	maxSocketPath = 107
 )
 
-// withDefaults fills what is not given, and writes the endpoint as unix:///path.
+// withDefaults fills in defaults and writes the endpoint as unix:///path.
 func (s Spec) withDefaults(dataDir string) Spec {
 	if s.Type == "" {
 		s.Type = TypeMonolith
@@ -92,15 +91,12 @@ func (s Spec) withDefaults(dataDir string) Spec {
 // socket is the path of the driver's socket.
 func (s Spec) socket() string { return strings.TrimPrefix(s.Endpoint, "unix://") }
 
-// Validate says all that is wrong with the spec, defaults filled in.
+// Validate returns everything that is wrong with the spec, defaults filled in.
 func (s Spec) Validate() error {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	switch {
-	case s.ID == "":
-		fail("the id is missing")
-	case claim.CheckID(s.ID) != nil: // it becomes a part of paths
-		fail("id %q: 1 to 128 letters, digits and - _ . are allowed", s.ID)
+	if err := claim.CheckID(s.ID); err != nil { // it becomes a part of paths
+		fail("the id %w", err)
 	}
 	switch s.Type {
 	case TypeNode, TypeController, TypeMonolith:

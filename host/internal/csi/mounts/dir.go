@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOutside is returned for a path that does not lie, or leads out of, where
-// drivers may mount.
+// ErrOutside is returned for a path that does not lie in, or leads out of, the folders where drivers
+// may mount.
 var ErrOutside = errors.New("the path is outside the drivers' folders")
 
-// ErrHoldsData is returned by Remove for what is not empty.
+// ErrHoldsData is returned by Remove for a directory or file that is not empty.
 var ErrHoldsData = errors.New("it is not empty and is left alone")
 
-// Make makes the directory and its parents, 0700. A link on the way below the
-// driver's folder is an error, wherever it leads.
+// Make makes the directory and its parents, 0700. A link on the way below the driver's folder is an
+// error, wherever it leads.
 func (l Layout) Make(path string) error {
 	dir, rel, err := l.split(path)
 	if err != nil {
@@ -28,8 +28,8 @@ func (l Layout) Make(path string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	// Remove may take a parent away that is empty for a moment: make it again. The
-	// bound is for a path that can never be made.
+	// Remove may delete a parent that is empty for a moment: make it again. The bound
+	// is for a path that can never be made.
 	for range 100 {
 		if err = makeBelow(dir, rel); !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -44,16 +44,15 @@ func makeBelow(dir, rel string) error {
 		return err
 	}
 	defer c.close()
-	made, err := enter(c.last(), c.name(), true)
+	create, err := enter(c.last(), c.name(), true)
 	if err != nil {
 		return fmt.Errorf("%s: %w", filepath.Join(dir, rel), err)
 	}
-	return unix.Close(made)
+	return unix.Close(create)
 }
 
-// MakeParent makes the parent of a path that a driver is to make. A link at the
-// path itself is an error too: the driver would mount where it leads, and take
-// nothing away there.
+// MakeParent makes the parent of a path that a driver will make. A link at the path itself is an
+// error too: the driver would mount where it leads, and would not unmount there.
 func (l Layout) MakeParent(path string) error {
 	if err := l.Make(filepath.Dir(path)); err != nil {
 		return err
@@ -70,7 +69,7 @@ func (l Layout) MakeParent(path string) error {
 	return nil
 }
 
-// kind tells what is there instead of a directory (inode(7)).
+// kind names what is there instead of a directory (inode(7)).
 func kind(mode uint32) string {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -82,9 +81,9 @@ func kind(mode uint32) string {
 	}
 }
 
-// Remove removes the directory at path, or the file that stood for a block
-// device, where it is empty, and the parents that are empty then. What holds
-// anything stays, with ErrHoldsData where that is path itself.
+// Remove removes the directory at path, or the file that stood for a block device, if it is empty,
+// and then its empty parents. Anything that is not empty stays; if that is path itself the error is
+// ErrHoldsData.
 func (l Layout) Remove(path string) error {
 	dir, rel, err := l.split(path)
 	if err != nil {
@@ -110,7 +109,7 @@ func (l Layout) Remove(path string) error {
 		default:
 			return nil
 		}
-		whole = false // from here on what holds anything is another's
+		whole = false // parents that are not empty belong to others
 	}
 	return nil
 }
@@ -134,8 +133,8 @@ func removeEmpty(in int, name string) error {
 	return unix.Unlinkat(in, name, 0)
 }
 
-// Unmount takes away every mount on path. It is for mounts that a driver said it
-// had taken away, or forgot: a mount that is busy is an error, never detached lazily.
+// Unmount unmounts everything on path. It is for mounts that a driver said it had unmounted, or
+// forgot. A busy mount is an error, never detached lazily.
 func (l Layout) Unmount(path string) error {
 	if _, _, err := l.split(path); err != nil {
 		return err
@@ -151,7 +150,7 @@ func (l Layout) Unmount(path string) error {
 	}
 }
 
-// BlockDevice says whether path is a block device, through links.
+// BlockDevice reports whether path is a block device, through links.
 func BlockDevice(path string) (bool, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,25 +162,25 @@ func BlockDevice(path string) (bool, error) {
 	return info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0, nil
 }
 
-// chain is the way from a driver's folder to a path below it, each directory opened
-// in the one above: no link can lead out of it, whoever changes what meanwhile.
+// chain is the path from a driver's folder to a path below it, with each directory opened in the one
+// above it: no link can lead out of it, whatever changes meanwhile.
 type chain struct {
 	names []string // of what lies below dirs[0]
 	dirs  []int    // dirs[i] holds names[i]
 }
 
-// walk opens the directories from dir to the parent of rel. Where one is not there,
-// made says whether to make it (0700); otherwise the chain ends before it, shorter
-// than rel. What is no directory is an error.
-func walk(dir, rel string, made bool) (*chain, error) {
+// walk opens the directories from dir to the parent of rel. If one is missing, create makes it
+// (0700); without create the chain ends there, shorter than rel. Anything that is not a directory is
+// an error.
+func walk(dir, rel string, create bool) (*chain, error) {
 	top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	c := &chain{names: strings.Split(rel, string(filepath.Separator)), dirs: []int{top}}
 	for i, name := range c.names[:len(c.names)-1] {
-		next, err := enter(top, name, made)
-		if errors.Is(err, unix.ENOENT) && !made {
+		next, err := enter(top, name, create)
+		if errors.Is(err, unix.ENOENT) && !create {
 			c.names = c.names[:i+1]
 			return c, nil
 		}
@@ -195,9 +194,9 @@ func walk(dir, rel string, made bool) (*chain, error) {
 	return c, nil
 }
 
-// enter opens the directory name in another one, and makes it before where it is to.
-func enter(in int, name string, made bool) (int, error) {
-	if made {
+// enter opens the directory name in another one, and makes it first if create is set.
+func enter(in int, name string, create bool) (int, error) {
+	if create {
 		if err := unix.Mkdirat(in, name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
 			return 0, err
 		}
@@ -216,7 +215,7 @@ func enter(in int, name string, made bool) (int, error) {
 func (c *chain) last() int    { return c.dirs[len(c.dirs)-1] }
 func (c *chain) name() string { return c.names[len(c.names)-1] }
 
-// up takes the end off the chain.
+// up closes the last directory and removes it from the chain.
 func (c *chain) up() {
 	_ = unix.Close(c.last()) // nothing was written through it
 	c.dirs, c.names = c.dirs[:len(c.dirs)-1], c.names[:len(c.names)-1]

@@ -13,12 +13,12 @@ import (
 // Layout names the paths below <data_dir>/csi. A driver in a container sees its
 // own folder elsewhere; the driver's registry translates.
 type Layout struct {
-	// Dir is <data_dir>/csi: absolute, clean and with no link on the way to it, or
-	// the mount table would name what is mounted there otherwise (see Check).
+	// Dir is <data_dir>/csi: absolute, clean and without symbolic links, or its mounts would be
+	// listed under another path in the mount table (see Check).
 	Dir string
 }
 
-// Check makes sure that Dir is what it must be.
+// Check fails if Dir is not absolute or contains symbolic links.
 func (l Layout) Check() error {
 	resolved, err := filepath.EvalSymlinks(l.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,9 +33,8 @@ func (l Layout) Check() error {
 	return nil
 }
 
-// Usage is one way of using a volume on a node, and the name of a directory:
-// users of one usage share a staging mount. Mount options of single workloads
-// are not part of it.
+// Usage is one way of using a volume on a node, and the name of a directory: users with the same
+// usage share a staging mount. Mount options of single workloads are not part of it.
 type Usage struct {
 	ReadOnly       bool
 	AttachmentMode claim.AttachmentMode
@@ -51,7 +50,7 @@ func (u Usage) String() string {
 	return mode + "-" + string(u.AttachmentMode) + "-" + string(u.AccessMode)
 }
 
-// Driver is the folder of one driver: all that it may mount into lies below it.
+// Driver is the folder of one driver: everything that it may mount lies below it.
 func (l Layout) Driver(id string) string { return filepath.Join(l.Dir, id) }
 
 // Staging is where a driver stages a volume for all users of one usage.
@@ -59,8 +58,8 @@ func (l Layout) Staging(driver string, v claim.VolumeRef, u Usage) string {
 	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, v.ID, u.String())
 }
 
-// Target is where a driver publishes a volume for one request of a workload. The
-// request's name tells requests of one workload for one volume and usage apart.
+// Target is where a driver publishes a volume for one request of a workload. The request's name
+// distinguishes requests of one workload for the same volume and usage.
 func (l Layout) Target(driver string, w claim.WorkloadRef, v claim.VolumeRef, u Usage, request string) string {
 	return filepath.Join(l.WorkloadVolume(driver, w, v), u.String(), request)
 }
@@ -80,8 +79,8 @@ const (
 	workloadDir = "per-workload"
 )
 
-// Volume says which volume is mounted at a path of this layout; ok is false for
-// any other path.
+// Volume returns the volume that is mounted at a path of this layout; ok is false for any other
+// path.
 func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
 	rel, err := filepath.Rel(l.Dir, path)
 	if err != nil || !filepath.IsLocal(rel) {
@@ -97,7 +96,7 @@ func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
 	return claim.VolumeRef{}, false
 }
 
-// Published is Volume for the paths at which volumes are published.
+// Published is Volume for paths where volumes are published.
 func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 	rel, err := filepath.Rel(l.Dir, path)
 	if parts := strings.SplitN(rel, string(filepath.Separator), 3); err != nil || len(parts) < 3 || parts[1] != workloadDir {
@@ -106,8 +105,8 @@ func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 	return l.Volume(path)
 }
 
-// split cuts a path where this package lets drivers mount into the driver's
-// folder and the rest; any other path is ErrOutside.
+// split splits a path where drivers may mount into the driver's folder and the rest; any other path
+// is ErrOutside.
 func (l Layout) split(path string) (dir, rel string, err error) {
 	if rel, err = filepath.Rel(l.Dir, path); err == nil && filepath.IsLocal(rel) {
 		parts := strings.SplitN(rel, string(filepath.Separator), 3)

@@ -11,8 +11,8 @@ import (
 // Mount is what the kernel says is mounted at a path (proc_pid_mountinfo(5)).
 type Mount struct {
 	Path string `json:"path"`
-	// Source, FSType and Root tell what it is: the device or name, the file
-	// system, and the path within it that is mounted.
+	// Source, FSType and Root identify the mount: the device or name, the file system type, and the
+	// path within it that is mounted.
 	Source string `json:"source"`
 	FSType string `json:"fs_type"`
 	Root   string `json:"root"`
@@ -22,12 +22,13 @@ type Mount struct {
 	ReadOnly bool   `json:"read_only"`
 }
 
-// Same says whether two mounts show the same thing, wherever they are.
+// Same reports whether two mounts show the same directory of the same file system, wherever they
+// are.
 func (m Mount) Same(o Mount) bool {
 	return m.Device == o.Device && m.Root == o.Root && m.FSType == o.FSType && m.ReadOnly == o.ReadOnly
 }
 
-// String tells an operator what is there.
+// String describes the mount for an operator.
 func (m Mount) String() string {
 	access := "read-write"
 	if m.ReadOnly {
@@ -36,8 +37,8 @@ func (m Mount) String() string {
 	return fmt.Sprintf("%s of %s (%s, %s)", m.FSType, m.Source, m.Device, access)
 }
 
-// At returns what is mounted at path; nil where nothing is. With several mounts
-// on top of each other it is the one that is seen.
+// At returns what is mounted at path, or nil. Of several mounts on top of each other it is the
+// visible one.
 func At(path string) (*Mount, error) {
 	found, err := list(func(p string) bool { return p == path })
 	if err != nil || len(found) == 0 {
