@@ -21,7 +21,6 @@ const (
 
 // Command is one of this package's commands.
 type Command interface {
-	kind() kind
 	at() time.Time
 	stamp(time.Time)
 	key() string

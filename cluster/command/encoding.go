@@ -25,71 +25,12 @@ var (
 	ErrTooLarge = errors.New("command is too large")
 )
 
-type kind byte
-
-// The kinds. A number is never used again.
-const (
-	kindRegisterVolume    kind = 1
-	kindDeregisterVolume  kind = 2
-	kindStartWorkload     kind = 3
-	kindEndWorkload       kind = 4
-	kindAdvanceClaims     kind = 5
-	kindPutNode           kind = 6
-	kindDeleteNode        kind = 7
-	kindDeleteDrivers     kind = 8
-	kindDeleteWorkloads   kind = 9
-	kindIdentify          kind = 10
-	kindPutToken          kind = 11
-	kindDeleteTokens      kind = 12
-	kindPutSigningKey     kind = 13
-	kindAwaitWorkload     kind = 14
-	kindSetNodeStatus     kind = 15
-	kindSetNodeDuty       kind = 16
-	kindPutLiveness       kind = 17
-	kindSetAutopilot      kind = 18
-	kindBootstrapACL      kind = 20
-	kindPutACLPolicies    kind = 21
-	kindDeleteACLPolicies kind = 22
-	kindPutACLRoles       kind = 23
-	kindDeleteACLRoles    kind = 24
-	kindPutACLTokens      kind = 25
-	kindDeleteACLTokens   kind = 26
-	kindExpireACLTokens   kind = 27
-	kindPutSecretsKey     kind = 28
-	kindResealVolume      kind = 29
-)
-
-func (*RegisterVolume) kind() kind    { return kindRegisterVolume }
-func (*DeregisterVolume) kind() kind  { return kindDeregisterVolume }
-func (*StartWorkload) kind() kind     { return kindStartWorkload }
-func (*EndWorkload) kind() kind       { return kindEndWorkload }
-func (*AdvanceClaims) kind() kind     { return kindAdvanceClaims }
-func (*PutNode) kind() kind           { return kindPutNode }
-func (*DeleteNode) kind() kind        { return kindDeleteNode }
-func (*DeleteDrivers) kind() kind     { return kindDeleteDrivers }
-func (*DeleteWorkloads) kind() kind   { return kindDeleteWorkloads }
-func (*Identify) kind() kind          { return kindIdentify }
-func (*PutToken) kind() kind          { return kindPutToken }
-func (*DeleteTokens) kind() kind      { return kindDeleteTokens }
-func (*PutSigningKey) kind() kind     { return kindPutSigningKey }
-func (*AwaitWorkload) kind() kind     { return kindAwaitWorkload }
-func (*SetNodeStatus) kind() kind     { return kindSetNodeStatus }
-func (*SetNodeDuty) kind() kind       { return kindSetNodeDuty }
-func (*PutLiveness) kind() kind       { return kindPutLiveness }
-func (*SetAutopilot) kind() kind      { return kindSetAutopilot }
-func (*BootstrapACL) kind() kind      { return kindBootstrapACL }
-func (*PutACLPolicies) kind() kind    { return kindPutACLPolicies }
-func (*DeleteACLPolicies) kind() kind { return kindDeleteACLPolicies }
-func (*PutACLRoles) kind() kind       { return kindPutACLRoles }
-func (*DeleteACLRoles) kind() kind    { return kindDeleteACLRoles }
-func (*PutACLTokens) kind() kind      { return kindPutACLTokens }
-func (*DeleteACLTokens) kind() kind   { return kindDeleteACLTokens }
-func (*ExpireACLTokens) kind() kind   { return kindExpireACLTokens }
-func (*PutSecretsKey) kind() kind     { return kindPutSecretsKey }
-func (*ResealVolume) kind() kind      { return kindResealVolume }
-
 // Encode writes a command down as a log entry: one byte of level, one of kind, then JSON.
 func Encode(c Command) ([]byte, error) {
+	kind := kindOf(c)
+	if kind == 0 {
+		return nil, fmt.Errorf("encode %T: it is not in the registry of commands", c)
+	}
 	body, err := json.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("encode %T: %w", c, err)
@@ -97,7 +38,7 @@ func Encode(c Command) ([]byte, error) {
 	if len(body)+2 > MaxSize {
 		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", c, ErrTooLarge, len(body)+2, MaxSize)
 	}
-	return append([]byte{byte(LevelOf(c)), byte(c.kind())}, body...), nil
+	return append([]byte{byte(LevelOf(c)), byte(kind)}, body...), nil
 }
 
 // Fingerprint tells a command from others, whenever it is stamped: the SHA-256 of its kind and its

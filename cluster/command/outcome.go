@@ -30,7 +30,7 @@ func EncodeOutcome(result any, err error) ([]byte, error) {
 // DecodeOutcome reads what became of c. Any bytes may be given. The error is the
 // command's, or ErrMalformed.
 func DecodeOutcome(c Command, data []byte) (result any, err error) {
-	result, refused, err := kinds[c.kind()].result(data)
+	result, refused, err := kinds[kindOf(c)].result(data)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("%w: outcome of %T: %w", ErrMalformed, c, err)

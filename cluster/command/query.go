@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/pannier/pannier/cluster/acl"
@@ -16,7 +17,6 @@ var ErrUnknownQuery = errors.New("unknown query (of a newer version: upgrade thi
 // Query is one of this package's queries: what agents without a ledger ask of it. It
 // travels as one byte of kind and JSON.
 type Query interface {
-	queryKind() queryKind
 	// Blocks says from which index on, and how long, the answer may be waited for.
 	Blocks() Blocking
 	block(Blocking)
@@ -100,46 +100,36 @@ type QueryACL struct {
 	SecretHash string `json:"secret_hash"`
 }
 
+// queries is the registry of queries, by the number that stands for each between agents. A number is never
+// used again.
+var queries = map[queryKind]queryRow{
+	1: queryOf[QueryVolume, claim.Volume](),
+	2: queryOf[QueryWorkload, claim.Workload](),
+	3: queryOf[QueryClaims, []claim.Claim](),
+	4: queryOf[QueryNode, claim.Node](),
+	5: queryOf[QueryOnNode, OnNode](),
+	6: queryOf[QueryTokens, []claim.Token](),
+	7: queryOf[QueryLeft, []claim.WorkloadRef](),
+	8: queryOf[QueryCluster, claim.Cluster](),
+	9: queryOf[QueryACL, acl.Granted](),
+}
+
 type queryKind byte
 
-// The kinds. A number is never used again.
-const (
-	queryVolume   queryKind = 1
-	queryWorkload queryKind = 2
-	queryClaims   queryKind = 3
-	queryNode     queryKind = 4
-	queryOnNode   queryKind = 5
-	queryTokens   queryKind = 6
-	queryLeft     queryKind = 7
-	queryCluster  queryKind = 8
-	queryACL      queryKind = 9
-)
-
-func (*QueryVolume) queryKind() queryKind   { return queryVolume }
-func (*QueryWorkload) queryKind() queryKind { return queryWorkload }
-func (*QueryClaims) queryKind() queryKind   { return queryClaims }
-func (*QueryNode) queryKind() queryKind     { return queryNode }
-func (*QueryOnNode) queryKind() queryKind   { return queryOnNode }
-func (*QueryTokens) queryKind() queryKind   { return queryTokens }
-func (*QueryLeft) queryKind() queryKind     { return queryLeft }
-func (*QueryCluster) queryKind() queryKind  { return queryCluster }
-func (*QueryACL) queryKind() queryKind      { return queryACL }
-
-// queries is what is known of each kind of query: the query and its answer.
-var queries = map[queryKind]struct {
+type queryRow struct {
 	empty  func() Query
 	answer func(data []byte) (any, error)
-}{
-	queryVolume:   {func() Query { return &QueryVolume{} }, decoded[claim.Volume]},
-	queryWorkload: {func() Query { return &QueryWorkload{} }, decoded[claim.Workload]},
-	queryClaims:   {func() Query { return &QueryClaims{} }, decoded[[]claim.Claim]},
-	queryNode:     {func() Query { return &QueryNode{} }, decoded[claim.Node]},
-	queryOnNode:   {func() Query { return &QueryOnNode{} }, decoded[OnNode]},
-	queryTokens:   {func() Query { return &QueryTokens{} }, decoded[[]claim.Token]},
-	queryLeft:     {func() Query { return &QueryLeft{} }, decoded[[]claim.WorkloadRef]},
-	queryCluster:  {func() Query { return &QueryCluster{} }, decoded[claim.Cluster]},
-	queryACL:      {func() Query { return &QueryACL{} }, decoded[acl.Granted]},
 }
+
+// queryOf is the entry of a query Q that is answered with an R.
+func queryOf[Q, R any, P interface {
+	*Q
+	Query
+}]() queryRow {
+	return queryRow{func() Query { return P(new(Q)) }, decoded[R]}
+}
+
+var queryKinds = numbersByType(queries, func(r queryRow) any { return r.empty() })
 
 // EncodeQuery writes a query down for another agent. The error is ErrTooLarge.
 func EncodeQuery(q Query) ([]byte, error) {
@@ -150,7 +140,7 @@ func EncodeQuery(q Query) ([]byte, error) {
 	if len(body)+1 > MaxSize {
 		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", q, ErrTooLarge, len(body)+1, MaxSize)
 	}
-	return append([]byte{byte(q.queryKind())}, body...), nil
+	return append([]byte{byte(queryKinds[reflect.TypeOf(q)])}, body...), nil
 }
 
 // DecodeQuery reads a query. Any bytes may be given. The error is ErrUnknownQuery or
@@ -199,7 +189,7 @@ func DecodeAnswer(q Query, data []byte) (result any, index uint64, err error) {
 	if a.Error != nil {
 		return nil, a.Index, a.Error.err()
 	}
-	result, err = queries[q.queryKind()].answer(a.Result)
+	result, err = queries[queryKinds[reflect.TypeOf(q)]].answer(a.Result)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w: answer to %T: %w", ErrMalformed, q, err)
 	}

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/pannier/pannier/cluster/command"
@@ -100,68 +101,14 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	return n, nil
 }
 
-// decide is the table of commands.
+// decide applies a command whatever its key; nil is an entry that means nothing to the ledger.
 func (tx *writeTx) decide(c command.Command) (any, error) {
-	switch c := c.(type) {
-	case nil:
+	if c == nil {
 		return nil, nil
-	case *command.RegisterVolume:
-		return tx.registerVolume(c)
-	case *command.DeregisterVolume:
-		return tx.deregisterVolume(c)
-	case *command.StartWorkload:
-		return tx.startWorkload(c)
-	case *command.EndWorkload:
-		return tx.endWorkload(c)
-	case *command.AdvanceClaims:
-		return tx.advanceClaims(c)
-	case *command.PutNode:
-		return tx.putNode(c)
-	case *command.DeleteNode:
-		return tx.deleteNode(c)
-	case *command.DeleteDrivers:
-		return tx.deleteDrivers(c)
-	case *command.DeleteWorkloads:
-		return tx.deleteWorkloads(c)
-	case *command.Identify:
-		return tx.identify(c)
-	case *command.PutToken:
-		return tx.putToken(c)
-	case *command.DeleteTokens:
-		return tx.deleteTokens(c)
-	case *command.PutSigningKey:
-		return tx.putSigningKey(c)
-	case *command.AwaitWorkload:
-		return tx.awaitWorkload(c)
-	case *command.SetNodeStatus:
-		return tx.setNodeStatus(c)
-	case *command.SetNodeDuty:
-		return tx.setNodeDuty(c)
-	case *command.PutLiveness:
-		return tx.putLiveness(c)
-	case *command.SetAutopilot:
-		return tx.setAutopilot(c)
-	case *command.BootstrapACL:
-		return tx.bootstrapACL(c)
-	case *command.PutACLPolicies:
-		return tx.putACLPolicies(c)
-	case *command.DeleteACLPolicies:
-		return tx.deleteACLPolicies(c)
-	case *command.PutACLRoles:
-		return tx.putACLRoles(c)
-	case *command.DeleteACLRoles:
-		return tx.deleteACLRoles(c)
-	case *command.PutACLTokens:
-		return tx.putACLTokens(c)
-	case *command.DeleteACLTokens:
-		return tx.deleteACLTokens(c)
-	case *command.ExpireACLTokens:
-		return tx.expireACLTokens(c)
-	case *command.PutSecretsKey:
-		return tx.putSecretsKey(c)
-	case *command.ResealVolume:
-		return tx.resealVolume(c)
-	default:
-		return nil, fault("%w: %T", command.ErrUnknownCommand, c)
 	}
+	result, err := command.Apply(tx, c)
+	if errors.Is(err, command.ErrUnknownCommand) {
+		return nil, fault("%w", err)
+	}
+	return result, err
 }

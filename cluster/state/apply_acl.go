@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) bootstrapACL(c *command.BootstrapACL) (any, error) {
+func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
 	standing, found, err := tx.ACLBootstrap()
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (tx *writeTx) bootstrapACL(c *command.BootstrapACL) (any, error) {
 	return command.BootstrapACLResult{Token: next}, write(tx, aclBootstrap, &acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
 }
 
-func (tx *writeTx) putACLPolicies(c *command.PutACLPolicies) (any, error) {
+func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
 	if err := checkACLItems("policies to put", len(c.Policies), command.MaxPolicies); err != nil {
 		return nil, err
 	}
@@ -65,12 +65,12 @@ func (tx *writeTx) putACLPolicies(c *command.PutACLPolicies) (any, error) {
 	return result, nil
 }
 
-func (tx *writeTx) deleteACLPolicies(c *command.DeleteACLPolicies) (any, error) {
+func (tx *writeTx) DeleteACLPolicies(c *command.DeleteACLPolicies) (any, error) {
 	deleted, err := deleteNamed[acl.Policy](tx, "policies to delete", c.Names, policyKey)
 	return command.DeleteACLPoliciesResult{Deleted: deleted}, err
 }
 
-func (tx *writeTx) putACLRoles(c *command.PutACLRoles) (any, error) {
+func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
 	if err := checkACLItems("roles to put", len(c.Roles), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (tx *writeTx) putACLRoles(c *command.PutACLRoles) (any, error) {
 	return result, nil
 }
 
-func (tx *writeTx) deleteACLRoles(c *command.DeleteACLRoles) (any, error) {
+func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) (any, error) {
 	deleted, err := deleteNamed[acl.Role](tx, "roles to delete", c.Names, roleKey)
 	return command.DeleteACLRolesResult{Deleted: deleted}, err
 }
@@ -132,7 +132,7 @@ func deleteNamed[T any](tx *writeTx, object string, names []string, key func(str
 	return deleted, nil
 }
 
-func (tx *writeTx) putACLTokens(c *command.PutACLTokens) (any, error) {
+func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
 	if err := checkACLItems("tokens to put", len(c.Tokens), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -236,7 +236,7 @@ func (tx *writeTx) putACLToken(t, before *acl.Token) error {
 	return write(tx, aclTokenKey(t.Accessor), t, keys, aclTokenIndexKeys(t))
 }
 
-func (tx *writeTx) deleteACLTokens(c *command.DeleteACLTokens) (any, error) {
+func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) (any, error) {
 	if err := checkACLItems("tokens to delete", len(c.Accessors), command.MaxItems); err != nil {
 		return nil, err
 	}
@@ -257,7 +257,7 @@ func (tx *writeTx) deleteACLTokens(c *command.DeleteACLTokens) (any, error) {
 	return result, nil
 }
 
-func (tx *writeTx) expireACLTokens(c *command.ExpireACLTokens) (any, error) {
+func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (any, error) {
 	var result command.ExpireACLTokensResult
 	parts, err := tx.keys(span{base: aclTokensByExpiry, limit: command.MaxItems + 1})
 	if err != nil {

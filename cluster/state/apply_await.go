@@ -13,7 +13,7 @@ import (
 // maxChain bounds the waiting workloads that are looked at for a cycle.
 const maxChain = 1024
 
-func (tx *writeTx) awaitWorkload(c *command.AwaitWorkload) (any, error) {
+func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (any, error) {
 	if err := checkAwait(c); err != nil {
 		return nil, err
 	}

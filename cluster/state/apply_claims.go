@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) advanceClaims(c *command.AdvanceClaims) (any, error) {
+func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 	result := command.AdvanceClaimsResult{Items: make([]command.Advanced, len(c.Items))}
 	if err := errors.Join(checkItems(c.Items), claim.CheckBy(c.By)); err != nil {
 		return nil, err

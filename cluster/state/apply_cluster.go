@@ -21,8 +21,8 @@ func (tx *ReadTx) SecretsKeys() (claim.SecretsKeys, error) {
 	return k, err
 }
 
-// putLiveness writes nothing where nothing else is promised than before.
-func (tx *writeTx) putLiveness(c *command.PutLiveness) (any, error) {
+// PutLiveness writes nothing where nothing else is promised than before.
+func (tx *writeTx) PutLiveness(c *command.PutLiveness) (any, error) {
 	if err := c.Liveness.Validate(); err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func (tx *writeTx) putLiveness(c *command.PutLiveness) (any, error) {
 	return result, write(tx, liveness, &c.Liveness, nil, nil)
 }
 
-func (tx *writeTx) setAutopilot(c *command.SetAutopilot) (any, error) {
+func (tx *writeTx) SetAutopilot(c *command.SetAutopilot) (any, error) {
 	before, found, err := tx.Autopilot()
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (tx *writeTx) setAutopilot(c *command.SetAutopilot) (any, error) {
 	return command.SetAutopilotResult{Autopilot: after}, write(tx, autopilot, &after, nil, nil)
 }
 
-func (tx *writeTx) putSecretsKey(c *command.PutSecretsKey) (any, error) {
+func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
 	keys, err := tx.SecretsKeys()
 	if err != nil {
 		return nil, err

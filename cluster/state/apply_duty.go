@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// setNodeDuty writes nothing where an operator wants nothing new.
-func (tx *writeTx) setNodeDuty(c *command.SetNodeDuty) (any, error) {
+// SetNodeDuty writes nothing where an operator wants nothing new.
+func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 	old, err := tx.knownNode(c.Name)
 	if err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func (e eligible) check(node string, record []byte) (refusal, err error) {
 	return e[node].refusal, nil
 }
 
-func (tx *writeTx) deleteNode(c *command.DeleteNode) (any, error) {
+func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {
 	old, err := tx.Node(c.Name)
 	if errors.Is(err, claim.ErrNodeNotFound) {
 		return command.DeleteNodeResult{}, nil

@@ -47,7 +47,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	if start, is := c.(*command.StartWorkload); is {
 		// The most frequent one by far: it is remembered in what it writes, a workload's record.
 		tx.fingerprint = fingerprint
-		return tx.startWorkload(start)
+		return tx.StartWorkload(start)
 	}
 	before, found, err := read[kept](&tx.ReadTx, keptKey(key))
 	switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) putNode(c *command.PutNode) (any, error) {
+func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 	next := c.Node
 	if err := next.Validate(); err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func pointer[T any](v T, there bool) *T {
 	return &v
 }
 
-func (tx *writeTx) deleteDrivers(c *command.DeleteDrivers) (any, error) {
+func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (any, error) {
 	if len(c.IDs) > command.MaxItems {
 		return nil, &claim.FieldError{Object: "drivers to delete", Field: "ids", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(c.IDs), command.MaxItems)}
 	}
@@ -147,8 +147,8 @@ func (tx *writeTx) deleteDrivers(c *command.DeleteDrivers) (any, error) {
 	return result, nil
 }
 
-// identify keeps the first identity that the cluster is given.
-func (tx *writeTx) identify(c *command.Identify) (any, error) {
+// Identify keeps the first identity that the cluster is given.
+func (tx *writeTx) Identify(c *command.Identify) (any, error) {
 	if err := c.Cluster.Validate(); err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ const (
 	maxLetGoReads = 2 * command.MaxItems
 )
 
-func (tx *writeTx) setNodeStatus(c *command.SetNodeStatus) (any, error) {
+func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 	n, err := tx.knownNode(c.Name)
 	if err != nil {
 		return nil, err

@@ -10,9 +10,9 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// putToken notes a token of a workload that runs, or what Consul answered for one that
+// PutToken notes a token of a workload that runs, or what Consul answered for one that
 // stands, whatever became of its workload.
-func (tx *writeTx) putToken(c *command.PutToken) (any, error) {
+func (tx *writeTx) PutToken(c *command.PutToken) (any, error) {
 	next := c.Token
 	if err := next.Validate(); err != nil {
 		return nil, err
@@ -116,8 +116,8 @@ func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	return wanted, nil
 }
 
-// deleteTokens forgets tokens.
-func (tx *writeTx) deleteTokens(c *command.DeleteTokens) (any, error) {
+// DeleteTokens forgets tokens.
+func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (any, error) {
 	if len(c.IDs) > command.MaxItems {
 		return nil, &claim.FieldError{Object: "tokens to delete", Field: "ids", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(c.IDs), command.MaxItems)}
 	}
@@ -139,9 +139,9 @@ func (tx *writeTx) deleteTokens(c *command.DeleteTokens) (any, error) {
 	return result, nil
 }
 
-// putSigningKey keeps the first key that the cluster is given. One that stands may be sealed
+// PutSigningKey keeps the first key that the cluster is given. One that stands may be sealed
 // anew by whoever has read it.
-func (tx *writeTx) putSigningKey(c *command.PutSigningKey) (any, error) {
+func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 	if err := c.Key.Validate(); err != nil {
 		return nil, err
 	}

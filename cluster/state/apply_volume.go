@@ -9,7 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) registerVolume(c *command.RegisterVolume) (any, error) {
+func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	next := c.Volume
 	if err := next.Validate(); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (tx *writeTx) checkSealed(old, next claim.Volume) error {
 	return nil
 }
 
-func (tx *writeTx) deregisterVolume(c *command.DeregisterVolume) (any, error) {
+func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {
 	if err := c.Ref.Validate(); err != nil {
 		return nil, err
 	}
@@ -99,8 +99,8 @@ func (tx *writeTx) deregisterVolume(c *command.DeregisterVolume) (any, error) {
 	return command.DeregisterVolumeResult{Volume: v, LeftBehind: held, More: more}, nil
 }
 
-// resealVolume changes nothing but how the volume's secrets are sealed.
-func (tx *writeTx) resealVolume(c *command.ResealVolume) (any, error) {
+// ResealVolume changes nothing but how the volume's secrets are sealed.
+func (tx *writeTx) ResealVolume(c *command.ResealVolume) (any, error) {
 	if err := c.Ref.Validate(); err != nil {
 		return nil, err
 	}

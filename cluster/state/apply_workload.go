@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-func (tx *writeTx) startWorkload(c *command.StartWorkload) (any, error) {
+func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	wanted, err := wantedClaims(c)
 	if err != nil {
 		return nil, err
@@ -207,7 +207,7 @@ func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
 	return append(held, own), nil
 }
 
-func (tx *writeTx) endWorkload(c *command.EndWorkload) (any, error) {
+func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 	if err := errors.Join(c.Ref.Validate(), checkEnd(c)); err != nil {
 		return nil, err
 	}
@@ -284,7 +284,7 @@ func (tx *writeTx) noteEnd(now, before claim.Workload) error {
 	return tx.putWorkload(now, before)
 }
 
-func (tx *writeTx) deleteWorkloads(c *command.DeleteWorkloads) (any, error) {
+func (tx *writeTx) DeleteWorkloads(c *command.DeleteWorkloads) (any, error) {
 	var result command.DeleteWorkloadsResult
 	var after string
 	for len(result.Deleted) < command.MaxItems {
