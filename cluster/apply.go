@@ -46,7 +46,7 @@ func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 	}
 	if n.Leader() {
 		own := n.execute(ctx, c)[0]
-		moved := errors.Is(own.Err, ErrNotLeader) || errors.Is(own.Err, ErrUncertain)
+		moved := errors.Is(own.Err, command.ErrNotLeader) || errors.Is(own.Err, command.ErrUncertain)
 		if !moved || ctx.Err() != nil {
 			return own.Result, own.Err
 		}
@@ -61,7 +61,7 @@ type Applied = state.Outcome
 // ApplyFor applies other agents' commands in their order, with this server's time, where this server leads.
 func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Applied {
 	if !n.Leader() {
-		return allFailed(len(commands), ErrNotLeader)
+		return allFailed(len(commands), command.ErrNotLeader)
 	}
 	return n.execute(ctx, commands...)
 }
@@ -106,7 +106,7 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
-		return allFailed(len(entries), ErrClosed)
+		return allFailed(len(entries), command.ErrClosed)
 	}
 	n.inFlight.Add(1)
 	n.mu.Unlock()
@@ -127,7 +127,7 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	case outcomes := <-done:
 		return outcomes
 	case <-ctx.Done():
-		return allFailed(len(entries), fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx)))
+		return allFailed(len(entries), fmt.Errorf("%w: %w", command.ErrUncertain, context.Cause(ctx)))
 	}
 }
 
@@ -154,11 +154,11 @@ func allFailed(n int, err error) []state.Outcome {
 func raftError(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipTransferInProgress):
-		return ErrNotLeader
+		return command.ErrNotLeader
 	case errors.Is(err, raft.ErrRaftShutdown):
-		return ErrClosed
+		return command.ErrClosed
 	default:
 		// Leadership lost, or the log could not be written: raft may have stored it.
-		return fmt.Errorf("%w: %w", ErrUncertain, err)
+		return fmt.Errorf("%w: %w", command.ErrUncertain, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
 )
 
 // TestBackup takes the ledger of a host alone into a cluster of three, whose own it replaces, and
@@ -32,13 +33,13 @@ func TestBackup(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 	register(t, c.Client(), "ours")
 	everywhere(t, c, "ours")
-	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(backup.Bytes())); !errors.Is(err, cluster.ErrNotLeader) {
+	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(backup.Bytes())); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("restored on a follower: %v", err)
 	}
 	var restored cluster.Backup
 	clustertest.Eventually(t, "the ledger is restored by who leads then", func() bool {
 		restored, err = c.WaitLeader(t).Restore(within(t), bytes.NewReader(backup.Bytes()))
-		return !errors.Is(err, cluster.ErrUncertain) && !errors.Is(err, cluster.ErrNotLeader)
+		return !errors.Is(err, command.ErrUncertain) && !errors.Is(err, command.ErrNotLeader)
 	})
 	if err != nil || restored != saved {
 		t.Fatalf("restored %+v, %v", restored, err)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 )
 
@@ -39,7 +40,7 @@ func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic, f
 		}
 		<-changed // also when waiting ends, and when the node is closed
 		if n.running.Err() != nil {
-			return 0, ErrClosed
+			return 0, command.ErrClosed
 		}
 	}
 	if ctx.Err() != nil {

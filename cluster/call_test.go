@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 )
 
@@ -35,7 +36,7 @@ func TestWithCall(t *testing.T) {
 			t.Errorf("%s: it was not registered the second time: %v", name, err)
 		}
 		attempt()
-		if _, err := to.DeregisterVolume(within(t), ref, false); !errors.Is(err, cluster.ErrVolumeNotFound) {
+		if _, err := to.DeregisterVolume(within(t), ref, false); !errors.Is(err, claim.ErrVolumeNotFound) {
 			t.Errorf("%s: the call has done again what it had done before: %v", name, err)
 		}
 	}

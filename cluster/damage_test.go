@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -211,7 +211,7 @@ func TestFullDiskOfOneServer(t *testing.T) {
 	clustertest.Eventually(t, "another server leads", func() bool { l := c.Leader(); return l != nil && l != full })
 	register(t, c.Client(), "b")
 	everywhere(t, c, "b")
-	if err := full.Stats().Full; !errors.Is(err, cluster.ErrDiskFull) {
+	if err := full.Stats().Full; !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("the server says %v", err)
 	}
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 )
 
@@ -26,20 +27,20 @@ func (n *Node) Age() time.Duration { return n.raft.SinceContact() }
 func (n *Node) verifyLeader(ctx context.Context) error {
 	term := n.leadership.since()
 	if term == 0 {
-		return ErrNotLeader
+		return command.ErrNotLeader
 	}
 	if err := n.verifying.join(ctx, n.verify); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if n.running.Err() != nil {
-			return ErrClosed
+			return command.ErrClosed
 		}
-		return ErrNotLeader
+		return command.ErrNotLeader
 	}
 	// It may have lost the lead and led again: then its ledger may not have caught up yet.
 	if n.raft.CurrentTerm() != term {
-		return ErrNotLeader
+		return command.ErrNotLeader
 	}
 	return nil
 }
@@ -50,7 +51,7 @@ func (n *Node) verify() error {
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
-		return ErrClosed
+		return command.ErrClosed
 	}
 	n.inFlight.Add(1)
 	n.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/internal/notify"
 )
 
@@ -145,7 +146,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-n.running.Done():
-		return ErrClosed
+		return command.ErrClosed
 	}
 }
 

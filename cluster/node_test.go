@@ -57,10 +57,10 @@ func TestLifeOfAClaim(t *testing.T) {
 	}
 	_, err = s.StartWorkload(ctx, claim.Run{Ref: workload("db-2"), Node: "a"}, []claim.Claim{want(v, claim.Write)})
 	text := `volume "mysql" has no write claim left: held by workload "db-1" on node "a" (write, taken, 0s)`
-	if !errors.Is(err, cluster.ErrHeld) || err.Error() != text {
+	if !errors.Is(err, claim.ErrHeld) || err.Error() != text {
 		t.Errorf("got %v, want %s", err, text)
 	}
-	if _, err := s.DeregisterVolume(ctx, v.VolumeRef, false); !errors.Is(err, cluster.ErrVolumeInUse) {
+	if _, err := s.DeregisterVolume(ctx, v.VolumeRef, false); !errors.Is(err, claim.ErrVolumeInUse) {
 		t.Errorf("deregister with a claim: %v", err)
 	}
 	ended, err := s.EndWorkload(ctx, workload("db-1"))
@@ -214,7 +214,7 @@ func TestCloseUnderLoad(t *testing.T) {
 				id := fmt.Sprintf("w-%d-%d", g, i)
 				_, err := s.StartWorkload(context.Background(), claim.Run{Ref: workload(id), Node: "a"}, nil)
 				if err != nil {
-					if !errors.Is(err, cluster.ErrClosed) {
+					if !errors.Is(err, command.ErrClosed) {
 						t.Errorf("%s: %v", id, err)
 					}
 					return
@@ -235,7 +235,7 @@ func TestCloseUnderLoad(t *testing.T) {
 	if err := s.WaitReady(t.Context()); err != nil {
 		t.Errorf("a node that was ready: %v", err)
 	}
-	if err := s.Read(t.Context(), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrClosed) {
+	if err := s.Read(t.Context(), func(*state.ReadTx) error { return nil }); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("read after close: %v", err)
 	}
 	s.Restart(t)
@@ -258,14 +258,14 @@ func TestCallerGivesUp(t *testing.T) {
 	cause := errors.New("shutting down")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, cause) || errors.Is(err, cluster.ErrUncertain) {
+	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, cause) || errors.Is(err, command.ErrUncertain) {
 		t.Errorf("cancelled before: %v", err)
 	}
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Microsecond, cause)
 		_, err := s.EndWorkload(ctx, workload("w"))
 		cancel()
-		if errors.Is(err, cluster.ErrUncertain) {
+		if errors.Is(err, command.ErrUncertain) {
 			if !errors.Is(err, cause) {
 				t.Errorf("cancelled during: %v", err)
 			}
@@ -283,7 +283,7 @@ func TestNoLeader(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, cluster.ErrUncertain) {
+	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, command.ErrUncertain) {
 		t.Errorf("register: %v", err)
 	}
 	waiting := make(chan error)
@@ -291,7 +291,7 @@ func TestNoLeader(t *testing.T) {
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := <-waiting; !errors.Is(err, cluster.ErrClosed) {
+	if err := <-waiting; !errors.Is(err, command.ErrClosed) {
 		t.Errorf("wait on a closed node: %v", err)
 	}
 	if _, err := cluster.Open(t.Context(), cluster.Config{Dir: t.TempDir(), Name: "a/b"}); err == nil {

@@ -126,7 +126,7 @@ func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 	if _, err := node.AwaitWorkload(ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "next"}, Node: "b"}, []claim.WorkloadRef{{Namespace: "default", ID: "w0"}}); err != nil {
 		t.Error(err)
 	}
-	if _, err := node.DeleteNode(ctx, "a"); !errors.Is(err, cluster.ErrNodeInUse) {
+	if _, err := node.DeleteNode(ctx, "a"); !errors.Is(err, claim.ErrNodeInUse) {
 		t.Errorf("node a has claims: %v", err)
 	}
 	down, err := node.SetNodeStatus(ctx, "a", claim.NodeDown, "")

@@ -99,7 +99,7 @@ func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	}
 	if n.Leader() {
 		answer, index, err := n.answer(ctx, q)
-		if !errors.Is(err, ErrNotLeader) || ctx.Err() != nil {
+		if !errors.Is(err, command.ErrNotLeader) || ctx.Err() != nil {
 			return answer, index, err
 		}
 	}
@@ -130,7 +130,7 @@ func (n *Node) answer(ctx context.Context, q command.Query) (any, uint64, error)
 func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic) error {
 	leading, _ := n.leadership.get()
 	if leading == nil {
-		return ErrNotLeader
+		return command.ErrNotLeader
 	}
 	waiting, cancel := context.WithTimeout(ctx, min(b.Wait, maxWait))
 	defer cancel()
@@ -142,7 +142,7 @@ func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic)
 		select {
 		case <-changed:
 		case <-leading.Done():
-			return ErrNotLeader
+			return command.ErrNotLeader
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -150,7 +150,7 @@ func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic)
 		if waiting.Err() != nil {
 			return nil
 		}
-		if err := n.store.Err(); errors.Is(err, ErrClosed) {
+		if err := n.store.Err(); errors.Is(err, command.ErrClosed) {
 			return err
 		}
 	}

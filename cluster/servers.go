@@ -97,7 +97,7 @@ func (n *Node) SetAutopilot(ctx context.Context, by claim.AutopilotChange) (clai
 // is empty, the one with the newest log. Errors: ErrNotLeader, ErrNoPeer.
 func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	if !n.Leader() {
-		return ErrNotLeader
+		return command.ErrNotLeader
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 			if name == "" {
 				return nil
 			}
-			return fmt.Errorf("transfer the lead to %q: server %q leads now: %w", name, leader, ErrNotLeader)
+			return fmt.Errorf("transfer the lead to %q: server %q leads now: %w", name, leader, command.ErrNotLeader)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func (n *Node) voters() (names []string, err error) {
 // ErrNoPeer; ErrPeerAlive where it is there: it has to leave, or be stopped, first.
 func (n *Node) RemovePeer(ctx context.Context, name string) error {
 	if !n.Leader() {
-		return ErrNotLeader
+		return command.ErrNotLeader
 	}
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -255,7 +255,7 @@ func (n *Node) knownToAll(c command.Command) error {
 	}
 	lowest, who := n.levels.read(n.members)
 	if level := command.LevelOf(c); level > lowest {
-		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it", ErrLevel, who, lowest, level)
+		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it", command.ErrLevel, who, lowest, level)
 	}
 	return nil
 }

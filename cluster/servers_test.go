@@ -48,7 +48,7 @@ func has(t *testing.T, n *cluster.Node, id string) bool {
 		_, err := tx.Volume(volume(id).VolumeRef)
 		return err
 	})
-	if err != nil && !errors.Is(err, cluster.ErrVolumeNotFound) {
+	if err != nil && !errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Fatalf("read volume %s: %v", id, err)
 	}
 	return err == nil
@@ -120,7 +120,7 @@ func TestFollowerForwards(t *testing.T) {
 	}
 	_, err := follower.StartWorkload(within(t), claim.Run{Ref: workload("db-2"), Node: "n"}, []claim.Claim{want(v, claim.Write)})
 	var refusal *claim.Refusal
-	if !errors.Is(err, cluster.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 || refusal.Holders[0].Workload != workload("db-1") {
+	if !errors.Is(err, claim.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 || refusal.Holders[0].Workload != workload("db-1") {
 		t.Errorf("refused from afar: %v", err)
 	}
 	for name, q := range map[string]cluster.Queries{"follower": follower.Queries, "client": client.Queries, "leader": c.Leader().Queries} {
@@ -128,17 +128,17 @@ func TestFollowerForwards(t *testing.T) {
 		if err != nil || len(claims) != 1 {
 			t.Errorf("%s: the claims are %+v, %v", name, claims, err)
 		}
-		if _, _, err := q.Volume(within(t), volume("none").VolumeRef, cluster.Blocking{}); !errors.Is(err, cluster.ErrVolumeNotFound) {
+		if _, _, err := q.Volume(within(t), volume("none").VolumeRef, cluster.Blocking{}); !errors.Is(err, claim.ErrVolumeNotFound) {
 			t.Errorf("%s: no such volume: %v", name, err)
 		}
 		if got, _, err := q.Volume(within(t), v.VolumeRef, cluster.Blocking{}); err != nil || got.AccessMode != claim.SingleNodeWriter {
 			t.Errorf("%s: the volume is %+v, %v", name, got, err)
 		}
 	}
-	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrNotLeader) {
+	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("the latest from a follower: %v", err)
 	}
-	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err, cluster.ErrNotLeader) {
+	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("a command for a follower: %v", err)
 	}
 }
@@ -218,7 +218,7 @@ func TestLeaderIsCutOff(t *testing.T) {
 		return l != nil && l != old
 	})
 	register(t, c.Client(), "b")
-	if err := old.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, cluster.ErrNotLeader) {
+	if err := old.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("the latest from a leader that is none: %v", err)
 	}
 	if has(t, old.Node, "b") || !has(t, old.Node, "a") {
@@ -230,7 +230,7 @@ func TestLeaderIsCutOff(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := old.RegisterVolume(ctx, volume("c")); !errors.Is(err, cluster.ErrUncertain) {
+	if _, err := old.RegisterVolume(ctx, volume("c")); !errors.Is(err, command.ErrUncertain) {
 		t.Errorf("a command of one that is cut off: %v", err)
 	}
 	c.Heal()
@@ -290,7 +290,7 @@ func TestTransferLeadership(t *testing.T) {
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	c.WaitVoters(t, names(c.Hosts())...)
 	next, leader := c.Follower(t), c.WaitLeader(t)
-	if err := next.TransferLeadership(within(t), ""); !errors.Is(err, cluster.ErrNotLeader) {
+	if err := next.TransferLeadership(within(t), ""); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("from a follower: %v", err)
 	}
 	if err := leader.TransferLeadership(within(t), "server-9"); !errors.Is(err, cluster.ErrNoPeer) {
@@ -413,7 +413,7 @@ func TestRemovePeer(t *testing.T) {
 			t.Errorf("remove %s: %v", name, err)
 		}
 	}
-	if err := gone.RemovePeer(within(t), leader.Name); !errors.Is(err, cluster.ErrNotLeader) {
+	if err := gone.RemovePeer(within(t), leader.Name); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("from a follower: %v", err)
 	}
 	gone.Stop(t)
@@ -584,6 +584,6 @@ func TestOldServer(t *testing.T) {
 	err := errors.New("not asked")
 	clustertest.Eventually(t, "it is refused", func() bool {
 		_, err = leader.PutLiveness(within(t), claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 2 * time.Second, Margin: time.Second})
-		return errors.Is(err, cluster.ErrLevel)
+		return errors.Is(err, command.ErrLevel)
 	})
 }

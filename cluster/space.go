@@ -84,7 +84,7 @@ func needSpace(dir string, need uint64) error {
 		return err
 	}
 	if free < need {
-		return fmt.Errorf("%w: %s has %d MiB left, and this needs %d MiB", ErrDiskFull, dir, free>>20, need>>20)
+		return fmt.Errorf("%w: %s has %d MiB left, and this needs %d MiB", command.ErrDiskFull, dir, free>>20, need>>20)
 	}
 	return nil
 }

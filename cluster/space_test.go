@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -42,11 +43,11 @@ func TestFullDisk(t *testing.T) {
 	filler := filepath.Join(disk, "filler")
 	leave(t, disk, filler, 32<<20)
 	_, err := s.RegisterVolume(ctx, volume("b"))
-	if !errors.Is(err, cluster.ErrDiskFull) || !strings.Contains(err.Error(), dir) {
+	if !errors.Is(err, command.ErrDiskFull) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("register with 32 MiB left: %v", err)
 	}
 	token := claim.Token{ID: tokenID(0), Workload: workload("w"), Node: "n", Service: "web", Consul: "default"}
-	if _, err := s.PutToken(ctx, token); !errors.Is(err, cluster.ErrDiskFull) {
+	if _, err := s.PutToken(ctx, token); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("note a token with 32 MiB left: %v", err)
 	}
 	if _, err := s.DeleteTokens(ctx, token.ID); err != nil {
@@ -56,14 +57,14 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("release with 32 MiB left: %v", err)
 	}
 	leave(t, disk, filler, 0)
-	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, cluster.ErrDiskFull) {
+	if _, err := s.EndWorkload(ctx, workload("w")); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("release with nothing left: %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Errorf("close with nothing left: %v", err)
 	}
 	leave(t, disk, filler, 0) // what closing gave back
-	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err, cluster.ErrDiskFull) {
+	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("open with nothing left: %v", err)
 	}
 	if err := os.Remove(filler); err != nil {

@@ -64,7 +64,7 @@ func TestTokensAreKept(t *testing.T) {
 	if _, err := s.PutToken(ctx, intent(2, workload("w"))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.PutToken(ctx, intent(3, workload("unknown"))); !errors.Is(err, cluster.ErrNotRunning) {
+	if _, err := s.PutToken(ctx, intent(3, workload("unknown"))); !errors.Is(err, claim.ErrNotRunning) {
 		t.Errorf("of an unknown workload: %v", err)
 	}
 	if _, err := s.DeleteTokens(ctx, tokenID(2), tokenID(77)); err != nil {

@@ -172,7 +172,7 @@ func (r *remote) Query(ctx context.Context, q command.Query) (any, uint64, error
 
 // moved says that an error is not the answer: another server has to be asked, or the caller has left.
 func moved(ctx context.Context, err error) bool {
-	return errors.Is(err, cluster.ErrNotLeader) || errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed) ||
+	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed) ||
 		err != nil && ctx.Err() != nil
 }
 
@@ -186,7 +186,7 @@ func (r *remote) call(ctx context.Context, do func(*cluster.Node) ([]byte, error
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: no leader answers: %w", cluster.ErrUncertain, context.Cause(ctx))
+			return nil, fmt.Errorf("%w: no leader answers: %w", command.ErrUncertain, context.Cause(ctx))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

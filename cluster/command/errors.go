@@ -2,18 +2,18 @@ package command
 
 import "errors"
 
-// What can go wrong on the way of a command or a query to the ledger. They are defined
-// here, since they travel between agents; callers know them by their names in package
-// cluster.
+// Errors of a command or a query that the ledger did not get to decide on. They travel between agents
+// (EncodeOutcome). The reasons for which the ledger refuses a command are cluster/claim's.
 var (
 	// ErrNotLeader: another server leads, or none. Nothing was changed.
 	ErrNotLeader = errors.New("this server does not lead the cluster")
-	// ErrUncertain: the command may or may not be applied, now or in a moment.
+	// ErrUncertain: the command may or may not be applied, now or in a moment: the caller stopped waiting, or the
+	// leadership was lost. Commands may be repeated.
 	ErrUncertain = errors.New("it is not known whether the ledger took it")
 	// ErrClosed: the ledger is closed.
 	ErrClosed = errors.New("ledger is closed")
-	// ErrStopped: a fault of a server's disk, or an entry of a newer version, stopped
-	// the ledger there.
+	// ErrStopped: a fault of a server's disk, or a log entry of a newer version, stopped the ledger there. The cause is
+	// in the text; a restart tries again.
 	ErrStopped = errors.New("ledger has stopped")
 	// ErrDiskFull: the ledger's disk is nearly full. Nothing was changed.
 	ErrDiskFull = errors.New("the ledger's disk is nearly full")

@@ -95,17 +95,17 @@ func TestNewerVersion(t *testing.T) {
 		t.Errorf("before it: %v", o.Err)
 	}
 	for _, response := range responses[1:] {
-		if err := outcome(t, response).Err; !errors.Is(err, state.ErrStopped) || !errors.Is(err, command.ErrUnknownCommand) {
+		if err := outcome(t, response).Err; !errors.Is(err, command.ErrStopped) || !errors.Is(err, command.ErrUnknownCommand) {
 			t.Errorf("got %v", err)
 		}
 	}
 	if s.AppliedIndex() != 1 {
 		t.Errorf("applied %d", s.AppliedIndex())
 	}
-	if err := outcome(t, f.Apply(start(t, 4, "c"))).Err; !errors.Is(err, state.ErrStopped) {
+	if err := outcome(t, f.Apply(start(t, 4, "c"))).Err; !errors.Is(err, command.ErrStopped) {
 		t.Errorf("later: %v", err)
 	}
-	if _, err := f.Snapshot(); !errors.Is(err, state.ErrStopped) {
+	if _, err := f.Snapshot(); !errors.Is(err, command.ErrStopped) {
 		t.Errorf("snapshot: %v", err)
 	}
 }

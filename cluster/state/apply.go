@@ -42,7 +42,7 @@ func (s *Store) Apply(entries []Entry) ([]Outcome, error) {
 	for done := 0; done < len(entries); {
 		n, err := s.applySome(entries[done:], outcomes[done:])
 		if err != nil {
-			s.broken = fmt.Errorf("%w: apply log entry %d: %w", ErrStopped, entries[done+n].Index, err)
+			s.broken = fmt.Errorf("%w: apply log entry %d: %w", command.ErrStopped, entries[done+n].Index, err)
 			return nil, s.broken
 		}
 		done += n
@@ -56,7 +56,7 @@ func (s *Store) Stop(index uint64, reason error) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if s.broken == nil {
-		s.broken = fmt.Errorf("%w: apply log entry %d: %w", ErrStopped, index, reason)
+		s.broken = fmt.Errorf("%w: apply log entry %d: %w", command.ErrStopped, index, reason)
 	}
 	return s.broken
 }

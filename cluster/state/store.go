@@ -17,14 +17,6 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-var (
-	// ErrClosed says that the store was closed.
-	ErrClosed = command.ErrClosed
-	// ErrStopped says that a fault, or an entry that this version cannot read,
-	// stopped the store; opened again, it will try again.
-	ErrStopped = command.ErrStopped
-)
-
 // Store is the ledger on this server's disk.
 type Store struct {
 	dir  string
@@ -239,7 +231,7 @@ func (s *Store) Close() error {
 	if s.lock == nil {
 		return nil
 	}
-	s.broken = ErrClosed
+	s.broken = command.ErrClosed
 	s.mu.Lock()
 	g := s.gen
 	s.gen = nil
@@ -265,7 +257,7 @@ func (s *Store) acquire() (*generation, func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gen == nil {
-		return nil, nil, ErrClosed
+		return nil, nil, command.ErrClosed
 	}
 	s.gen.readers.Add(1)
 	return s.gen, s.gen.readers.Done, nil

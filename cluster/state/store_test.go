@@ -194,16 +194,16 @@ func TestFaultStopsTheStore(t *testing.T) {
 		{2, &command.DeregisterVolume{Ref: ref("broken")}},
 		{3, &command.RegisterVolume{Volume: volume("late", claim.SingleNodeWriter)}},
 	})
-	if !errors.Is(err, ErrStopped) || l.AppliedIndex() != 0 {
+	if !errors.Is(err, command.ErrStopped) || l.AppliedIndex() != 0 {
 		t.Fatalf("applied %d: %v", l.AppliedIndex(), err)
 	}
-	if _, err := l.Apply([]Entry{{3, nil}}); !errors.Is(err, ErrStopped) {
+	if _, err := l.Apply([]Entry{{3, nil}}); !errors.Is(err, command.ErrStopped) {
 		t.Errorf("the next entry: %v", err)
 	}
-	if _, err := l.Snapshot(); !errors.Is(err, ErrStopped) {
+	if _, err := l.Snapshot(); !errors.Is(err, command.ErrStopped) {
 		t.Errorf("snapshot: %v", err)
 	}
-	if !errors.Is(l.Err(), ErrStopped) {
+	if !errors.Is(l.Err(), command.ErrStopped) {
 		t.Errorf("Err: %v", l.Err())
 	}
 }
@@ -248,16 +248,16 @@ func TestClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-changed
-	if err := l.View(func(*ReadTx) error { return nil }); !errors.Is(err, ErrClosed) {
+	if err := l.View(func(*ReadTx) error { return nil }); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("View: %v", err)
 	}
-	if _, err := l.Apply([]Entry{{99, nil}}); !errors.Is(err, ErrClosed) {
+	if _, err := l.Apply([]Entry{{99, nil}}); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("Apply: %v", err)
 	}
-	if _, err := l.Snapshot(); !errors.Is(err, ErrClosed) {
+	if _, err := l.Snapshot(); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("Snapshot: %v", err)
 	}
-	if err := l.Restore(bytes.NewReader(nil)); !errors.Is(err, ErrClosed) {
+	if err := l.Restore(bytes.NewReader(nil)); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("Restore: %v", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	ledgeracl "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/consul/services"
@@ -36,10 +37,10 @@ var mapping = []struct {
 }{
 	// What can be tried again comes first: it wraps the reason.
 	{connect.CodeUnavailable, []error{
-		cluster.ErrUncertain, cluster.ErrNotLeader, cluster.ErrClosed, cluster.ErrStopped,
+		command.ErrUncertain, command.ErrNotLeader, command.ErrClosed, command.ErrStopped,
 		workload.ErrClosed, workload.ErrNotReconciled, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
 	}},
-	{connect.CodeResourceExhausted, []error{cluster.ErrDiskFull, journal.ErrDiskFull}},
+	{connect.CodeResourceExhausted, []error{command.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound,
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
@@ -47,11 +48,11 @@ var mapping = []struct {
 	}},
 	{connect.CodeNotFound, []error{discovery.ErrNoMember, cluster.ErrNoPeer, errUnknownKey}},
 	{connect.CodeInvalidArgument, []error{
-		acl.ErrInvalid, claim.ErrInvalid, cluster.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, workload.ErrInvalid,
+		acl.ErrInvalid, claim.ErrInvalid, command.ErrTooLarge, cluster.ErrBadBackup, drivers.ErrInvalid, workload.ErrInvalid,
 	}},
 	{connect.CodeUnauthenticated, []error{acl.ErrUnknownToken, acl.ErrExpired}},
 	{connect.CodeFailedPrecondition, []error{
-		claim.ErrNodeInUse, claim.ErrNodeSecret, cluster.ErrLevel, cluster.ErrPeerAlive,
+		claim.ErrNodeInUse, claim.ErrNodeSecret, command.ErrLevel, cluster.ErrPeerAlive,
 		errNodeUp, errAlone, errUsed, errAlive, errLastServer, discovery.ErrNotEncrypted,
 	}},
 	{connect.CodeAlreadyExists, []error{errDefined}},

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -45,7 +45,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		allowed = true
 		i.logChange(need, call.Procedure, c, req.Any())
 		if resp, err = next(withCaller(ctx, c), req); err != nil {
-			attemptOf(ctx).deposed = errors.Is(err, cluster.ErrNotLeader)
+			attemptOf(ctx).deposed = errors.Is(err, command.ErrNotLeader)
 			return nil, withCode(ctx, err)
 		}
 		if !need.changes && time.Since(began) > long {

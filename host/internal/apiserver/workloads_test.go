@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -34,7 +33,7 @@ type brokenLedger struct {
 func (l *brokenLedger) RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error) {
 	if l.failNext {
 		l.failNext = false
-		return command.RegisterVolumeResult{}, cluster.ErrUncertain
+		return command.RegisterVolumeResult{}, command.ErrUncertain
 	}
 	return l.Ledger.RegisterVolume(ctx, v)
 }

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
@@ -45,7 +44,7 @@ func TestCommandsGoTogether(t *testing.T) {
 	wg.Wait()
 	for i, err := range results {
 		switch {
-		case i == 7 && errors.Is(err, cluster.ErrHeld):
+		case i == 7 && errors.Is(err, claim.ErrHeld):
 		case i == 8 && errors.Is(err, ErrDenied) && status.Code(err) == codes.PermissionDenied:
 		case i != 7 && i != 8 && err == nil:
 		default:

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -33,13 +32,13 @@ var mapping = []struct {
 	{codes.PermissionDenied, []error{ErrDenied}},
 	{codes.Unauthenticated, []error{errNobody}},
 	{codes.Unavailable, []error{
-		drivers.ErrUnhealthy, drivers.ErrNotFound, drivers.ErrClosed, workload.ErrClosed, cluster.ErrStopped, cluster.ErrClosed,
+		drivers.ErrUnhealthy, drivers.ErrNotFound, drivers.ErrClosed, workload.ErrClosed, command.ErrStopped, command.ErrClosed,
 	}},
-	{codes.ResourceExhausted, []error{cluster.ErrDiskFull}},
+	{codes.ResourceExhausted, []error{command.ErrDiskFull}},
 	{codes.NotFound, []error{
 		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound, workload.ErrNotFound,
 	}},
-	{codes.InvalidArgument, []error{claim.ErrInvalid, cluster.ErrTooLarge, command.ErrMalformed}},
+	{codes.InvalidArgument, []error{claim.ErrInvalid, command.ErrTooLarge, command.ErrMalformed}},
 	{codes.Unimplemented, []error{errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}},
 	{codes.FailedPrecondition, []error{claim.ErrUnreachable, claim.ErrNodeSecret, errOldTerm}},
 }
@@ -79,13 +78,13 @@ func sent(err error) error {
 
 // passedOn says that a server could not answer, since another one leads.
 func passedOn(err error) bool {
-	return errors.Is(err, cluster.ErrNotLeader) || errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed) ||
+	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed) ||
 		errors.Is(err, heartbeat.ErrNotAnswered)
 }
 
 // uncertain says that a command may have had its effect all the same.
 func uncertain(err error) bool {
-	return errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrClosed)
+	return errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed)
 }
 
 // notLeader is what a caller is told who asked a server that does not lead.

@@ -97,7 +97,7 @@ func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, c
 	})
 	if err != nil && !l.Ledger.Leader() {
 		// It failed since another server leads, or that one will say why: an attach may be repeated.
-		err = fmt.Errorf("%w: %w", cluster.ErrNotLeader, err)
+		err = fmt.Errorf("%w: %w", command.ErrNotLeader, err)
 	}
 	return published, err
 }

@@ -69,18 +69,18 @@ func TestNoServerLeads(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	_, _, err := n1.client().Volume(ctx, claim.VolumeRef{Namespace: "default", ID: "v"}, cluster.Blocking{})
-	if !errors.Is(err, cluster.ErrNotLeader) || !errors.Is(err, context.DeadlineExceeded) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "server-1": `) {
+	if !errors.Is(err, command.ErrNotLeader) || !errors.Is(err, context.DeadlineExceeded) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "server-1": `) {
 		t.Errorf("a query: %v", err)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	if _, err := n1.client().EndRun(ctx, claim.Run{Ref: ref("a"), Node: "n1"}); !errors.Is(err, cluster.ErrUncertain) {
+	if _, err := n1.client().EndRun(ctx, claim.Run{Ref: ref("a"), Node: "n1"}); !errors.Is(err, command.ErrUncertain) {
 		t.Errorf("a command: %v", err)
 	}
 	alone := NewServers(ServersConfig{Name: "x", Servers: func() []route.Member { return nil }, Dialer: n1.dialer, Terms: &Terms{}})
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := alone.Apply(ctx, &command.EndWorkload{Ref: ref("a")}); !errors.Is(err, cluster.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
+	if _, err := alone.Apply(ctx, &command.EndWorkload{Ref: ref("a")}); !errors.Is(err, command.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
 		t.Errorf("no server at all: %v", err)
 	}
 }

@@ -75,7 +75,7 @@ func (s *Servers) SetLocal(l *Leader) {
 }
 
 // Apply brings a command to the leader (cluster.Remote). It is sent again where it is not known whether it was applied, so
-// it must have a key. Errors of the way there, when ctx ends: cluster.ErrUncertain, or cluster.ErrNotLeader where it was
+// it must have a key. Errors of the way there, when ctx ends: command.ErrUncertain, or command.ErrNotLeader where it was
 // certainly not applied.
 func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err error) {
 	entry, err := command.Encode(c)
@@ -99,7 +99,7 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 	return command.DecodeOutcome(c, outcome)
 }
 
-// Query brings a query to the leader (cluster.Remote). The error of the way there is cluster.ErrNotLeader when ctx ends.
+// Query brings a query to the leader (cluster.Remote). The error of the way there is command.ErrNotLeader when ctx ends.
 func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
 	query, err := command.EncodeQuery(q)
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -203,13 +202,13 @@ func ledgerError(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, cluster.ErrNotLeader), errors.Is(err, cluster.ErrUncertain), errors.Is(err, cluster.ErrClosed):
+	case errors.Is(err, command.ErrNotLeader), errors.Is(err, command.ErrUncertain), errors.Is(err, command.ErrClosed):
 		return coded(codes.Unavailable, err)
-	case errors.Is(err, cluster.ErrDiskFull):
+	case errors.Is(err, command.ErrDiskFull):
 		return coded(codes.ResourceExhausted, err)
-	case errors.Is(err, cluster.ErrNotRunning), errors.Is(err, cluster.ErrConflict), errors.Is(err, cluster.ErrTokenNotFound):
+	case errors.Is(err, claim.ErrNotRunning), errors.Is(err, claim.ErrConflict), errors.Is(err, claim.ErrTokenNotFound):
 		return coded(codes.FailedPrecondition, err)
-	case errors.Is(err, cluster.ErrInvalid):
+	case errors.Is(err, claim.ErrInvalid):
 		return coded(codes.InvalidArgument, err)
 	default:
 		return err // the end of the caller's context, or a fault

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/sdk/identity"
@@ -123,8 +122,8 @@ func TestCodes(t *testing.T) {
 	clear(f.fail)
 	w.derive(token) // it is in doubt no more
 	for code, fault := range map[codes.Code]error{
-		codes.Unavailable: cluster.ErrNotLeader, codes.ResourceExhausted: cluster.ErrDiskFull,
-		codes.FailedPrecondition: cluster.ErrConflict, codes.InvalidArgument: cluster.ErrInvalid,
+		codes.Unavailable: command.ErrNotLeader, codes.ResourceExhausted: command.ErrDiskFull,
+		codes.FailedPrecondition: claim.ErrConflict, codes.InvalidArgument: claim.ErrInvalid,
 	} {
 		l.put, l.delete = fmt.Errorf("ledger: %w", fault), fmt.Errorf("ledger: %w", fault)
 		for call, err := range map[string]error{"intend": w.Intend(w.within(), token), "revoke": w.Revoke(w.within(), token, "")} {
@@ -174,7 +173,7 @@ func TestDoubt(t *testing.T) {
 // TestLoginThatCannotBeNoted: nobody would know of the token, so it is ended.
 func TestLoginThatCannotBeNoted(t *testing.T) {
 	for name, fail := range map[string]func(w *world, f *fake){
-		"the ledger fails":   func(w *world, _ *fake) { w.Ledger = &failing{Ledger: w.Ledger, put: cluster.ErrUncertain} },
+		"the ledger fails":   func(w *world, _ *fake) { w.Ledger = &failing{Ledger: w.Ledger, put: command.ErrUncertain} },
 		"the workload ended": func(w *world, f *fake) { f.after["derive"] = func(context.Context) { w.forget() } },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -331,10 +330,10 @@ func TestGoneButNotForgotten(t *testing.T) {
 	token := w.start("w", "a", "default", "web")[0]
 	w.derive(token)
 	w.stop("w")
-	l := &failing{Ledger: w.Ledger, delete: cluster.ErrDiskFull}
+	l := &failing{Ledger: w.Ledger, delete: command.ErrDiskFull}
 	w.Ledger = l
 	report := w.sweep(false)
-	if len(report.Swept) != 1 || !report.Swept[0].Revoked || !errors.Is(report.Err(), cluster.ErrDiskFull) {
+	if len(report.Swept) != 1 || !report.Swept[0].Revoked || !errors.Is(report.Err(), command.ErrDiskFull) {
 		t.Errorf("the report is %+v", report)
 	}
 	l.delete = nil
@@ -550,7 +549,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	w := newWorld(t, f.ask, login)
 	token := w.start("w", "a", "login", "web")[0]
 	w.derive(token)
-	w.Ledger = &failing{Ledger: w.Ledger, put: cluster.ErrUncertain}
+	w.Ledger = &failing{Ledger: w.Ledger, put: command.ErrUncertain}
 	f.fail["revoke"] = status.Error(codes.Unavailable, "no leader")
 	_, _, err := w.Derive(w.within(), token)
 	text := fmt.Sprint(err, w.log, w.Events.Recent(10))

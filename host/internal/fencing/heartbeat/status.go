@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -134,7 +133,7 @@ func (t *Tracker) change(ctx context.Context, term *leaderTerm, n *node) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case errors.Is(err, cluster.ErrNodeNotFound):
+	case errors.Is(err, claim.ErrNodeNotFound):
 		n.changing = ""
 		delete(term.nodes, n.name)
 		return

@@ -17,7 +17,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/time/rate"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
@@ -181,7 +180,7 @@ func (term *leaderTerm) add(name string, status claim.NodeStatus) *node {
 }
 
 // Answer answers the heartbeat of a node; it must be called as soon as the heartbeat was received. Errors:
-// ErrNotAnswered; cluster.ErrNotLeader.
+// ErrNotAnswered; command.ErrNotLeader.
 func (t *Tracker) Answer(ctx context.Context, name string, _ uint64) (lease.Answer, error) {
 	received := time.Now()
 	for {
@@ -196,7 +195,7 @@ func (t *Tracker) Answer(ctx context.Context, name string, _ uint64) (lease.Answ
 			}
 			n, err := tx.Node(name)
 			a.Status = n.Status
-			if errors.Is(err, cluster.ErrNodeNotFound) {
+			if errors.Is(err, claim.ErrNodeNotFound) {
 				err = nil // the node is about to register
 			}
 			return err

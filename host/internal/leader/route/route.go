@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
 )
 
 // The pause after all servers were asked and none led: an election takes about a second, and its winner should be found
@@ -129,7 +130,7 @@ func (e *NotLeader) Error() string { return e.Err.Error() }
 func (e *NotLeader) Unwrap() error { return e.Err }
 
 // Do makes a call on the server that leads, and repeats it over elections until ctx ends or Call.Search is over. Where no
-// leader has answered, the error is cluster.ErrNotLeader, or cluster.ErrUncertain where the call may have its effect.
+// leader has answered, the error is command.ErrNotLeader, or command.ErrUncertain where the call may have its effect.
 func (r *Router) Do(ctx context.Context, c Call) error {
 	if c.Once && r.cfg.Probe != nil {
 		find := Call{Here: func(context.Context) error { return nil }, There: r.cfg.Probe, Patience: findTimeout, Search: findTimeout}
@@ -263,9 +264,9 @@ func (a *attempts) note(server string, err error) bool {
 
 // err is the error when the search is over.
 func (a *attempts) err(cause error) error {
-	is, what := cluster.ErrNotLeader, "no server that leads was reached"
+	is, what := command.ErrNotLeader, "no server that leads was reached"
 	if a.uncertain {
-		is, what = cluster.ErrUncertain, "no server has confirmed it"
+		is, what = command.ErrUncertain, "no server has confirmed it"
 	}
 	var text []string
 	for _, name := range slices.Sorted(maps.Keys(a.why)) {

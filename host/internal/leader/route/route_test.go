@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -123,7 +124,7 @@ func TestDoRetriesOverAnElection(t *testing.T) {
 func TestDoWithoutALeader(t *testing.T) {
 	w := newWorld()
 	err := w.do(t.Context(), Call{Search: 300 * time.Millisecond})
-	if !errors.Is(err, cluster.ErrUncertain) || !errors.Is(err, ErrNoLeader) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "c": c does not lead`) {
+	if !errors.Is(err, command.ErrUncertain) || !errors.Is(err, ErrNoLeader) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "c": c does not lead`) {
 		t.Errorf("the search is over: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

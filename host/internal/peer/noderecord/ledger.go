@@ -140,7 +140,7 @@ func (l Ledger) await(ctx context.Context, ref claim.WorkloadRef, is func(held [
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, cluster.ErrNotLeader):
+		case errors.Is(err, command.ErrNotLeader):
 			select {
 			case <-ctx.Done():
 				return context.Cause(ctx)

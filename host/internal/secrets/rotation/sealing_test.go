@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/clustertest"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -107,7 +107,7 @@ func TestRestoreOverAChangeOfKeys(t *testing.T) {
 
 			clustertest.Eventually(t, "the ledger is restored", func() bool {
 				_, err := w.leader().Restore(t.Context(), bytes.NewReader(saved.Bytes()))
-				if errors.Is(err, cluster.ErrUncertain) || errors.Is(err, cluster.ErrNotLeader) { // a busy machine lets another one lead
+				if errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrNotLeader) { // a busy machine lets another one lead
 					return false
 				}
 				check.NoError(t, err)
