@@ -30,7 +30,7 @@ type guards struct {
 
 	mu    sync.Mutex
 	state guardsState
-	term  uint64
+	epoch  uint64
 	over  bool
 }
 
@@ -40,7 +40,7 @@ type guardsState struct {
 }
 
 func openGuards(file string, h *hooks) (*guards, error) {
-	g := &guards{hooks: h, file: file, term: 1, state: guardsState{Mounts: map[string]fence.Mount{}, Processes: map[int]fence.Process{}}}
+	g := &guards{hooks: h, file: file, epoch: 1, state: guardsState{Mounts: map[string]fence.Mount{}, Processes: map[int]fence.Process{}}}
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return g, nil
@@ -77,10 +77,10 @@ func (g *guards) Valid() error {
 	return nil
 }
 
-func (g *guards) Term() uint64 {
+func (g *guards) Epoch() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.term
+	return g.epoch
 }
 
 // end ends the lease; renew gives the node another one.
@@ -94,7 +94,7 @@ func (g *guards) renew() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.over = false
-	g.term++
+	g.epoch++
 }
 
 func (g *guards) Protect(ctx context.Context, mounts ...fence.Mount) error {

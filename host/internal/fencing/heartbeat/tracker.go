@@ -131,7 +131,7 @@ func (t *Tracker) begin(ctx context.Context) (*leaderTerm, error) {
 	if err != nil {
 		return nil, err
 	}
-	term.inherited = lease.Longer(before, t.Liveness)
+	term.inherited = lease.Longest(before, t.Liveness)
 	if term.inherited != before {
 		if _, err := t.Cluster.PutLiveness(ctx, term.inherited); err != nil {
 			return nil, fmt.Errorf("record what nodes are promised: %w", err)

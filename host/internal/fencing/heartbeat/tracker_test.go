@@ -177,7 +177,7 @@ func TestNewLeaderKeepsEarlierPromises(t *testing.T) {
 	}
 	before := time.Now()
 	_, _ = lead(t, l, quick)
-	if got := l.liveness(t); got != lease.Longer(promised, quick) {
+	if got := l.liveness(t); got != lease.Longest(promised, quick) {
 		t.Errorf("the ledger has %+v", got)
 	}
 	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })

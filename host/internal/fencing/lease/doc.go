@@ -4,7 +4,7 @@
 // A node sends heartbeats. The leader that answers one promises to let the node's claims
 // alone for stop_after and a margin from the moment it received the heartbeat. The node's
 // lease runs from the moment it sent it, for stop_after; so it is always over first, as
-// long as the clocks of the two differ by no more than MaxDrift. terms.go has the
+// long as the clocks of the two differ by no more than MaxDrift. timeouts.go has the
 // arithmetic, docs/fencing.md its picture.
 //
 // What must stay true: a lease counts from when a heartbeat was sent, never from when the

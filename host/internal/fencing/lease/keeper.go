@@ -152,14 +152,14 @@ func (k *Keeper) follow(ctx context.Context) {
 			case a = <-k.answered:
 			}
 		}
-		term := k.Lease.Term()
-		if a.Status != claim.NodeDown && term == compared || k.Back == nil {
+		epoch := k.Lease.Epoch()
+		if a.Status != claim.NodeDown && epoch == compared || k.Back == nil {
 			continue
 		}
 		err := k.Back(ctx, a)
 		switch {
 		case err == nil:
-			compared = term
+			compared = epoch
 		case ctx.Err() == nil:
 			k.Log.Warn("what runs on this node could not be compared with the ledger, it is tried again with the next heartbeat", "error", err)
 		}

@@ -69,15 +69,15 @@ func next[T any](t *testing.T, what string, c <-chan T) (v T) {
 var well = func(Answer) error { return nil }
 
 func TestServersThatGoAndComeBack(t *testing.T) {
-	terms := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Second, Margin: 3 * time.Second}
-	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: terms}}
+	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Second, Margin: 3 * time.Second}
+	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}
 	l, lost, backs := keep(t, s, well)
 	next(t, "the comparison after the start", backs)
 	s.say(Answer{}, errors.New("no server"))
 	if why := next(t, "the loss", lost); why == "" || l.Valid() == nil {
 		t.Errorf("lost since %q, valid: %v", why, l.Valid())
 	}
-	s.say(Answer{Status: claim.NodeDisconnected, Liveness: terms}, nil)
+	s.say(Answer{Status: claim.NodeDisconnected, Liveness: timeouts}, nil)
 	next(t, "the comparison after that", backs)
 }
 
@@ -115,18 +115,18 @@ func TestAComparisonThatFails(t *testing.T) {
 
 // A node that the servers have let go of stops at once, and gets no lease until it is ready.
 func TestANodeThatIsDown(t *testing.T) {
-	terms := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
-	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: terms}}
+	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}
 	l, lost, backs := keep(t, s, well)
 	next(t, "the comparison after the start", backs)
-	s.say(Answer{Status: claim.NodeDown, Liveness: terms}, nil)
+	s.say(Answer{Status: claim.NodeDown, Liveness: timeouts}, nil)
 	next(t, "the loss", lost)
 	for next(t, "the comparison of a node that is down", backs).Status != claim.NodeDown {
 	}
 	if l.Valid() == nil {
 		t.Error("a node that is down has a lease")
 	}
-	s.say(Answer{Status: claim.NodeReady, Liveness: terms}, nil)
+	s.say(Answer{Status: claim.NodeReady, Liveness: timeouts}, nil)
 	for next(t, "the comparison after that", backs).Status != claim.NodeReady {
 	}
 	must(t, l.Valid())

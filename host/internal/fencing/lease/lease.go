@@ -38,7 +38,7 @@ type Lease struct {
 	sent     boottime.Instant
 
 	mu    sync.Mutex
-	term  uint64
+	epoch  uint64
 	times fence.Times
 	over  bool          // there is none now
 	why   string        // how the last one ended
@@ -54,7 +54,7 @@ func New(f Fence, log hclog.Logger) *Lease {
 	l.times = f.State().Times
 	switch left := l.left(); {
 	case left > 0:
-		l.term = 1
+		l.epoch = 1
 		l.watch(left)
 	case l.times.Stop == 0:
 		l.over = true // and nothing was lost
@@ -86,16 +86,16 @@ func (l *Lease) valid() error {
 	return fmt.Errorf("%w%s: %s; see that the servers can be reached: pannier server members", ErrNoLease, since, l.why)
 }
 
-// Term counts the leases of this process of the agent: as long as it stays the same, no
+// Epoch counts the leases of this process of the agent: as long as it stays the same, no
 // claim of this node's was let go of by the servers. A claim that was looked at under another
-// term has to be compared with the ledger before it is used. Zero: always the same.
-func (l *Lease) Term() uint64 {
+// epoch has to be compared with the ledger before it is used. Zero: always the same.
+func (l *Lease) Epoch() uint64 {
 	if l == nil {
 		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.term
+	return l.epoch
 }
 
 // Lost is closed when the present lease is over, and at once where it was over before this
@@ -179,18 +179,18 @@ func (l *Lease) release(ctx context.Context, change func(fence.Change)) error {
 }
 
 // Renew takes the answer to a heartbeat that was sent at a moment. An answer to an older
-// heartbeat than one that was taken changes nothing. Errors: terms that are not safe;
+// heartbeat than one that was taken changes nothing. Errors: timeouts that are not safe;
 // that of a fence that cannot be reached: then the lease stays as it was.
-func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, terms claim.Liveness) error {
-	if err := Check(terms); err != nil {
-		return fmt.Errorf("the servers' terms: %w", err)
+func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, timeouts claim.Liveness) error {
+	if err := Check(timeouts); err != nil {
+		return fmt.Errorf("the servers' timeouts: %w", err)
 	}
 	l.renewing.Lock()
 	defer l.renewing.Unlock()
 	if sent <= l.sent {
 		return nil
 	}
-	times := NodeTimes(sent, terms)
+	times := NodeTimes(sent, timeouts)
 	// A disk that is full must not end what runs.
 	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil && !errors.Is(err, fence.ErrNotKept) {
 		return fmt.Errorf("renew the lease: tell the fence: %w", err)
@@ -251,9 +251,9 @@ func (l *Lease) Close() error {
 // left is how long the lease runs. l.mu is held.
 func (l *Lease) left() time.Duration { return l.times.Stop.Sub(boottime.Now()) }
 
-// begin starts another term. l.mu is held.
+// begin starts another epoch. l.mu is held.
 func (l *Lease) begin() {
-	l.term++
+	l.epoch++
 	l.over = false
 	select {
 	case <-l.lost:

@@ -23,7 +23,7 @@ const patience = time.Minute
 var (
 	redis = claim.WorkloadRef{Namespace: "default", ID: "redis"}
 	data  = fence.Mount{Path: "/csi/d/target", Workload: redis}
-	// long terms do not run out in a test.
+	// long timeouts do not run out in a test.
 	long = claim.Liveness{HeartbeatTTL: time.Second, StopAfter: time.Hour, Margin: time.Hour}
 	// short ones do.
 	short = claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: MinHeartbeatTTL, Margin: 3 * time.Second}
@@ -93,7 +93,7 @@ func TestASingleHostAlwaysMay(t *testing.T) {
 	var l *Lease
 	must(t, errors.Join(l.Valid(), l.Protect(t.Context(), data), l.Release(t.Context(), data),
 		l.ProtectProcess(t.Context(), fence.Process{}), l.ReleaseProcess(t.Context(), fence.Process{})))
-	if l.Lost() != nil || l.Term() != 0 || l.Why() != "" {
+	if l.Lost() != nil || l.Epoch() != 0 || l.Why() != "" {
 		t.Error("it can be lost")
 	}
 }
@@ -126,18 +126,18 @@ func TestNothingIsPublishedWithoutALease(t *testing.T) {
 func TestALeaseEndsByItself(t *testing.T) {
 	l := newLease(t, &noted{})
 	must(t, l.Renew(t.Context(), boottime.Now(), short))
-	term, lost := l.Term(), l.Lost()
+	epoch, lost := l.Epoch(), l.Lost()
 	awaitLost(t, lost)
 	if err := l.Valid(); !errors.Is(err, ErrNoLease) || l.Why() == "" {
 		t.Errorf("valid: %v, why: %q", err, l.Why())
 	}
 	must(t, l.Renew(t.Context(), boottime.Now(), long))
-	if l.Valid() != nil || isLost(l) || l.Term() == term {
-		t.Errorf("after an answer: %v, lost %t, term %d", l.Valid(), isLost(l), l.Term())
+	if l.Valid() != nil || isLost(l) || l.Epoch() == epoch {
+		t.Errorf("after an answer: %v, lost %t, epoch %d", l.Valid(), isLost(l), l.Epoch())
 	}
-	term = l.Term()
+	epoch = l.Epoch()
 	must(t, l.Renew(t.Context(), boottime.Now(), long))
-	if l.Term() != term {
+	if l.Epoch() != epoch {
 		t.Error("a lease that was renewed in time is another one")
 	}
 }
@@ -161,12 +161,12 @@ func TestOnlyANewerHeartbeatCounts(t *testing.T) {
 		t.Errorf("an older heartbeat changed %v to %v", before.Times, after.Times)
 	}
 	shorter := claim.Liveness{HeartbeatTTL: time.Second, StopAfter: time.Minute, Margin: time.Minute}
-	must(t, l.Renew(t.Context(), now.Add(1), shorter)) // the servers' terms were changed
+	must(t, l.Renew(t.Context(), now.Add(1), shorter)) // the servers' timeouts were changed
 	if after := f.State(); after.Times != NodeTimes(now.Add(1), shorter) {
 		t.Errorf("the lease runs to %v", after.Times)
 	}
 	if err := l.Renew(t.Context(), now.Add(2), claim.Liveness{}); !errors.Is(err, ErrUnsafe) {
-		t.Errorf("unsafe terms: %v", err)
+		t.Errorf("unsafe timeouts: %v", err)
 	}
 }
 

@@ -34,7 +34,7 @@ func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err err
 // tokens that Consul will be asked for. It returns the run's number in the ledger where the
 // ledger has accepted the command, also with an error.
 func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim, tokens []claim.Token) (number uint64, err error) {
-	term := s.Lease.Term() // before: a claim that is granted now is not released later under it
+	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
 	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
 	if err != nil {
 		err = fmt.Errorf("claim the volumes of workload %q on node %q: %w", set.Ref(), s.Node, err)
@@ -43,13 +43,13 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 		}
 		return 0, err
 	}
-	return started.Run, set.granted(started, term)
+	return started.Run, set.granted(started, epoch)
 }
 
 // granted records what the ledger has granted. A start that goes on after the host was away must
 // get the claims that it had: under other claims, what it has mounted is from a time when
 // another workload may have had the volume in between.
-func (set *Set) granted(started Started, term uint64) error {
+func (set *Set) granted(started Started, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
 	set.Update(func() {
 		for _, v := range set.Volumes {
@@ -63,7 +63,7 @@ func (set *Set) granted(started Started, term uint64) error {
 			}
 			v.info, v.Index = started.Volumes[n], started.Claims[n].Index
 		}
-		set.term = term
+		set.epoch = epoch
 	})
 	switch {
 	case len(absent) > 0:

@@ -26,8 +26,8 @@ func (s *Steps) guard(ctx context.Context, v *Volume, m fence.Mount) error {
 // confirm compares the workload's claims with the ledger's, unless the node has had one lease
 // ever since the last comparison: then they cannot have been released.
 func (s *Steps) confirm(ctx context.Context, set *Set) error {
-	term, confirmed := s.Lease.Term(), false
-	set.View(func() { confirmed = set.term == term })
+	epoch, confirmed := s.Lease.Epoch(), false
+	set.View(func() { confirmed = set.epoch == epoch })
 	if confirmed {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (s *Steps) confirm(ctx context.Context, set *Set) error {
 	if lost := set.Lost(s.Node, standing); len(lost) > 0 {
 		return fmt.Errorf("%w: those on %v", ErrClaimsLost, lost)
 	}
-	set.Update(func() { set.term = term })
+	set.Update(func() { set.epoch = epoch })
 	return nil
 }
 

@@ -67,8 +67,8 @@ type Started struct {
 type Lease interface {
 	// Valid reports whether volumes may be used now (lease.ErrNoLease).
 	Valid() error
-	// Term counts the leases: while it stays the same, the servers have released no claim.
-	Term() uint64
+	// Epoch counts the leases: while it stays the same, the servers have released no claim.
+	Epoch() uint64
 	// Protect tells the fence of mounts that are about to be made, Release of mounts that are gone.
 	Protect(ctx context.Context, mounts ...fence.Mount) error
 	Release(ctx context.Context, mounts ...fence.Mount) error
@@ -116,7 +116,7 @@ type Set struct {
 	step.Workload
 	Volumes []*Volume
 
-	term uint64 // of the lease under which the claims were last seen in the ledger
+	epoch uint64 // of the lease under which the claims were last seen in the ledger
 }
 
 // NewSet makes the volumes of a workload from their records.

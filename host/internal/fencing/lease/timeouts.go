@@ -27,10 +27,10 @@ const (
 // Default is what the servers promise where the configuration says nothing.
 var Default = claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
 
-// ErrUnsafe is in the error of terms under which two nodes could use one volume.
+// ErrUnsafe is in the error of timeouts under which two nodes could use one volume.
 var ErrUnsafe = errors.New("not safe")
 
-// Check refuses terms that do not hold when clocks drift by MaxDrift. The error is for the
+// Check refuses timeouts that do not hold when clocks drift by MaxDrift. The error is for the
 // operator who configured them.
 func Check(l claim.Liveness) error {
 	switch {
@@ -80,8 +80,8 @@ func NodeTimes(sent boottime.Instant, l claim.Liveness) fence.Times {
 // the node's claims.
 func ReleaseAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margin }
 
-// Longer are terms that keep two promises.
-func Longer(a, b claim.Liveness) claim.Liveness {
+// Longest are timeouts that keep two promises.
+func Longest(a, b claim.Liveness) claim.Liveness {
 	return claim.Liveness{
 		HeartbeatTTL: max(a.HeartbeatTTL, b.HeartbeatTTL), StopAfter: max(a.StopAfter, b.StopAfter), Margin: max(a.Margin, b.Margin),
 	}

@@ -11,10 +11,10 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
-func TestTermsThatAreNotSafe(t *testing.T) {
+func TestUnsafeTimeouts(t *testing.T) {
 	s := time.Second
 	for name, row := range map[string]struct {
-		terms claim.Liveness
+		timeouts claim.Liveness
 		safe  bool
 	}{
 		"default":                     {Default, true},
@@ -29,7 +29,7 @@ func TestTermsThatAreNotSafe(t *testing.T) {
 		"negative":                    {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: -time.Hour}, false},
 		"longer than anyone can wait": {claim.Liveness{HeartbeatTTL: s, StopAfter: 1 << 62, Margin: 1 << 62}, false},
 	} {
-		err := Check(row.terms)
+		err := Check(row.timeouts)
 		if (err == nil) != row.safe || err != nil && !errors.Is(err, ErrUnsafe) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -41,11 +41,11 @@ func TestTermsThatAreNotSafe(t *testing.T) {
 func TestTheFenceActsBeforeTheLeaderLetsGo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stopAfter := time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(t, "stop_after"))
-		terms := claim.Liveness{
+		timeouts := claim.Liveness{
 			HeartbeatTTL: MinHeartbeatTTL, StopAfter: stopAfter,
 			Margin: MinMargin(stopAfter) + time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "more margin")),
 		}
-		if err := Check(terms); err != nil {
+		if err := Check(timeouts); err != nil {
 			t.Fatal(err)
 		}
 		node := 1 + rapid.Float64Range(-MaxDrift, MaxDrift).Draw(t, "node's clock")
@@ -53,20 +53,20 @@ func TestTheFenceActsBeforeTheLeaderLetsGo(t *testing.T) {
 		sent := time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "sent"))
 		received := sent + time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "on its way"))
 
-		times := NodeTimes(1+boottime.Instant(float64(sent)*node), terms)
+		times := NodeTimes(1+boottime.Instant(float64(sent)*node), timeouts)
 		if times.Stop > times.Deadline {
 			t.Fatal("the fence acts before the agent stops")
 		}
 		fenced := time.Duration(float64(times.Deadline) / node)
-		letGo := received + time.Duration(float64(ReleaseAfter(terms))/leader)
+		letGo := received + time.Duration(float64(ReleaseAfter(timeouts))/leader)
 		if left := letGo - fenced; left < MinStopTime-time.Microsecond {
 			t.Fatalf("there is %v to stop", left)
 		}
 	})
 }
 
-// Who keeps the longer of two terms keeps both.
-func TestLongerKeepsBoth(t *testing.T) {
+// Who keeps the longer of two timeouts keeps both.
+func TestLongestKeepsBoth(t *testing.T) {
 	draw := func(t *rapid.T, name string) claim.Liveness {
 		d := func(what string) time.Duration {
 			return time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, name+what))
@@ -75,8 +75,8 @@ func TestLongerKeepsBoth(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := draw(t, "a"), draw(t, "b")
-		l := Longer(a, b)
-		if ReleaseAfter(l) < ReleaseAfter(a) || ReleaseAfter(l) < ReleaseAfter(b) || Longer(a, a) != a || Longer(b, a) != l {
+		l := Longest(a, b)
+		if ReleaseAfter(l) < ReleaseAfter(a) || ReleaseAfter(l) < ReleaseAfter(b) || Longest(a, a) != a || Longest(b, a) != l {
 			t.Fatalf("%v and %v give %v", a, b, l)
 		}
 	})
