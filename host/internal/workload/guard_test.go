@@ -30,7 +30,7 @@ type guards struct {
 
 	mu    sync.Mutex
 	state guardsState
-	epoch  uint64
+	epoch uint64
 	over  bool
 }
 

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
 // Mount is what the kernel says is mounted at a path (proc_pid_mountinfo(5)).
@@ -53,18 +53,19 @@ func Below(dir string) ([]Mount, error) {
 }
 
 func list(want func(path string) bool) ([]Mount, error) {
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-		return !want(filepath.Clean(i.Mountpoint)), false
-	})
+	table, err := mountuse.Read(mountuse.Self)
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
-	found := make([]Mount, 0, len(infos))
-	for _, i := range infos {
-		found = append(found, Mount{
-			Path: filepath.Clean(i.Mountpoint), Source: i.Source, FSType: i.FSType, Root: i.Root,
-			Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: readOnly(i),
-		})
+	var found []Mount
+	for _, i := range table {
+		path := filepath.Clean(i.Mountpoint)
+		if want(path) {
+			found = append(found, Mount{
+				Path: path, Source: i.Source, FSType: i.FSType, Root: i.Root,
+				Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: mountuse.ReadOnly(i),
+			})
+		}
 	}
 	return found, nil
 }

@@ -13,7 +13,9 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/procfs"
 )
@@ -37,8 +39,9 @@ type actor struct {
 	// due says that the deadline has passed; it may be put off at any time.
 	due func() bool
 
-	search    search
-	copies    map[replica]Mount
+	search    mountuse.Search
+	guards    map[string]Mount         // the mounts to take away at this deadline, by their paths
+	copies    map[mountuse.Copy]string // as of the last round
 	unmounts  unmounts
 	slow      map[string]try       // what the kernel has not finished, by its key: no table may show it any more
 	stuck     map[string]time.Time // since when a mount has been busy with nobody seen to use it, by its key
@@ -53,7 +56,6 @@ type actor struct {
 
 func newActor(dir string, log hclog.Logger, due func() bool) *actor {
 	a := &actor{dir: dir, log: log, due: due}
-	a.search.hung = map[int]bool{}
 	a.unmounts.under = map[string]*unmount{}
 	a.over()
 	a.writes = make(chan Report, 1)
@@ -69,7 +71,8 @@ func (a *actor) close() {
 
 // over forgets about a deadline that has been put off.
 func (a *actor) over() {
-	a.copies, a.slow, a.stuck, a.refused, a.forbidden = nil, map[string]try{}, map[string]time.Time{}, map[string]int{}, map[uint64]bool{}
+	a.guards, a.copies, a.slow, a.stuck = map[string]Mount{}, nil, map[string]try{}, map[string]time.Time{}
+	a.refused, a.forbidden = map[string]int{}, map[uint64]bool{}
 	a.report, a.written = nil, Report{}
 }
 
@@ -80,21 +83,23 @@ func (a *actor) round(s State) (left bool) {
 		a.done()
 		return false
 	}
+	for _, m := range s.Mounts {
+		a.guards[m.Path] = m
+	}
 	sc, err := look(s, a.copies)
 	if err != nil {
 		a.log.Error("the mounts and processes of this machine cannot be read, it is tried again", "error", err)
 		return true
 	}
-	a.copies = sc.copies
-	holders := a.search.holders(sc, s.Processes, len(a.stuck) > 0)
-	holders = append(holders, a.locked(sc)...)
-	if len(holders) == 0 && len(sc.places) == 0 && len(sc.copies) == 0 && len(a.slow) == 0 {
+	a.copies = sc.Copies
+	holders := a.holders(sc, s.Processes)
+	if len(holders) == 0 && len(sc.Places) == 0 && len(sc.Copies) == 0 && len(a.slow) == 0 {
 		a.done()
 		return false
 	}
 	if a.report == nil || a.report.Done != 0 {
 		a.report = &Report{BootID: process.BootID(), Deadline: s.Times.Deadline, Began: time.Now()}
-		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline, "processes", len(holders), "mounts", len(sc.places))
+		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline, "processes", len(holders), "mounts", len(sc.Places))
 	}
 	a.report.Left = nil
 	for _, h := range holders {
@@ -108,25 +113,48 @@ func (a *actor) round(s State) (left bool) {
 	return true
 }
 
-// kill sends SIGKILL to the very process that was looked at.
-func (a *actor) kill(sc *scene, h holder) {
-	workload := h.named.Workload
-	if m, ok := sc.mounts[h.guard]; ok {
-		workload = m.Workload
+func look(s State, before map[mountuse.Copy]string) (*mountuse.Scene, error) {
+	paths := make([]string, 0, len(s.Mounts))
+	for _, m := range s.Mounts {
+		paths = append(paths, m.Path)
 	}
-	k := Killed{PID: h.pid, Command: procfs.Command(h.pid), Why: h.why, Workload: workload}
-	if err := kill(h); err != nil {
+	return mountuse.Look(paths, before)
+}
+
+// holder is a process to kill.
+type holder struct {
+	mountuse.User // Path is empty where it is a workload's own process
+	workload      claim.WorkloadRef
+}
+
+// holders finds the workloads' processes and those that use a guarded mount.
+func (a *actor) holders(sc *mountuse.Scene, own []Process) (found []holder) {
+	for _, p := range own {
+		if st, ok := sc.Processes[p.PID]; ok && st.StartTime == p.StartTime {
+			found = append(found, holder{mountuse.User{PID: p.PID, StartTime: p.StartTime, Why: "it is the workload's process"}, p.Workload})
+		}
+	}
+	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), a.locked(sc)...) {
+		found = append(found, holder{u, a.guards[u.Path].Workload})
+	}
+	return found
+}
+
+// kill sends SIGKILL to the process that was looked at, and to no later one with its PID.
+func (a *actor) kill(sc *mountuse.Scene, h holder) {
+	k := Killed{PID: h.PID, Command: procfs.Command(h.PID), Why: h.Why, Workload: h.workload}
+	if err := kill(h.User); err != nil {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("kill process %d (%s), %s: %v", k.PID, k.Command, k.Why, err))
 		return
 	}
-	if sc.processes[h.pid].State == 'D' {
+	if sc.Processes[h.PID].State == 'D' {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) waits in the kernel and ends when that lets it: %s", k.PID, k.Command, k.Why))
 	}
 	a.report.killed(k)
 }
 
-func kill(h holder) error {
-	fd, err := unix.PidfdOpen(h.pid, 0)
+func kill(u mountuse.User) error {
+	fd, err := unix.PidfdOpen(u.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
@@ -134,7 +162,7 @@ func kill(h holder) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if st, err := procfs.ReadStat(procfs.Dir(h.pid)); err != nil || st.StartTime != h.start {
+	if st, err := procfs.ReadStat(procfs.Dir(u.PID)); err != nil || st.StartTime != u.StartTime {
 		return nil // it has ended
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -145,23 +173,24 @@ func kill(h holder) error {
 
 // unmountAll unmounts what nobody holds: first what is published, then what is staged, the
 // innermost and newest mounts first, and then what other namespaces have of it.
-func (a *actor) unmountAll(sc *scene, holders []holder) {
+func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 	held := func(m Mount) bool {
 		return slices.ContainsFunc(holders, func(h holder) bool {
-			return h.guard == m.Path || h.guard == "" && h.named.Workload == m.Workload
+			return h.Path == m.Path || h.Path == "" && h.workload == m.Workload
 		})
 	}
-	places := slices.Clone(sc.places)
+	places := slices.Clone(sc.Places)
 	slices.Reverse(places)
-	slices.SortStableFunc(places, func(x, y place) int {
+	slices.SortStableFunc(places, func(x, y mountuse.Place) int {
 		return -cmp.Compare(strings.Count(x.Mountpoint, "/"), strings.Count(y.Mountpoint, "/"))
 	})
 	busy := map[string]bool{}
 	tries := a.unseen(sc)
 	for _, staging := range []bool{false, true} {
 		for _, p := range places {
-			if p.guard.Staging == staging && !held(p.guard) && (!staging || !sc.published(p)) {
-				tries = append(tries, a.try(p.key(), p.guard, func(flags int) error {
+			guard := a.guards[p.Path]
+			if guard.Staging == staging && !held(guard) && (!staging || !a.published(sc, p)) {
+				tries = append(tries, a.try(key(p), guard, func(flags int) error {
 					return unix.Unmount(p.Mountpoint, flags)
 				}))
 			}
@@ -169,15 +198,16 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 		a.wait(tries, busy)
 		tries = nil
 	}
-	for r, guard := range sc.copies {
-		if held(guard) || slices.ContainsFunc(sc.places, func(p place) bool { return p.guard.Path == guard.Path }) {
+	for c, path := range sc.Copies {
+		guard := a.guards[path]
+		if held(guard) || slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool { return p.Path == path }) {
 			continue // most go with the original
 		}
-		pid := sc.members[r.tree]
-		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", r.id, r.path, pid), guard, func(flags int) error {
-			return unmountIn(pid, r.path, flags)
+		pid := sc.Member(c.Tree)
+		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard, func(flags int) error {
+			return unmountIn(pid, c.Path, flags)
 		}))
-		tries[len(tries)-1].namespace = r.tree.namespace
+		tries[len(tries)-1].namespace = c.Tree.Namespace
 	}
 	a.wait(tries, busy)
 	for key := range a.stuck {
@@ -189,19 +219,22 @@ func (a *actor) unmountAll(sc *scene, holders []holder) {
 
 // unseen are the unmounts under way whose mounts are in no table any more. The kernel writes
 // to the file system until they are over.
-func (a *actor) unseen(sc *scene) (tries []try) {
-	for key, t := range a.slow {
-		if !slices.ContainsFunc(sc.places, func(p place) bool { return p.key() == key }) {
+func (a *actor) unseen(sc *mountuse.Scene) (tries []try) {
+	for name, t := range a.slow {
+		if !slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool { return key(p) == name }) {
 			tries = append(tries, t)
 		}
 	}
 	return tries
 }
 
-// published says that what is staged at a place was also published, as of this look.
-func (sc *scene) published(at place) bool {
-	return slices.ContainsFunc(sc.places, func(p place) bool {
-		return !p.guard.Staging && p.Major == at.Major && p.Minor == at.Minor
+// key names a place in one boot, also for people.
+func key(p mountuse.Place) string { return fmt.Sprintf("%d %s", p.ID, p.Mountpoint) }
+
+// published reports whether what is staged at a place was also published when the scene was read.
+func (a *actor) published(sc *mountuse.Scene, at mountuse.Place) bool {
+	return slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool {
+		return !a.guards[p.Path].Staging && p.Major == at.Major && p.Minor == at.Minor
 	})
 }
 
@@ -269,16 +302,19 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 	}
 }
 
-// locked are the processes of namespaces that show a volume and do not let anyone take it
-// away (mount_namespaces(7), locked mounts).
-func (a *actor) locked(sc *scene) (found []holder) {
-	for r, guard := range sc.copies {
-		if !a.forbidden[r.tree.namespace] {
+// locked lists the processes of namespaces that show a volume and in which it cannot be unmounted
+// (mount_namespaces(7), locked mounts).
+func (a *actor) locked(sc *mountuse.Scene) (found []mountuse.User) {
+	for c, path := range sc.Copies {
+		if !a.forbidden[c.Tree.Namespace] {
 			continue
 		}
-		for pid, ns := range sc.namespaces {
-			if ns == r.tree.namespace && pid != 1 {
-				found = append(found, holder{pid: pid, start: sc.processes[pid].StartTime, guard: guard.Path, why: "it is in a mount namespace that shows the volume at " + r.path})
+		for pid, ns := range sc.Namespaces {
+			if ns == c.Tree.Namespace && pid != 1 {
+				found = append(found, mountuse.User{
+					PID: pid, StartTime: sc.Processes[pid].StartTime, Path: path,
+					Why: "it is in a mount namespace that shows the volume at " + c.Path,
+				})
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
-	"github.com/pannier/pannier/host/internal/system/mounttable"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -98,7 +98,7 @@ func TestACopyIsTakenAwayInItsNamespace(t *testing.T) {
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
 	copied := start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", "echo ready; exec sleep 1000"))
 	has := func() bool {
-		table, err := mounttable.Read(procfs.Dir(copied.Process.Pid))
+		table, err := mountuse.Read(procfs.Dir(copied.Process.Pid))
 		must(t, err)
 		for _, m := range table {
 			if m.Mountpoint == v.target || m.Mountpoint == v.staging {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
-	"github.com/pannier/pannier/host/internal/system/mounttable"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -342,10 +342,10 @@ func run(t *testing.T, name string, args ...string) string {
 // mounted says whether something is mounted at a path, or below it.
 func mounted(t *testing.T, path string) bool {
 	t.Helper()
-	table, err := mounttable.Read(mounttable.Self)
+	table, err := mountuse.Read(mountuse.Self)
 	must(t, err)
 	for _, m := range table {
-		if mounttable.Within(m.Mountpoint, path) {
+		if mountuse.Within(m.Mountpoint, path) {
 			return true
 		}
 	}

@@ -38,7 +38,7 @@ type Lease struct {
 	sent     boottime.Instant
 
 	mu    sync.Mutex
-	epoch  uint64
+	epoch uint64
 	times fence.Times
 	over  bool          // there is none now
 	why   string        // how the last one ended

@@ -15,7 +15,7 @@ func TestUnsafeTimeouts(t *testing.T) {
 	s := time.Second
 	for name, row := range map[string]struct {
 		timeouts claim.Liveness
-		safe  bool
+		safe     bool
 	}{
 		"default":                     {Default, true},
 		"short":                       {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 2 * s}, true},

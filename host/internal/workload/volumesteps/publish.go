@@ -10,6 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -177,7 +178,7 @@ func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 	}
 }
 
-func heldError(h *mounts.Holder, err error) error {
+func heldError(h *mountuse.Holder, err error) error {
 	if err != nil {
 		return fmt.Errorf("look for processes and containers that use it: %w", err)
 	}
@@ -188,12 +189,12 @@ func heldError(h *mounts.Holder, err error) error {
 // tell which of several requests on this node it was copied from. So the last request waits for
 // all holders, and the last one that writes for all holders that may write; before that, another
 // request may be the one that is held.
-func (s *Steps) holder(v *Volume) (*mounts.Holder, error) {
+func (s *Steps) holder(v *Volume) (*mountuse.Holder, error) {
 	others, writers, err := s.others(v)
 	if err != nil || others && (v.Usage.ReadOnly || writers) {
 		return nil, err
 	}
-	held, err := s.Layout.Holders(v.Target, v.Request.Destination)
+	held, err := mountuse.Holders(v.Target, s.Layout.Dir, v.Request.Destination)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,8 @@
-package mounts
+package mountuse
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,18 +11,16 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/system/mounttable"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// Holder is a process that has in its own mount namespace what is mounted at a
-// path in the host's, and would keep it when it is unmounted there. A container
-// has its volumes so.
+// Holder is a process whose own mount namespace has a copy of a mount of this one. The copy stays when the original is
+// unmounted. Containers have their volumes this way.
 type Holder struct {
 	PID      int
-	Command  string // as in proc_pid_comm(5)
+	Command  string // see procfs.Command
 	Group    string // its control group, which names its container or its unit
-	Path     string // where it has it
+	Path     string // where the copy is, as the process sees it
 	ReadOnly bool
 }
 
@@ -38,22 +37,20 @@ func (h Holder) String() string {
 	return text
 }
 
-// Holders lists one process of each other mount namespace that holds what is
-// mounted at path, or a part of it. Where that is a block device, a device node
-// of the same number at destination counts too: container engines make one, and
-// let the container open it as long as it runs.
+// Holders lists one process of each other mount namespace that has a copy of what is mounted at path, or of a part of
+// it. If that is a block device, a device node of the same number at destination counts too: container engines make
+// one, and let the container open it as long as it runs.
 //
-// A copy that goes away together with the mount at path is not held, since
-// unmounting propagates (mount_namespaces(7)): a driver's container has such. Nor
-// is one that came with a copy of the host's whole tree, as a new mount namespace
-// has one: it was not given to anybody to use.
-// What cannot be seen, such as a namespace that is only held open, is not listed.
-func (l Layout) Holders(path, destination string) ([]Holder, error) {
-	table, err := mounttable.Read(mounttable.Self)
+// Not listed are copies that unmounting path removes as well, because unmounting propagates to them
+// (mount_namespaces(7)), as in a driver's container; and copies at a path that contains ignore, which came with a copy
+// of the whole tree that a new mount namespace starts with: nobody was given them to use. Namespaces without a process
+// are not seen.
+func Holders(path, ignore, destination string) ([]Holder, error) {
+	table, err := Read(Self)
 	if err != nil {
 		return nil, err
 	}
-	own, err := procfs.MountNamespace(mounttable.Self)
+	own, err := procfs.MountNamespace(Self)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +58,7 @@ func (l Layout) Holders(path, destination string) ([]Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := search{Layout: l, at: topmost(table, path), destination: destination, receives: map[string][]string{}}
+	s := copySearch{at: topmost(table, path), ignore: ignore, destination: destination, receives: map[string][]string{}}
 	if s.at == nil {
 		return nil, nil
 	}
@@ -70,56 +67,50 @@ func (l Layout) Holders(path, destination string) ([]Holder, error) {
 	}
 	s.learn(table)
 	s.group, _ = propagation(parent(table, s.at))
-	looked := map[uint64]bool{own: true}
-	for _, pid := range pids {
-		// A process that has just ended holds nothing.
-		if ns, err := procfs.MountNamespace(procfs.Dir(pid)); err == nil && !looked[ns] {
-			looked[ns] = s.look(pid)
+	looked := map[uint64]bool{}
+	views, _ := readViews(pids, own)
+	for _, v := range slices.SortedFunc(maps.Values(views), func(a, b view) int { return a.pid - b.pid }) {
+		if !looked[v.Namespace] {
+			looked[v.Namespace] = true
+			s.look(v)
 		}
 	}
 	return s.holders(), nil
 }
 
-// search collects who has the same thing mounted.
-type search struct {
-	Layout
-	at          *mountinfo.Info
-	device      uint64 // 0: no block device
-	destination string
-	group       string // the peer group of the mount that at lies on; empty: none
+// copySearch collects the copies of the mount at.
+type copySearch struct {
+	at                  *mountinfo.Info
+	device              uint64 // 0: it is no block device
+	ignore, destination string
+	group               string // the peer group of the mount that at lies on; empty: none
 
 	found    []candidate
 	receives map[string][]string // the peer groups from which a group receives
 }
 
-// candidate holds the thing, unless its copy goes with the host's: from are the
-// peer groups from which the mount that it lies on receives.
+// candidate is a holder, unless unmounting propagates to its copy: from are the peer groups from which the mount that
+// the copy lies on receives.
 type candidate struct {
 	Holder
 	from []string
 }
 
-// look looks at the namespace of a process; false if it could not.
-func (s *search) look(pid int) bool {
-	table, err := mounttable.Read(procfs.Dir(pid))
-	if err != nil || len(table) == 0 {
-		return false
-	}
-	s.learn(table)
-	for _, m := range table {
-		if !mounttable.Shows(m, s.at) || strings.Contains(m.Mountpoint, s.Dir+"/") {
+func (s *copySearch) look(v view) {
+	s.learn(v.mounts)
+	for _, m := range v.mounts {
+		if !Shows(m, s.at) || strings.Contains(m.Mountpoint, s.ignore+"/") {
 			continue
 		}
-		group, masters := propagation(parent(table, m))
-		s.add(pid, m.Mountpoint, readOnly(m), append(masters, group))
+		group, masters := propagation(parent(v.mounts, m))
+		s.add(v.pid, m.Mountpoint, ReadOnly(m), append(masters, group))
 	}
-	if s.device != 0 && deviceIn(pid, s.destination) == s.device {
-		s.add(pid, s.destination, false, nil)
+	if s.device != 0 && deviceIn(v.pid, s.destination) == s.device {
+		s.add(v.pid, s.destination, false, nil)
 	}
-	return true
 }
 
-func (s *search) add(pid int, path string, readOnly bool, from []string) {
+func (s *copySearch) add(pid int, path string, readOnly bool, from []string) {
 	s.found = append(s.found, candidate{
 		Holder: Holder{PID: pid, Command: procfs.Command(pid), Group: controlGroup(pid), Path: path, ReadOnly: readOnly},
 		from:   from,
@@ -127,7 +118,7 @@ func (s *search) add(pid int, path string, readOnly bool, from []string) {
 }
 
 // learn notes which peer groups of a namespace receive from others.
-func (s *search) learn(table []*mountinfo.Info) {
+func (s *copySearch) learn(table []*mountinfo.Info) {
 	for _, m := range table {
 		if group, masters := propagation(m); group != "" && len(masters) > 0 {
 			s.receives[group] = masters
@@ -135,7 +126,7 @@ func (s *search) learn(table []*mountinfo.Info) {
 	}
 }
 
-func (s *search) holders() (held []Holder) {
+func (s *copySearch) holders() (held []Holder) {
 	for _, c := range s.found {
 		if s.group == "" || !s.reaches(c.from) {
 			held = append(held, c.Holder)
@@ -144,8 +135,8 @@ func (s *search) holders() (held []Holder) {
 	return held
 }
 
-// reaches says whether what happens in the host's group reaches one of groups.
-func (s *search) reaches(groups []string) bool {
+// reaches reports whether an unmount in the original's peer group propagates to one of groups.
+func (s *copySearch) reaches(groups []string) bool {
 	for seen := map[string]bool{"": true}; len(groups) > 0; groups = groups[1:] {
 		group := groups[0]
 		if group == s.group {
@@ -159,8 +150,7 @@ func (s *search) reaches(groups []string) bool {
 	return false
 }
 
-// propagation is the peer group of a mount and those from which it receives
-// (proc_pid_mountinfo(5)).
+// propagation returns the peer group of a mount and those from which it receives (proc_pid_mountinfo(5)).
 func propagation(m *mountinfo.Info) (group string, masters []string) {
 	if m == nil {
 		return "", nil
@@ -194,11 +184,7 @@ func parent(table []*mountinfo.Info, m *mountinfo.Info) *mountinfo.Info {
 	return nil
 }
 
-func readOnly(m *mountinfo.Info) bool {
-	return slices.Contains(strings.Split(m.Options+","+m.VFSOptions, ","), "ro")
-}
-
-// deviceAt is the number of the block device at path; 0 for anything else.
+// deviceAt returns the number of the block device at path, 0 for anything else. It asks the file system.
 func deviceAt(path string) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -207,7 +193,7 @@ func deviceAt(path string) (uint64, error) {
 	return blockDevice(st), nil
 }
 
-// deviceIn is deviceAt in the root directory of a process, out of which no link leads.
+// deviceIn is deviceAt for a path as a process sees it. Links cannot lead out of the process's root directory.
 func deviceIn(pid int, path string) uint64 {
 	root, err := unix.Open(procfs.Dir(pid)+"/root", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -233,8 +219,8 @@ func blockDevice(st unix.Stat_t) uint64 {
 	return st.Rdev
 }
 
-// controlGroup is the longest of a process's control groups: with several
-// hierarchies not each need tell (cgroups(7)).
+// controlGroup returns the longest of a process's control groups: with several hierarchies (cgroups(7)) some may be just
+// the root.
 func controlGroup(pid int) (longest string) {
 	raw, _ := os.ReadFile(procfs.Dir(pid) + "/cgroup")
 	for line := range strings.Lines(string(raw)) {

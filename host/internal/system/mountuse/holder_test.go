@@ -1,4 +1,4 @@
-package mounts
+package mountuse
 
 import (
 	"bufio"
@@ -15,8 +15,19 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// inNamespace runs a script in a mount namespace of its own, where it ends only
-// with the test, and returns its process.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	return check.Must(filepath.EvalSymlinks(t.TempDir()))(t)
+}
+
+// mount unmounts what is left at the end of the test.
+func mount(t *testing.T, source, target, fstype string, flags uintptr) {
+	t.Helper()
+	check.NoError(t, unix.Mount(source, target, fstype, flags, ""))
+	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
+}
+
+// inNamespace runs a script in a mount namespace of its own until the test ends, and returns its PID.
 func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 	t.Helper()
 	args = append([]string{"--mount", "--propagation", propagation, "sh", "-ec", script + "\necho ready\nexec cat", "sh"}, args...)
@@ -34,10 +45,10 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 	return cmd.Process.Pid
 }
 
-// held is what a process holds of what is mounted at path.
-func held(t *testing.T, l Layout, path, destination string, pid int) []Holder {
+// held lists the copies that a process holds of the mount at path.
+func held(t *testing.T, ignore, path, destination string, pid int) []Holder {
 	t.Helper()
-	found, err := l.Holders(path, destination)
+	found, err := Holders(path, ignore, destination)
 	check.NoError(t, err)
 	return slices.DeleteFunc(found, func(h Holder) bool { return h.PID != pid })
 }
@@ -57,12 +68,13 @@ func TestHoldersOfAMount(t *testing.T) {
 		"a copy of all ...": {script: "mount --rbind / $2; mount --make-rprivate $2"}, // at another place
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, dir := newLayout(t), resolved(t, t.TempDir())
-			path := target(t, l)
+			own, dir := tempDir(t), tempDir(t)
+			path := filepath.Join(own, "volume")
+			check.NoError(t, os.Mkdir(path, 0o700))
 			mount(t, "volume", path, "tmpfs", 0)
 			check.NoError(t, os.Mkdir(filepath.Join(path, "part"), 0o700))
 			pid := inNamespace(t, "private", c.script, path, dir)
-			got := held(t, l, path, "", pid)
+			got := held(t, own, path, "", pid)
 			if c.at == "" {
 				if len(got) > 0 {
 					t.Errorf("it is held: %v", got)
@@ -72,15 +84,15 @@ func TestHoldersOfAMount(t *testing.T) {
 			if len(got) != 1 || got[0].Path != filepath.Join(dir, c.at) || got[0].ReadOnly != c.readOnly || got[0].Command == "" {
 				t.Errorf("got %v", got)
 			}
-			if none := held(t, l, filepath.Dir(path), "", pid); len(none) > 0 {
+			if none := held(t, own, filepath.Dir(path), "", pid); len(none) > 0 {
 				t.Errorf("what is not mounted is held: %v", none)
 			}
 		})
 	}
 }
 
-// What is bound with propagation, as a driver's container has it, goes with the
-// host's mount. So does what receives through a namespace between.
+// An unmount propagates to copies that are bound with propagation, as a driver's container has them, also through a
+// namespace in between.
 func TestHoldersOfWhatPropagates(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a mount in another namespace")
 	for script, want := range map[string]int{
@@ -90,19 +102,20 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 		"mount --rbind $1 $2; mount --make-rprivate $2": 1,
 	} {
 		t.Run(script, func(t *testing.T) {
-			l, dir := newLayout(t), resolved(t, t.TempDir())
-			mount(t, "host", l.Dir, "tmpfs", 0)
-			check.NoError(t, unix.Mount("", l.Dir, "", unix.MS_SHARED, ""))
-			path := target(t, l)
+			own, dir := tempDir(t), tempDir(t)
+			mount(t, "host", own, "tmpfs", 0)
+			check.NoError(t, unix.Mount("", own, "", unix.MS_SHARED, ""))
+			path := filepath.Join(own, "volume")
+			check.NoError(t, os.Mkdir(path, 0o700))
 			mount(t, "volume", path, "tmpfs", 0)
-			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, l.Dir, dir)
-			if got := held(t, l, path, "", pid); len(got) != want {
+			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, own, dir)
+			if got := held(t, own, path, "", pid); len(got) != want {
 				t.Errorf("it is held by %v", got)
 			}
 			check.NoError(t, unix.Unmount(path, 0))
 			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh", strconv.Itoa(pid)).Output()
 			if (err == nil) != (want > 0) {
-				t.Errorf("after the unmount the namespace has %s of it, so it was foretold wrong", left)
+				t.Errorf("after the unmount the namespace has %s of it, so Holders was wrong", left)
 			}
 		})
 	}
@@ -111,17 +124,16 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 func TestHoldersOfADevice(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a block device in another namespace")
 	device := "/dev/loop0"
-	if block, err := BlockDevice(device); err != nil || !block {
+	if n, err := deviceAt(device); err != nil || n == 0 {
 		t.Skipf("needs %s; not covered: block devices in containers", device)
 	}
-	l, dir := newLayout(t), resolved(t, t.TempDir())
-	path := l.Target("d", redis, data, rw, "r")
-	check.NoError(t, l.Make(filepath.Dir(path)))
+	own, dir := tempDir(t), tempDir(t)
+	path := filepath.Join(own, "volume")
 	check.NoError(t, os.WriteFile(path, nil, 0o600))
 	mount(t, device, path, "", unix.MS_BIND)
 	pid := inNamespace(t, "private", "mount -t tmpfs root $1; mknod $1/disk b 7 0; mknod $1/other b 7 1; ln -s disk $1/link", dir)
 	for name, want := range map[string]int{"disk": 1, "link": 1, "other": 0, "none": 0} {
-		if got := held(t, l, path, filepath.Join(dir, name), pid); len(got) != want {
+		if got := held(t, own, path, filepath.Join(dir, name), pid); len(got) != want {
 			t.Errorf("with %s in the container it is held by %v", name, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package mounttable
+package mountuse
 
 import (
 	"os"

@@ -1,14 +1,15 @@
-// Package mounttable reads what is mounted in the mount namespace of any process, and finds the mounts there that show
-// what is mounted elsewhere.
+// Package mountuse finds out who uses what is mounted at a path, in all mount namespaces of the machine: Holders lists
+// processes whose own namespace has a copy of a mount, and a Scene finds processes that have files of a mount open.
 //
-// It asks the kernel for text in /proc only, and never a file system: one that hangs holds up no caller. The fence
-// relies on that. It imports no other package of the host.
-package mounttable
+// It reads text in /proc, and asks a file system only where its comments say so: one that hangs must not hold up the
+// caller. The fence relies on that, and on that it imports no other package of the host.
+package mountuse
 
 import (
 	"bufio"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -44,4 +45,9 @@ func Device(m *mountinfo.Info) uint64 { return unix.Mkdev(uint32(m.Major), uint3
 // Within reports whether path is dir or lies below it. Both must be clean.
 func Within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// ReadOnly reports whether the mount, or its file system, is read-only.
+func ReadOnly(m *mountinfo.Info) bool {
+	return slices.Contains(strings.Split(m.Options+","+m.VFSOptions, ","), "ro")
 }

@@ -1,0 +1,198 @@
+package mountuse
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
+)
+
+// Scene is what is mounted at and below some paths at one moment, where other mount namespaces have copies of it, and
+// all processes of the machine. Users finds the processes that have files of those mounts open.
+type Scene struct {
+	Places     []Place             // in this process's mount namespace, in the order of mounting
+	Copies     map[Copy]string     // the copies in other namespaces, and the path whose mount each shows
+	Processes  map[int]procfs.Stat // without those that have ended with all their threads
+	Namespaces map[int]uint64      // the mount namespaces of Processes
+
+	own     uint64 // this process's mount namespace
+	asked   map[string]bool
+	views   map[Tree]view
+	known   map[int]bool       // the IDs of all mounts in all namespaces
+	ids     map[int]string     // by ID of a place or a copy: its path
+	devices map[uint64]string  // by file system that is mounted nowhere else: its path
+	blocks  map[uint64]string  // by block device that is bound at a place: its path
+	seen    map[uint64][]shown // by namespace: where its processes see places and copies
+}
+
+// Place is a mount at one of the scene's paths, or below it.
+type Place struct {
+	*mountinfo.Info
+	Path string // the scene's path
+}
+
+// Tree is what a process sees: the mounts of a namespace below the process's root directory.
+type Tree struct {
+	Namespace uint64
+	Root      string
+}
+
+// Copy is a mount in another namespace that shows a place, whole or in part.
+type Copy struct {
+	Tree   Tree
+	ID     int
+	Path   string // below the tree's root
+	device uint64
+}
+
+// shown is where the processes of a namespace see a mount: at, and the scene's path it belongs to.
+type shown struct{ at, path string }
+
+// view is the mounts that a process sees.
+type view struct {
+	Tree
+	pid    int
+	mounts []*mountinfo.Info
+}
+
+// Look reads the mounts and the processes. before are the Copies of an earlier scene: their originals may have been
+// unmounted since.
+func Look(paths []string, before map[Copy]string) (*Scene, error) {
+	s := &Scene{
+		Copies: map[Copy]string{}, asked: map[string]bool{}, known: map[int]bool{}, ids: map[int]string{},
+		devices: map[uint64]string{}, blocks: map[uint64]string{}, seen: map[uint64][]shown{},
+	}
+	for _, path := range paths {
+		s.asked[path] = true
+	}
+	var err error
+	if s.own, err = procfs.MountNamespace(Self); err != nil {
+		return nil, err
+	}
+	if s.Processes, err = processes(); err != nil {
+		return nil, err
+	}
+	table, err := Read(Self)
+	if err != nil {
+		return nil, err
+	}
+	s.findPlaces(table)
+	s.views, s.Namespaces = readViews(slices.Collect(maps.Keys(s.Processes)), s.own)
+	s.findCopies(before)
+	return s, nil
+}
+
+// Member returns a process that sees the tree.
+func (s *Scene) Member(t Tree) (pid int) { return s.views[t].pid }
+
+// findPlaces finds the paths' mounts in this process's namespace.
+func (s *Scene) findPlaces(table []*mountinfo.Info) {
+	elsewhere := map[uint64]bool{} // file systems that are mounted at other paths too
+	for _, m := range table {
+		s.known[m.ID] = true
+		path := s.askedAbove(m.Mountpoint)
+		if path == "" {
+			elsewhere[Device(m)] = true
+			continue
+		}
+		s.Places = append(s.Places, Place{m, path})
+		s.ids[m.ID] = path
+		s.seen[s.own] = append(s.seen[s.own], shown{m.Mountpoint, path})
+	}
+	for _, p := range s.Places {
+		if n, ok := blockNumber(p.Info); ok {
+			s.blocks[n] = p.Path
+		}
+		if !elsewhere[Device(p.Info)] {
+			s.devices[Device(p.Info)] = p.Path
+		}
+	}
+}
+
+// askedAbove returns the nearest of the scene's paths at or above path; empty: there is none.
+func (s *Scene) askedAbove(path string) string {
+	for ; len(path) > 1; path = filepath.Dir(path) {
+		if s.asked[path] {
+			return path
+		}
+	}
+	return ""
+}
+
+// findCopies finds in other namespaces the mounts that show a place, or did before.
+func (s *Scene) findCopies(before map[Copy]string) {
+	for t, v := range s.views {
+		for _, m := range v.mounts {
+			s.known[m.ID] = true
+			c := Copy{Tree: t, ID: m.ID, Path: m.Mountpoint, device: Device(m)}
+			path := before[c]
+			if i := slices.IndexFunc(s.Places, func(p Place) bool { return Shows(m, p.Info) }); i >= 0 {
+				path = s.Places[i].Path
+			}
+			if path == "" {
+				delete(s.devices, c.device)
+				continue
+			}
+			s.Copies[c] = path
+			s.ids[m.ID] = path
+			s.seen[t.Namespace] = append(s.seen[t.Namespace], shown{filepath.Join(t.Root, m.Mountpoint), path})
+		}
+	}
+}
+
+// readViews reads the mounts of each tree once, except those of the namespace own, and returns the namespaces of the
+// processes.
+func readViews(pids []int, own uint64) (views map[Tree]view, namespaces map[int]uint64) {
+	views, namespaces = map[Tree]view{}, map[int]uint64{}
+	for _, pid := range pids {
+		dir := procfs.Dir(pid)
+		ns, err := procfs.MountNamespace(dir)
+		root, rootErr := os.Readlink(dir + "/root")
+		if err != nil || rootErr != nil {
+			continue // it has ended
+		}
+		namespaces[pid] = ns
+		t := Tree{ns, root}
+		if ns == own || views[t].mounts != nil {
+			continue
+		}
+		if table, err := Read(dir); err == nil && len(table) > 0 {
+			views[t] = view{t, pid, table}
+		}
+	}
+	return views, namespaces
+}
+
+// processes lists what runs by PID, without what has ended with all its threads.
+func processes() (map[int]procfs.Stat, error) {
+	list, err := procfs.Processes()
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[int]procfs.Stat, len(list))
+	for _, s := range list {
+		if !s.Ended() || len(liveThreads(procfs.Dir(s.PID))) > 0 {
+			all[s.PID] = s
+		}
+	}
+	return all, nil
+}
+
+// blockNumber returns the number of the block device that is bound at a place. Such a place is a file of a devtmpfs or
+// tmpfs, which stat(2) can look at without asking a driver.
+func blockNumber(m *mountinfo.Info) (uint64, bool) {
+	if m.FSType != "devtmpfs" && m.FSType != "tmpfs" || m.Root == "/" {
+		return 0, false
+	}
+	var st unix.Stat_t
+	if unix.Lstat(m.Mountpoint, &st) != nil {
+		return 0, false
+	}
+	number := blockDevice(st)
+	return number, number != 0
+}
