@@ -73,7 +73,8 @@ func Example() {
 	web := registration.Instance{ID: "web-1", Service: service.Service{Name: "web"}}
 	api := registration.Instance{ID: "api-1", Service: service.Service{Name: "api"}}
 	if _, err := host.Register(ctx, service.Consul{}, web); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	_, changes, err := host.Sync(ctx, service.Consul{}, registration.SyncRequest{Instances: []registration.Instance{api}})
 	fmt.Println(changes, err)

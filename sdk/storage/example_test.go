@@ -89,7 +89,8 @@ func Example() {
 
 	dir, err := os.MkdirTemp("", "links-")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer os.RemoveAll(dir)
 	driver := storage.Driver{ID: "shared", Endpoint: "unix://" + dir}
