@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // A backup is one line of JSON (Backup), and a snapshot of the ledger after it.
@@ -31,7 +32,7 @@ const maxBackupHeader = 4 << 10
 const indexGap = 1 << 20
 
 // ErrBadBackup says that the bytes are no backup, or a damaged one.
-var ErrBadBackup = errors.New("bad backup of the ledger")
+var ErrBadBackup = errcode.InvalidArgument.New("bad backup of the ledger")
 
 // Backup says what is in a backup. Secrets in it are sealed, as they are in the ledger.
 type Backup struct {

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/raftnode"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // The servers of the cluster, in raftnode's words.
@@ -29,9 +29,9 @@ type (
 // What is asked of servers that are not so.
 var (
 	// ErrNoPeer: raft's configuration has no such server.
-	ErrNoPeer = errors.New("no such server in the cluster")
+	ErrNoPeer = errcode.NotFound.New("no such server in the cluster")
 	// ErrPeerAlive: the server is there; it would be taken in again at once.
-	ErrPeerAlive = errors.New("the server is alive")
+	ErrPeerAlive = errcode.FailedPrecondition.New("the server is alive")
 )
 
 // report tells other servers of this one's ledger.

@@ -1,21 +1,22 @@
 package acl
 
 import (
-	"errors"
 	"fmt"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // The reasons for which the ledger refuses something. A caller asks with errors.Is.
 var (
 	// ErrBootstrapped: the first management token was made before. The error is a
 	// *BootstrappedError.
-	ErrBootstrapped = errors.New("ACL was bootstrapped before")
+	ErrBootstrapped = errcode.FailedPrecondition.New("ACL was bootstrapped before")
 	// ErrPolicyNotFound: the ledger has no such policy.
-	ErrPolicyNotFound = errors.New("ACL policy not found")
+	ErrPolicyNotFound = errcode.NotFound.New("ACL policy not found")
 	// ErrRoleNotFound: the ledger has no such role.
-	ErrRoleNotFound = errors.New("ACL role not found")
+	ErrRoleNotFound = errcode.NotFound.New("ACL role not found")
 	// ErrTokenNotFound: the ledger has no such token.
-	ErrTokenNotFound = errors.New("ACL token not found")
+	ErrTokenNotFound = errcode.NotFound.New("ACL token not found")
 )
 
 // BootstrappedError is an ErrBootstrapped that says how to do it again.

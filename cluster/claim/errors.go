@@ -1,58 +1,59 @@
 package claim
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // The reasons for which the ledger refuses something. A caller asks with
 // errors.Is; the error's text is for the operator.
 var (
 	// ErrHeld: other claims stand in the way; try again when they are freed.
-	ErrHeld = errors.New("claim is held")
+	ErrHeld = errcode.FailedPrecondition.New("claim is held")
 	// ErrModes: the volume is in use with another access or attachment mode.
-	ErrModes = errors.New("volume is in use with other modes")
+	ErrModes = errcode.FailedPrecondition.New("volume is in use with other modes")
 	// ErrReadOnly: the access mode never allows a write claim.
-	ErrReadOnly = errors.New("access mode is for readers only")
+	ErrReadOnly = errcode.FailedPrecondition.New("access mode is for readers only")
 	// ErrUnsupported: the volume was not registered with the wanted modes.
-	ErrUnsupported = errors.New("volume lacks the capability")
+	ErrUnsupported = errcode.FailedPrecondition.New("volume lacks the capability")
 	// ErrConflict: the same workload or claim is there with other arguments.
-	ErrConflict = errors.New("exists with other arguments")
+	ErrConflict = errcode.FailedPrecondition.New("exists with other arguments")
 	// ErrInvalid: a field is missing or malformed. The error is a *FieldError.
-	ErrInvalid = errors.New("invalid")
+	ErrInvalid = errcode.InvalidArgument.New("invalid")
 	// ErrBackwards: a claim only moves forward on its way out.
-	ErrBackwards = errors.New("claim cannot move backwards")
+	ErrBackwards = errcode.FailedPrecondition.New("claim cannot move backwards")
 	// ErrVolumeNotFound: no such volume is registered.
-	ErrVolumeNotFound = errors.New("volume is not registered")
+	ErrVolumeNotFound = errcode.NotFound.New("volume is not registered")
 	// ErrVolumeInUse: claims stand, so the volume cannot be changed so or removed.
-	ErrVolumeInUse = errors.New("volume is in use")
+	ErrVolumeInUse = errcode.FailedPrecondition.New("volume is in use")
 	// ErrClaimNotFound: the workload has no claim on the volume.
-	ErrClaimNotFound = errors.New("claim not found")
+	ErrClaimNotFound = errcode.NotFound.New("claim not found")
 	// ErrWorkloadNotFound: the ledger knows no such workload.
-	ErrWorkloadNotFound = errors.New("workload not found")
+	ErrWorkloadNotFound = errcode.NotFound.New("workload not found")
 	// ErrNodeNotFound: the ledger knows no such node.
-	ErrNodeNotFound = errors.New("node not found")
+	ErrNodeNotFound = errcode.NotFound.New("node not found")
 	// ErrNodeInUse: workloads run, or claims stand, on the node, so it cannot be removed.
-	ErrNodeInUse = errors.New("node is in use")
+	ErrNodeInUse = errcode.FailedPrecondition.New("node is in use")
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
-	ErrNotRunning = errors.New("workload does not run there")
+	ErrNotRunning = errcode.FailedPrecondition.New("workload does not run there")
 	// ErrNodeSecret: the node is known with another secret.
-	ErrNodeSecret = errors.New("node is known with another secret")
+	ErrNodeSecret = errcode.FailedPrecondition.New("node is known with another secret")
 	// ErrIneligible: the node takes no workloads now.
-	ErrIneligible = errors.New("node takes no workloads")
+	ErrIneligible = errcode.FailedPrecondition.New("node takes no workloads")
 	// ErrUnreachable: the volume is where the node cannot reach it.
-	ErrUnreachable = errors.New("the node cannot reach the volume")
+	ErrUnreachable = errcode.FailedPrecondition.New("the node cannot reach the volume")
 	// ErrOldKey: secrets come sealed with a key that does not seal any more. What seals them
 	// anew may try again.
-	ErrOldKey = errors.New("sealed with a key that is not the active one")
+	ErrOldKey = errcode.Unavailable.New("sealed with a key that is not the active one")
 	// ErrCycle: workloads would wait for one another for ever.
-	ErrCycle = errors.New("workloads wait for one another")
+	ErrCycle = errcode.FailedPrecondition.New("workloads wait for one another")
 	// ErrTokenNotFound: the ledger knows no such token.
-	ErrTokenNotFound = errors.New("token not found")
+	ErrTokenNotFound = errcode.FailedPrecondition.New("token not found")
 	// ErrDriverNotFound: no node has, or lately had, such a driver.
-	ErrDriverNotFound = errors.New("driver not found")
+	ErrDriverNotFound = errcode.NotFound.New("driver not found")
 )
 
 // Refusal says why a volume was not given and who has it. It matches its Reason

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	jsonv1 "github.com/go-json-experiment/json/v1"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
@@ -18,11 +19,11 @@ const MaxSize = 192 << 10
 var (
 	// ErrUnknownCommand says that the entry was written by a newer program. Whoever
 	// meets it in the log must stop, and be upgraded.
-	ErrUnknownCommand = errors.New("unknown command in the log (written by a newer version)")
+	ErrUnknownCommand = errcode.Unimplemented.New("unknown command in the log (written by a newer version)")
 	// ErrMalformed says that the entry is no command of any version.
-	ErrMalformed = errors.New("malformed command")
+	ErrMalformed = errcode.InvalidArgument.New("malformed command")
 	// ErrTooLarge says that the command is bigger than MaxSize.
-	ErrTooLarge = errors.New("command is too large")
+	ErrTooLarge = errcode.InvalidArgument.New("command is too large")
 )
 
 // Encode writes a command down as a log entry: one byte of level, one of kind, then JSON.

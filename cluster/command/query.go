@@ -2,17 +2,17 @@ package command
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"time"
 
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrUnknownQuery says that the query is of a newer program than this one.
-var ErrUnknownQuery = errors.New("unknown query (of a newer version: upgrade this server)")
+var ErrUnknownQuery = errcode.Unimplemented.New("unknown query (of a newer version: upgrade this server)")
 
 // Query is one of this package's queries: what agents without a ledger ask of it. It
 // travels as one byte of kind and JSON.

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"github.com/hashicorp/memberlist"
 	"github.com/hashicorp/serf/serf"
 
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/notify"
 )
 
@@ -286,7 +286,7 @@ func (d *Discovery) Join(addresses ...string) (int, error) {
 }
 
 // ErrNoMember says that gossip knows no such agent.
-var ErrNoMember = errors.New("no such member")
+var ErrNoMember = errcode.NotFound.New("no such member")
 
 // ForceLeave makes all others take a failed member for one that has left; with prune it is
 // forgotten at once. One that is alive comes back by itself.

@@ -12,10 +12,12 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"github.com/hashicorp/serf/serf"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrNotEncrypted says that gossip is in clear, so there is no keyring.
-var ErrNotEncrypted = errors.New("gossip is not encrypted: start the agents with `encrypt`")
+var ErrNotEncrypted = errcode.FailedPrecondition.New("gossip is not encrypted: start the agents with `encrypt`")
 
 // Keys says which keys members have. Key texts are secrets.
 type Keys struct {

@@ -16,20 +16,21 @@ import (
 
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 var (
 	// errAlone: the host is none of a cluster.
-	errAlone = errors.New("this host is alone: it has no tls block in its configuration, so it gossips with nobody")
+	errAlone = errcode.FailedPrecondition.New("this host is alone: it has no tls block in its configuration, so it gossips with nobody")
 	// errUsed: workloads would lose their volumes.
-	errUsed = errors.New("workloads of this node have volumes")
+	errUsed = errcode.FailedPrecondition.New("workloads of this node have volumes")
 	// errAlive: what is asked is for those that are gone.
-	errAlive = errors.New("it is alive")
+	errAlive = errcode.FailedPrecondition.New("it is alive")
 	// errLastServer: the ledger would be gone.
-	errLastServer = errors.New("it is the only server, and the ledger would be gone with it")
+	errLastServer = errcode.FailedPrecondition.New("it is the only server, and the ledger would be gone with it")
 	// errUnknownKey: no agent has a key of that id.
-	errUnknownKey = errors.New("no such key (see: pannier keyring list)")
+	errUnknownKey = errcode.NotFound.New("no such key (see: pannier keyring list)")
 )
 
 // memberService serves pannier.host.v1.MemberService.

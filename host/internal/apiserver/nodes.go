@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -109,7 +110,7 @@ func (s nodeService) SetNodeEligibility(ctx context.Context, req *connect.Reques
 const purgeWait = 20 * time.Second
 
 // errNodeUp refuses to purge what would come back at once.
-var errNodeUp = errors.New("the node is up")
+var errNodeUp = errcode.FailedPrecondition.New("the node is up")
 
 // PurgeNode forgets a node.
 func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.PurgeNodeRequest]) (*connect.Response[hostv1.PurgeNodeResponse], error) {

@@ -33,6 +33,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -126,7 +127,7 @@ const (
 )
 
 // errStopping is why calls are cut off when the server is closed.
-var errStopping = errors.New("the agent is stopping: call again when it is back")
+var errStopping = errcode.Unavailable.New("the agent is stopping: call again when it is back")
 
 // Server serves the API. Open starts it, Close ends it.
 type Server struct {

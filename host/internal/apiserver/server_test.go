@@ -301,33 +301,3 @@ func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
 	}
 	wantError(t, <-answered, connect.CodeUnavailable, "the agent is stopping")
 }
-
-func TestErrorCodes(t *testing.T) {
-	for _, m := range mapping {
-		for _, err := range m.errs {
-			if got := connect.CodeOf(withCode(t.Context(), errors.Join(errors.New("context"), err))); got != m.code {
-				t.Errorf("%v has %v, want %v", err, got, m.code)
-			}
-		}
-	}
-	stopping, cancel := context.WithCancelCause(t.Context())
-	cancel(errStopping)
-	for want, err := range map[connect.Code]error{
-		connect.CodeResourceExhausted: driverSays(codes.ResourceExhausted, "full"),
-		connect.CodeDeadlineExceeded:  context.DeadlineExceeded,
-		connect.CodeUnknown:           errors.New("some error"),
-	} {
-		if got := connect.CodeOf(withCode(stopping, err)); got != want {
-			t.Errorf("%v has %v, want %v", err, got, want)
-		}
-	}
-	if got := connect.CodeOf(withCode(stopping, context.Canceled)); got != connect.CodeUnavailable {
-		t.Errorf("cut off by the agent's end: %v", got)
-	}
-	if got := connect.CodeOf(withCode(t.Context(), context.Canceled)); got != connect.CodeCanceled {
-		t.Errorf("cut off by the caller: %v", got)
-	}
-	if withCode(t.Context(), nil) != nil {
-		t.Error("an error out of nothing")
-	}
-}

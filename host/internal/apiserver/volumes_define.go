@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/internal/errcode"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -224,7 +225,7 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 }
 
 // errDefined: the volume exists with another definition.
-var errDefined = errors.New("exists with another definition")
+var errDefined = errcode.AlreadyExists.New("exists with another definition")
 
 // sameDefinition refuses to create a volume that is registered and is not what
 // is asked for. What the driver said of it is not compared.

@@ -3,18 +3,18 @@ package devices
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrTooFew says that this node has too few of the devices that are asked for, or too
 // few that are free and healthy. The message tells who has them.
-var ErrTooFew = errors.New("too few devices")
+var ErrTooFew = errcode.FailedPrecondition.New("too few devices")
 
 // Request asks for devices by their group.
 type Request struct {

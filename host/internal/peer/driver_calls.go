@@ -2,6 +2,10 @@ package peer
 
 import (
 	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/internal/kmutex"
@@ -31,9 +35,14 @@ func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string, 
 		}
 		defer unlock()
 	}
-	return d.calls.Call(ctx, of.ID, 0, func(ctx context.Context, c storage.Client, found drivers.Driver) error {
+	err := d.calls.Call(ctx, of.ID, 0, func(ctx context.Context, c storage.Client, found drivers.Driver) error {
 		return fn(ctx, c, found.Ref())
 	})
+	if errors.Is(err, drivers.ErrNotFound) {
+		// NotFound would be the driver's answer about the volume. Unavailable makes the leader try another node.
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return err
 }
 
 func (d *driverCalls) ValidateVolume(ctx context.Context, of storage.Driver, req storage.ValidateRequest) (warnings []string, err error) {

@@ -3,54 +3,30 @@ package peer
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrDenied says that the caller may not make the call. Its text says why.
-var ErrDenied = errors.New("not allowed")
+var ErrDenied = errcode.PermissionDenied.New("not allowed")
 
 // longestText bounds an error's text as it travels, in bytes: gRPC carries it in a header.
 const longestText = 8 << 10
-
-// mapping gives errors that are no gRPC status their codes. The first that matches counts.
-var mapping = []struct {
-	code codes.Code
-	errs []error
-}{
-	{codes.PermissionDenied, []error{ErrDenied}},
-	{codes.Unauthenticated, []error{errNobody}},
-	{codes.Unavailable, []error{
-		drivers.ErrUnhealthy, drivers.ErrNotFound, drivers.ErrClosed, workload.ErrClosed, command.ErrStopped, command.ErrClosed,
-	}},
-	{codes.ResourceExhausted, []error{command.ErrDiskFull}},
-	{codes.NotFound, []error{
-		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound, workload.ErrNotFound,
-	}},
-	{codes.InvalidArgument, []error{claim.ErrInvalid, command.ErrTooLarge, command.ErrMalformed}},
-	{codes.Unimplemented, []error{errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}},
-	{codes.FailedPrecondition, []error{claim.ErrUnreachable, claim.ErrNodeSecret, errOldTerm}},
-}
 
 func codeOf(err error) codes.Code {
 	if s, ok := status.FromError(err); ok {
 		return s.Code()
 	}
-	for _, m := range mapping {
-		if slices.ContainsFunc(m.errs, func(target error) bool { return errors.Is(err, target) }) {
-			return m.code
-		}
+	if c, ok := errcode.Of(err); ok {
+		return codes.Code(c)
 	}
 	return status.FromContextError(err).Code()
 }

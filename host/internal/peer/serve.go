@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -115,9 +116,9 @@ var (
 	// errPassOn: this server does not lead.
 	errPassOn = errors.New("this server does not lead the cluster")
 	// errNobody: a certificate is missing.
-	errNobody = errors.New("the connection names nobody")
+	errNobody = errcode.Unauthenticated.New("the connection names nobody")
 	// errUnserved: no agent of this version serves the call.
-	errUnserved = errors.New("this agent does not serve the call")
+	errUnserved = errcode.Unimplemented.New("this agent does not serve the call")
 )
 
 // notAllowed are the errors of calls that were refused. What a driver answers is none of

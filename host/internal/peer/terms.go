@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -10,13 +9,15 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // termKey is the metadata that says which term a leader's call is of.
 const termKey = "leader-term"
 
 // errOldTerm says that the caller does not lead any more.
-var errOldTerm = errors.New("another server has led since: this one does not lead any more")
+var errOldTerm = errcode.FailedPrecondition.New("another server has led since: this one does not lead any more")
 
 // Terms are the highest term of a leader that this node has seen. The zero value has
 // seen none.

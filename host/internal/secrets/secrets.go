@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // What Seal and Unseal refuse, for errors.Is.
 var (
 	// ErrNoKey: this host has no key to seal with, or not yet.
-	ErrNoKey = errors.New("the key that seals secrets is not here yet")
+	ErrNoKey = errcode.Unavailable.New("the key that seals secrets is not here yet")
 	// ErrKey: the value was sealed with a key that this host does not have.
 	ErrKey = errors.New("sealed with another key")
 	// ErrDamaged: the value was changed since it was sealed, or belongs to

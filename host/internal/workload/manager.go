@@ -20,19 +20,20 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // Errors of a Manager; each comes with what an operator can do.
 var (
-	ErrNotFound = errors.New("no such workload")
+	ErrNotFound = errcode.NotFound.New("no such workload")
 	// ErrConflict: the workload exists with another specification.
-	ErrConflict = errors.New("the workload is there with another specification")
+	ErrConflict = errcode.FailedPrecondition.New("the workload is there with another specification")
 	// ErrFailed: the start failed and was undone.
 	ErrFailed = errors.New("the start failed")
 	// ErrNotReconciled: the host has not reached the ledger since it was started.
-	ErrNotReconciled = errors.New("the ledger has not been reached since the host was started: no workload can be started yet")
+	ErrNotReconciled = errcode.Unavailable.New("the ledger has not been reached since the host was started: no workload can be started yet")
 	// ErrClosed: the host is stopping.
-	ErrClosed = errors.New("the host is stopping")
+	ErrClosed = errcode.Unavailable.New("the host is stopping")
 )
 
 // maxEnded bounds the number of ended workloads that a status query shows.

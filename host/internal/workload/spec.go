@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -69,7 +70,7 @@ type Exec struct {
 }
 
 // ErrInvalid is returned for a specification that can never be started.
-var ErrInvalid = errors.New("invalid workload")
+var ErrInvalid = errcode.InvalidArgument.New("invalid workload")
 
 const (
 	// maxVolumes bounds the volume requests of a workload: the ledger takes no more

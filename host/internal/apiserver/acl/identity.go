@@ -1,8 +1,9 @@
 package acl
 
 import (
-	"errors"
 	"time"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // Identity is a caller as far as its token says who that is.
@@ -19,7 +20,7 @@ type Identity struct {
 // What keeps a secret from being taken.
 var (
 	// ErrUnknownToken: there is no token with that secret, or not any more.
-	ErrUnknownToken = errors.New("the ACL token is not known here: it was deleted, or its secret is not right")
+	ErrUnknownToken = errcode.Unauthenticated.New("the ACL token is not known here: it was deleted, or its secret is not right")
 	// ErrExpired: the token's time is over.
-	ErrExpired = errors.New("the ACL token has expired")
+	ErrExpired = errcode.Unauthenticated.New("the ACL token has expired")
 )

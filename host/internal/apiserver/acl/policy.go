@@ -3,7 +3,6 @@ package acl
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -13,6 +12,8 @@ import (
 	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/hashicorp/hcl/v2/json"
 	"github.com/zclconf/go-cty/cty"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // Policy is what one policy's text says.
@@ -22,7 +23,7 @@ type Policy struct {
 }
 
 // ErrInvalid says that a policy's text is not right. The message has the line.
-var ErrInvalid = errors.New("invalid policy")
+var ErrInvalid = errcode.InvalidArgument.New("invalid policy")
 
 // maxText bounds a policy's text, in bytes: hcl's parsers recurse.
 const maxText = 64 << 10

@@ -2,7 +2,6 @@ package services
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -41,7 +41,7 @@ type Config struct {
 }
 
 // ErrUnknownConsul says that the agent has no consul block of that name.
-var ErrUnknownConsul = errors.New("unknown consul")
+var ErrUnknownConsul = errcode.FailedPrecondition.New("unknown consul")
 
 // Registrar puts services into the node's Consuls, takes them out, and keeps them so
 // while Run runs.

@@ -2,7 +2,6 @@ package tokens
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
@@ -196,21 +196,10 @@ func otherPurpose(t claim.Token) error {
 	return coded(codes.PermissionDenied, fmt.Errorf("the ledger has noted the id %s for something else", t.ID))
 }
 
-// ledgerError gives an error of the ledger the code that says whether another try is
-// worth it.
+// ledgerError gives an error of the ledger its gRPC code, which says whether a retry makes sense.
 func ledgerError(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, command.ErrNotLeader), errors.Is(err, command.ErrUncertain), errors.Is(err, command.ErrClosed):
-		return coded(codes.Unavailable, err)
-	case errors.Is(err, command.ErrDiskFull):
-		return coded(codes.ResourceExhausted, err)
-	case errors.Is(err, claim.ErrNotRunning), errors.Is(err, claim.ErrConflict), errors.Is(err, claim.ErrTokenNotFound):
-		return coded(codes.FailedPrecondition, err)
-	case errors.Is(err, claim.ErrInvalid):
-		return coded(codes.InvalidArgument, err)
-	default:
-		return err // the end of the caller's context, or a fault
+	if c, ok := errcode.Of(err); ok {
+		return coded(codes.Code(c), err)
 	}
+	return err // the end of the caller's context, or a fault
 }

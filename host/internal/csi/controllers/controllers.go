@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -91,7 +92,7 @@ func done(doing, driver string, err error) error {
 }
 
 // ErrOffline says that the driver expands only volumes that are not in use.
-var ErrOffline = errors.New("the driver can expand it only while no workload uses it")
+var ErrOffline = errcode.FailedPrecondition.New("the driver can expand it only while no workload uses it")
 
 // call is one call to a driver's controller, on whichever node it runs.
 type call func(ctx context.Context, s storage.Client, d drivers.Driver) error

@@ -2,17 +2,17 @@ package drivers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
 // ErrUnhealthy says that the driver cannot be called now. The error's text says why.
-var ErrUnhealthy = errors.New("the driver is not healthy")
+var ErrUnhealthy = errcode.Unavailable.New("the driver is not healthy")
 
 // Caller makes calls to drivers: it waits until the driver is healthy, and turns a plugin's error
 // into the driver's own words.

@@ -1,28 +1,28 @@
 package drivers
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
 // The registry's errors, for errors.Is.
 var (
 	// ErrNotFound: the driver is not on this node.
-	ErrNotFound = errors.New("driver not found")
+	ErrNotFound = errcode.NotFound.New("driver not found")
 	// ErrDeclared: the driver is declared in the configuration and cannot be changed at run time.
-	ErrDeclared = errors.New("driver is declared in the configuration")
+	ErrDeclared = errcode.FailedPrecondition.New("driver is declared in the configuration")
 	// ErrInUse: volumes are mounted through the driver.
-	ErrInUse = errors.New("driver is in use")
+	ErrInUse = errcode.FailedPrecondition.New("driver is in use")
 	// ErrInvalid: the spec has mistakes.
-	ErrInvalid = errors.New("invalid driver")
+	ErrInvalid = errcode.InvalidArgument.New("invalid driver")
 	// ErrClosed: the registry was closed.
-	ErrClosed = errors.New("the registry of drivers is closed")
+	ErrClosed = errcode.Unavailable.New("the registry of drivers is closed")
 )
 
 // Driver is a snapshot of a driver. Neither it nor what it points to may be changed.

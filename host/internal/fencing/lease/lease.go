@@ -12,10 +12,11 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrNoLease says that this node may not use volumes now. Nothing was published.
-var ErrNoLease = errors.New("this node has no lease on its claims")
+var ErrNoLease = errcode.Unavailable.New("this node has no lease on its claims")
 
 // unanswered is how most leases end.
 const unanswered = "no server has answered a heartbeat in time"

@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // Detached is what became of one claim that an operator had detached.
@@ -19,7 +20,7 @@ type Detached struct {
 }
 
 // ErrNoClaims says that the volume has no claim on that node.
-var ErrNoClaims = errors.New("no claim to detach")
+var ErrNoClaims = errcode.NotFound.New("no claim to detach")
 
 // Detach drives every claim of a volume on a node through the release path, and
 // says for each what it did or why it could not. It waits for the release until

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // order is what an operator wants of an instance. It is carried out by the instance's
@@ -17,11 +19,11 @@ type order struct {
 // Errors of orders.
 var (
 	// ErrNoSwap: what should run runs already.
-	ErrNoSwap = errors.New("nothing to swap to")
+	ErrNoSwap = errcode.FailedPrecondition.New("nothing to swap to")
 	// ErrNoCopy: the copy that is asked for is not kept.
-	ErrNoCopy = errors.New("no such copy of the plugin")
+	ErrNoCopy = errcode.FailedPrecondition.New("no such copy of the plugin")
 	// ErrPinned: an operator wants one copy and no other.
-	ErrPinned = errors.New("the plugin is pinned")
+	ErrPinned = errcode.FailedPrecondition.New("the plugin is pinned")
 )
 
 // Swap lets what should run take over now: the highest allowed version of the plugin

@@ -7,17 +7,19 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // The errors of Acquire and WaitReady.
 var (
 	// ErrUnknown: there is no such plugin, neither in the plugin directory nor in
 	// the configuration.
-	ErrUnknown = errors.New("no such plugin")
+	ErrUnknown = errcode.NotFound.New("no such plugin")
 	// ErrUnavailable: the plugin did not come up before the caller's context ended.
 	ErrUnavailable = errors.New("plugin is not available")
 	// ErrClosed: the supervisor is closed.
-	ErrClosed = errors.New("the plugin supervisor is closed")
+	ErrClosed = errcode.Unavailable.New("the plugin supervisor is closed")
 	// ErrLocked: another host works on the same data directory.
 	ErrLocked = errors.New("another host uses this data directory")
 )

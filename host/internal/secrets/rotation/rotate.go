@@ -2,7 +2,6 @@ package rotation
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,10 +11,11 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrNotEverywhere says that a key was not taken by all servers that must have it.
-var ErrNotEverywhere = errors.New("not every server has the new secrets key, so the old one stays in use")
+var ErrNotEverywhere = errcode.Unavailable.New("not every server has the new secrets key, so the old one stays in use")
 
 // Rotate makes a new key and lets it seal from now on. What is sealed with old ones is
 // sealed anew in the background (Lead). It returns the new key's id. One that the ledger

@@ -1,13 +1,14 @@
 package journal
 
 import (
-	"errors"
 	"fmt"
 	"syscall"
+
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrDiskFull says that the journal's disk is nearly full. Nothing was written.
-var ErrDiskFull = errors.New("the journal's disk is nearly full")
+var ErrDiskFull = errcode.ResourceExhausted.New("the journal's disk is nearly full")
 
 // needed is the free space, in bytes, below which nothing is written. Badger writes
 // through memory maps of sparse files: on a full disk it would not fail, but die of
