@@ -3,8 +3,12 @@ package cluster
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/hashicorp/raft"
 
@@ -161,4 +165,81 @@ func raftError(err error) error {
 		// Leadership lost, or the log could not be written: raft may have stored it.
 		return fmt.Errorf("%w: %w", command.ErrUncertain, err)
 	}
+}
+
+// Remote brings commands and queries to the server that leads: it finds that server, and repeats the call over
+// elections until ctx ends. It encodes them only where they leave this process. Its errors are those of the command or
+// query and those of the way there: ErrNotLeader, and ErrUncertain where the command may have been applied.
+type Remote interface {
+	Apply(ctx context.Context, c command.Command) (result any, err error)
+	Query(ctx context.Context, q command.Query) (answer any, index uint64, err error)
+}
+
+// Client reaches the ledger from an agent that keeps none itself.
+type Client struct {
+	Commands
+	Queries
+}
+
+// NewClient makes the client of the servers that remote reaches.
+func NewClient(remote Remote) *Client {
+	via := forwarder{remote}
+	return &Client{Commands{to: via}, Queries{to: via}}
+}
+
+// forwarder has commands and queries answered by the server that leads.
+type forwarder struct{ remote Remote }
+
+func (f forwarder) apply(ctx context.Context, c command.Command) (any, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	if err := setKey(ctx, c); err != nil {
+		return nil, err
+	}
+	return f.remote.Apply(ctx, c)
+}
+
+func (f forwarder) ask(ctx context.Context, q command.Query) (any, uint64, error) {
+	return f.remote.Query(ctx, q)
+}
+
+// WithCall tells which call commands belong to that are applied with the context. Made again under
+// the same name, a call finds those that were applied: each is answered as it was then, and changes nothing.
+// The name is an id that nobody can guess, and ctx is of one attempt.
+func WithCall(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, callKey{}, &call{name: name, made: map[[sha256.Size]byte]uint64{}})
+}
+
+type callKey struct{}
+
+// call is one attempt at a call.
+type call struct {
+	name string
+	mu   sync.Mutex
+	made map[[sha256.Size]byte]uint64 // how often, by command
+}
+
+// setKey gives a command the key that follows from its call, from what it is, and from how often
+// the call has made it: a call that comes to other commands the second time makes new ones. Outside of a call it is a
+// new key. The error is of a command that cannot be written down.
+func setKey(ctx context.Context, c command.Command) error {
+	of, ok := ctx.Value(callKey{}).(*call)
+	if !ok {
+		command.SetKey(c, rand.Text())
+		return nil
+	}
+	command.SetKey(c, "")
+	sum, err := command.Fingerprint(c)
+	if err != nil {
+		return err
+	}
+	what := [sha256.Size]byte(sum)
+	of.mu.Lock()
+	times := of.made[what]
+	of.made[what]++
+	of.mu.Unlock()
+	key := sha256.Sum256(append(binary.BigEndian.AppendUint64(what[:], times), of.name...))
+	command.SetKey(c, base32.StdEncoding.EncodeToString(key[:])[:26])
+	return nil
 }

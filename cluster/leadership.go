@@ -175,3 +175,7 @@ func (n *Node) WhileLeader(ctx context.Context, fn func(ctx context.Context)) {
 
 // Ready is closed when this node's ledger has caught up: see WaitReady.
 func (n *Node) Ready() <-chan struct{} { return n.leadership.ready }
+
+// Term is raft's term in which this node leads, so that others can tell it from leaders
+// before and after it; 0: it does not lead.
+func (n *Node) Term() uint64 { return n.leadership.since() }

@@ -1,6 +1,15 @@
+// Package claim holds what a claim on a volume is and when one may be taken:
+// pure types and rules over them. Whoever applies a rule passes in the claims
+// as they stand and the time that the leader stamped.
+//
+// It imports the standard library only, reads no clock, draws no random number
+// and does no I/O: every server must come to the same answer from the same log.
 package claim
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // AccessMode is CSI's VolumeCapability.AccessMode under Nomad's names.
 type AccessMode string
@@ -76,4 +85,71 @@ type Claim struct {
 	// ForcedBy and ForcedAt say which operator vouched that the node is down.
 	ForcedBy string    `json:"forced_by,omitempty"`
 	ForcedAt time.Time `json:"forced_at,omitzero"`
+}
+
+// States lists the states in the order in which a claim passes them.
+var States = []State{Taken, Unpublishing, NodeDetached, ControllerDetached, ReadyToFree, Freed}
+
+// Valid says whether s is a state.
+func (s State) Valid() bool { return slices.Contains(States, s) }
+
+// Releasing says that the claim is on its way out: someone must finish it.
+func (s State) Releasing() bool {
+	return s.Valid() && s != Taken && s != Freed
+}
+
+// Before says whether s comes before o.
+func (s State) Before(o State) bool {
+	return slices.Index(States, s) < slices.Index(States, o)
+}
+
+// CanAdvance says whether a claim may go from one state to another: forward
+// only. States may be skipped, since not every driver needs every call: the
+// releaser skips those that it has nothing to do in. Staying is allowed, so that
+// a checkpoint can be repeated.
+func CanAdvance(from, to State) bool {
+	return from.Valid() && to.Valid() && !to.Before(from)
+}
+
+// Records of older versions may lack fields that rules now depend on. What is
+// missing is filled in so that a rule errs on the safe side.
+
+// Damaged says that the claim lacks what it must have.
+func (c *Claim) Damaged() bool {
+	return c.Mode == "" || c.State == "" || c.Node == "" || c.AccessMode == "" || c.AttachmentMode == ""
+}
+
+// Repair fills in what a claim lacks. v is its volume, with the modes that it
+// has now, and node is where the claim's workload runs, empty when unknown. A claim
+// with no mode counts as a writer unless the volume has readers only; one with no
+// state is taken.
+func (c *Claim) Repair(v Volume, node string) {
+	if c.AccessMode == "" || c.AttachmentMode == "" {
+		modes := v.currentModes()
+		c.AccessMode, c.AttachmentMode = modes.AccessMode, modes.AttachmentMode
+	}
+	if c.Mode == "" {
+		c.Mode = Write
+		if c.AccessMode == SingleNodeReaderOnly || c.AccessMode == MultiNodeReaderOnly {
+			c.Mode = Read
+		}
+	}
+	if c.State == "" {
+		c.State = Taken
+	}
+	if c.Node == "" {
+		c.Node = node
+	}
+}
+
+// currentModes are the volume's modes or, for a record that lacks them, those
+// that it must be in use with: its first capability.
+func (v *Volume) currentModes() Capability {
+	if v.AccessMode != "" && v.AttachmentMode != "" {
+		return Capability{v.AccessMode, v.AttachmentMode}
+	}
+	if len(v.Capabilities) > 0 {
+		return v.Capabilities[0]
+	}
+	return Capability{SingleNodeWriter, FileSystem}
 }

@@ -1,6 +1,10 @@
 package claim
 
-import "time"
+import (
+	"fmt"
+	"slices"
+	"time"
+)
 
 // Cluster tells one ledger from all others, for all time. Names that are given to
 // what is shared by several ledgers, such as volumes of one storage system, have its
@@ -15,4 +19,190 @@ func (c *Cluster) Validate() error {
 	check := checker{object: "cluster"}
 	check.id("id", c.ID)
 	return check.err
+}
+
+// MaxServers bounds the servers of a cluster, and with them bootstrap_expect and min_quorum.
+const MaxServers = 15
+
+// Autopilot says how the leader looks after the servers.
+type Autopilot struct {
+	// CleanupDeadServers takes servers that do not answer out of raft, as long as MinQuorum
+	// servers are left, and never half of them at once.
+	CleanupDeadServers bool `json:"cleanup_dead_servers"`
+	// LastContactThreshold is how long a healthy server may be without a leader.
+	LastContactThreshold time.Duration `json:"last_contact_threshold"`
+	// MaxTrailingLogs is by how many entries a healthy server may lag.
+	MaxTrailingLogs uint64 `json:"max_trailing_logs"`
+	// MinQuorum is how many voters cleaning up leaves at least; 0: as many as formed the cluster.
+	MinQuorum int `json:"min_quorum"`
+	// ServerStabilizationTime is how long a server is healthy before it gets a vote.
+	ServerStabilizationTime time.Duration `json:"server_stabilization_time"`
+}
+
+// DefaultAutopilot is what an operator gets who says nothing.
+func DefaultAutopilot() Autopilot {
+	return Autopilot{
+		CleanupDeadServers: true, LastContactThreshold: 2 * time.Second, MaxTrailingLogs: 2000,
+		ServerStabilizationTime: 10 * time.Second,
+	}
+}
+
+// Validate checks that each number is one that the leader can go by. The error is a *FieldError.
+func (a *Autopilot) Validate() error {
+	c := checker{object: "autopilot"}
+	if a.LastContactThreshold <= 0 {
+		c.fail("last_contact_threshold", fmt.Sprintf("(%s) must be above 0", a.LastContactThreshold))
+	}
+	if a.ServerStabilizationTime <= 0 {
+		c.fail("server_stabilization_time", fmt.Sprintf("(%s) must be above 0", a.ServerStabilizationTime))
+	}
+	if a.MinQuorum < 0 || a.MinQuorum > MaxServers {
+		c.fail("min_quorum", fmt.Sprintf("(%d) must be 0 to %d", a.MinQuorum, MaxServers))
+	}
+	return c.err
+}
+
+// AutopilotChange says what an operator wants otherwise; nil: as it is.
+type AutopilotChange struct {
+	CleanupDeadServers      *bool          `json:"cleanup_dead_servers,omitempty"`
+	LastContactThreshold    *time.Duration `json:"last_contact_threshold,omitempty"`
+	ServerStabilizationTime *time.Duration `json:"server_stabilization_time,omitempty"`
+	MinQuorum               *int           `json:"min_quorum,omitempty"`
+}
+
+// Change is the autopilot after a change. The error is a *FieldError.
+func (a Autopilot) Change(by AutopilotChange) (Autopilot, error) {
+	put(&a.CleanupDeadServers, by.CleanupDeadServers)
+	put(&a.LastContactThreshold, by.LastContactThreshold)
+	put(&a.ServerStabilizationTime, by.ServerStabilizationTime)
+	put(&a.MinQuorum, by.MinQuorum)
+	err := a.Validate()
+	return a, err
+}
+
+func put[T any](dst, value *T) {
+	if value != nil {
+		*dst = *value
+	}
+}
+
+// SecretsKeys says which keys seal the secrets in the ledger. The keys themselves are on the
+// servers.
+type SecretsKeys struct {
+	Active string       `json:"active,omitempty"` // the id of the one that seals now; empty: none was named yet
+	Keys   []SecretsKey `json:"keys,omitempty"`   // the oldest first
+	// Removed are the ids of the keys that were forgotten last, at most MaxSecretsKeys: servers
+	// that were away meanwhile forget them too.
+	Removed []string `json:"removed,omitempty"`
+}
+
+// SecretsKey is one key's name.
+type SecretsKey struct {
+	ID      string    `json:"id"`
+	AddedAt time.Time `json:"added_at"`
+}
+
+// MaxSecretsKeys bounds the keys that the ledger names.
+const MaxSecretsKeys = 16
+
+// Put adds a key, or makes one that is there active. The error is a *FieldError.
+func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
+	c := checker{object: fmt.Sprintf("secrets key %q", id)}
+	c.id("id", id)
+	there := slices.ContainsFunc(k.Keys, func(have SecretsKey) bool { return have.ID == id })
+	if !there && len(k.Keys) >= MaxSecretsKeys {
+		c.fail("id", fmt.Sprintf("would be one of more than %d: seal all volumes with the active key and remove old ones first", MaxSecretsKeys))
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if !there {
+		k.Keys = append(slices.Clone(k.Keys), SecretsKey{id, at})
+		k.Removed = slices.DeleteFunc(slices.Clone(k.Removed), func(gone string) bool { return gone == id })
+	}
+	if active {
+		k.Active = id
+	}
+	return nil
+}
+
+// Remove forgets a key. One that is not there is no error; the active one is ErrConflict.
+func (k *SecretsKeys) Remove(id string) error {
+	if id == k.Active && id != "" {
+		return fmt.Errorf("secrets key %q seals what comes, so it cannot be removed: %w", id, ErrConflict)
+	}
+	left := slices.DeleteFunc(slices.Clone(k.Keys), func(have SecretsKey) bool { return have.ID == id })
+	if len(left) == len(k.Keys) {
+		return nil
+	}
+	removed := append(slices.Clone(k.Removed), id)
+	k.Keys, k.Removed = left, removed[max(len(removed)-MaxSecretsKeys, 0):]
+	return nil
+}
+
+// CheckSealed refuses what was sealed with another key than the one that seals now, so that
+// a key that was needed by nothing is never needed again. The error is ErrOldKey.
+func (k *SecretsKeys) CheckSealed(with string) error {
+	if k.Active == "" || with == k.Active {
+		return nil
+	}
+	return fmt.Errorf("%w: %q, and %q seals now", ErrOldKey, with, k.Active)
+}
+
+// Liveness is what the cluster has promised its nodes: how long after the last heartbeat that
+// was answered a node's claims are left alone. A leader keeps what was promised before it.
+type Liveness struct {
+	// HeartbeatTTL is how long after its last heartbeat a node counts as connected.
+	HeartbeatTTL time.Duration `json:"heartbeat_ttl"`
+	// StopAfter is how long after the heartbeat that was answered last a node begins to stop its workloads.
+	StopAfter time.Duration `json:"stop_after"`
+	// Margin is how much later the leader lets go of the node's claims.
+	Margin time.Duration `json:"margin"`
+}
+
+// Validate checks that the times are in their order. The error is a *FieldError.
+func (l *Liveness) Validate() error {
+	c := checker{object: "server"}
+	if l.HeartbeatTTL <= 0 {
+		c.fail("heartbeat_ttl", fmt.Sprintf("(%s) must be above 0", l.HeartbeatTTL))
+	}
+	if l.StopAfter < l.HeartbeatTTL {
+		c.fail("stop_after", fmt.Sprintf("(%s) must not be below heartbeat_ttl (%s)", l.StopAfter, l.HeartbeatTTL))
+	}
+	if l.Margin <= 0 {
+		c.fail("stop_margin", fmt.Sprintf("(%s) must be above 0", l.Margin))
+	}
+	return c.err
+}
+
+// SigningKey signs what the cluster says of its workloads to others. There is one; it is
+// made once.
+type SigningKey struct {
+	// ID is the key id in what is signed.
+	ID string `json:"id"`
+	// Public is the public key as a JSON Web Key (RFC 7517).
+	Public []byte `json:"public"`
+	// Sealed is the private key, sealed before it came here with the key SecretsKey; empty:
+	// with one that the ledger did not name yet.
+	Sealed     []byte    `json:"sealed"`
+	SecretsKey string    `json:"secrets_key,omitempty"`
+	CreatedAt  time.Time `json:"created_at"`
+}
+
+// maxKey bounds each part of a signing key, in bytes.
+const maxKey = 4 << 10
+
+// Validate checks that nothing is missing. The error is a *FieldError.
+func (k *SigningKey) Validate() error {
+	c := checker{object: fmt.Sprintf("signing key %q", k.ID)}
+	c.id("id", k.ID)
+	for _, part := range []struct {
+		field string
+		size  int
+	}{{"public", len(k.Public)}, {"sealed", len(k.Sealed)}} {
+		if part.size == 0 || part.size > maxKey {
+			c.fail(part.field, fmt.Sprintf("has %d bytes: 1 to %d are allowed", part.size, maxKey))
+		}
+	}
+	return c.err
 }

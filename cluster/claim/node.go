@@ -106,17 +106,6 @@ type Drain struct {
 	DoneAt time.Time `json:"done_at,omitzero"`
 }
 
-// Liveness is what the cluster has promised its nodes: how long after the last heartbeat that
-// was answered a node's claims are left alone. A leader keeps what was promised before it.
-type Liveness struct {
-	// HeartbeatTTL is how long after its last heartbeat a node counts as connected.
-	HeartbeatTTL time.Duration `json:"heartbeat_ttl"`
-	// StopAfter is how long after the heartbeat that was answered last a node begins to stop its workloads.
-	StopAfter time.Duration `json:"stop_after"`
-	// Margin is how much later the leader lets go of the node's claims.
-	Margin time.Duration `json:"margin"`
-}
-
 // NodeDevices is a group of devices that are alike on one node, such as its GPUs of one
 // model, as a device plugin's fingerprint said. Which workload has which is the node's
 // own to know.
@@ -279,18 +268,3 @@ func (d *Driver) count(n *NodeDriver, by int) {
 
 // Unused says that no node has the driver.
 func (d *Driver) Unused() bool { return d.ControllersExpected == 0 && d.NodesExpected == 0 }
-
-// Validate checks that the times are in their order. The error is a *FieldError.
-func (l *Liveness) Validate() error {
-	c := checker{object: "server"}
-	if l.HeartbeatTTL <= 0 {
-		c.fail("heartbeat_ttl", fmt.Sprintf("(%s) must be above 0", l.HeartbeatTTL))
-	}
-	if l.StopAfter < l.HeartbeatTTL {
-		c.fail("stop_after", fmt.Sprintf("(%s) must not be below heartbeat_ttl (%s)", l.StopAfter, l.HeartbeatTTL))
-	}
-	if l.Margin <= 0 {
-		c.fail("stop_margin", fmt.Sprintf("(%s) must be above 0", l.Margin))
-	}
-	return c.err
-}

@@ -5,26 +5,15 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	jsonv1 "github.com/go-json-experiment/json/v1"
-
-	"github.com/pannier/pannier/internal/errcode"
 )
 
 // MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
 // one transaction of the ledger.
 const MaxSize = 192 << 10
-
-var (
-	// ErrUnknownCommand says that the entry was written by a newer program. Whoever
-	// meets it in the log must stop, and be upgraded.
-	ErrUnknownCommand = errcode.Unimplemented.New("unknown command in the log (written by a newer version)")
-	// ErrMalformed says that the entry is no command of any version.
-	ErrMalformed = errcode.InvalidArgument.New("malformed command")
-	// ErrTooLarge says that the command is bigger than MaxSize.
-	ErrTooLarge = errcode.InvalidArgument.New("command is too large")
-)
 
 // Encode writes a command down as a log entry: one byte of level, one of kind, then JSON.
 func Encode(c Command) ([]byte, error) {
@@ -100,4 +89,39 @@ func Decode(entry []byte) (Command, error) {
 // comes after it.
 func decodeStrictly(data []byte, into any) error {
 	return jsonv2.Unmarshal(data, into, jsonv1.DefaultOptionsV1(), jsonv2.RejectUnknownMembers(true))
+}
+
+// outcome is what became of a command or a query, as it travels between agents.
+type outcome struct {
+	Result json.RawMessage `json:"result,omitempty"`
+	Error  *failure        `json:"error,omitempty"`
+}
+
+// EncodeOutcome writes down what became of a command, for another agent. What a caller asks
+// of the error with errors.Is and errors.As can be asked of the one that DecodeOutcome
+// returns too, as far as it is of this package, of cluster/claim or of cluster/acl.
+func EncodeOutcome(result any, err error) ([]byte, error) {
+	if err != nil {
+		return json.Marshal(outcome{Error: failureOf(err)})
+	}
+	body, err := json.Marshal(result)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", result, err)
+	}
+	// What is encoded already, json.Marshal would look at again.
+	return slices.Concat([]byte(`{"result":`), body, []byte("}")), nil
+}
+
+// DecodeOutcome reads what became of c. Any bytes may be given. The error is the
+// command's, or ErrMalformed.
+func DecodeOutcome(c Command, data []byte) (result any, err error) {
+	result, refused, err := kinds[kindOf(c)].result(data)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: outcome of %T: %w", ErrMalformed, c, err)
+	case refused != nil:
+		return nil, refused.err()
+	default:
+		return result, nil
+	}
 }

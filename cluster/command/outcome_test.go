@@ -96,7 +96,7 @@ func TestEachReasonTravels(t *testing.T) {
 	for _, err := range command.Reasons() {
 		known[err.Error()] = true
 	}
-	for _, file := range []string{"../claim/errors.go", "../acl/errors.go", "errors.go"} {
+	for _, file := range []string{"../claim/errors.go", "../acl/acl.go", "errors.go"} {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -110,7 +110,7 @@ func TestEachReasonTravels(t *testing.T) {
 			found++
 			text := spec.Values[0].(*ast.CallExpr).Args[0].(*ast.BasicLit).Value
 			if !known[strings.Trim(text, `"`)] {
-				t.Errorf("%s: %s does not travel: give it a name in failure.go", file, spec.Names[0].Name)
+				t.Errorf("%s: %s does not travel: give it a name in reasons", file, spec.Names[0].Name)
 			}
 			return true
 		})

@@ -135,14 +135,14 @@ func (n *Node) catchUp(ctx context.Context) {
 
 // abstaining is the transport of a server that abstains at its start: as long as it does, no
 // vote is given or asked for.
-type abstaining struct {
-	*competing
+type abstainingTransport struct {
+	*preVoteTransport
 	abstention *abstention
 	calls      chan raft.RPC
 }
 
 // run passes other servers' calls on.
-func (t *abstaining) run(ctx context.Context) {
+func (t *abstainingTransport) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -165,20 +165,20 @@ func (t *abstaining) run(ctx context.Context) {
 }
 
 // Consumer has the calls of other servers (raft.Transport).
-func (t *abstaining) Consumer() <-chan raft.RPC { return t.calls }
+func (t *abstainingTransport) Consumer() <-chan raft.RPC { return t.calls }
 
 // RequestVote asks for a server's vote (raft.Transport).
-func (t *abstaining) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
 	if t.abstention.stands() {
 		return errAbstains
 	}
-	return t.competing.RequestVote(id, target, args, resp)
+	return t.preVoteTransport.RequestVote(id, target, args, resp)
 }
 
 // RequestPreVote asks whether a server would give its vote (raft.WithPreVote).
-func (t *abstaining) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+func (t *abstainingTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
 	if t.abstention.stands() {
 		return errAbstains
 	}
-	return t.competing.RequestPreVote(id, target, args, resp)
+	return t.preVoteTransport.RequestPreVote(id, target, args, resp)
 }

@@ -28,8 +28,8 @@ import (
 // promisedFile keeps the promise until the cluster is formed.
 const promisedFile = "forming.json"
 
-// lookAgain is how often a server that waits to be in a cluster looks.
-const lookAgain = time.Second
+// formingInterval is how often a server that waits to be in a cluster looks.
+const formingInterval = time.Second
 
 // promise is given to the server that forms the cluster of these servers.
 type promise struct {
@@ -84,7 +84,7 @@ func (f *forming) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case <-time.After(lookAgain):
+		case <-time.After(formingInterval):
 		}
 	}
 }

@@ -1,3 +1,6 @@
+// Package raftnode runs hashicorp/raft for this server: log and votes in raft-wal,
+// snapshots in files, timings, bootstrap, and membership. It knows nothing of what
+// the log's entries mean.
 package raftnode
 
 import (
@@ -6,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -95,7 +99,7 @@ type Node struct {
 		raft.WithClose
 	}
 	network    *raft.NetworkTransport // and streams: nil where there are no others
-	rivals     *rivals
+	preVotes   *preVoteTracker
 	streams    *streams
 	forming    *forming
 	abstention *abstention
@@ -164,7 +168,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := bootstrap(cfg, conf, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
-	entries, err := raft.NewLogCache(cachedEntries, roomy{n.log, cfg.Room})
+	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room})
 	if err != nil {
 		return n, err
 	}
@@ -176,10 +180,10 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	if n.streams != nil {
-		n.RegisterObserver(raft.NewObserver(nil, false, n.rivals.hear))
+		n.RegisterObserver(raft.NewObserver(nil, false, n.preVotes.observe))
 		n.running.Go(func() { n.forming.run(ctx) })
 		n.running.Go(func() { n.catchUp(ctx) })
-		n.running.Go(func() { n.missLeader(ctx) })
+		n.running.Go(func() { n.watchLeader(ctx) })
 	}
 	return n, nil
 }
@@ -195,11 +199,11 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	n.network = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
-	n.rivals = newRivals()
-	competing := &competing{n.network, n.rivals, ctx}
-	n.transport = competing
+	n.preVotes = newPreVoteTracker()
+	transport := &preVoteTransport{n.network, n.preVotes, ctx}
+	n.transport = transport
 	if n.abstention.stands() {
-		t := &abstaining{competing, n.abstention, make(chan raft.RPC)}
+		t := &abstainingTransport{transport, n.abstention, make(chan raft.RPC)}
 		n.running.Go(func() { t.run(ctx) })
 		n.transport = t
 	}
@@ -277,7 +281,7 @@ func (n *Node) startAlone() error {
 	if len(servers) != 1 || servers[0].ID != raft.ServerID(n.cfg.ID) {
 		return nil
 	}
-	return n.look()
+	return n.checkLeader()
 }
 
 // SnapshotIndex is the raft index of the newest snapshot; 0 without one.
@@ -314,4 +318,30 @@ func (n *Node) Close() error {
 		return fmt.Errorf("close raft: %w", n.closeErr)
 	}
 	return nil
+}
+
+// quiet is a logger for raft, whose news are of use to a developer only.
+type quiet struct {
+	hclog.Logger
+	warn hclog.Level // what a warning of raft's becomes
+}
+
+// quieter wraps a logger. What raft warns of is nearly always another server,
+// so a server alone is not bothered with it ("heartbeat timeout reached" comes with
+// each of its starts).
+func quieter(l hclog.Logger, cfg Config) quiet {
+	if cfg.Streams == nil {
+		return quiet{l, hclog.Debug}
+	}
+	return quiet{l, hclog.Warn}
+}
+
+func (q quiet) Info(msg string, args ...any)        { q.Debug(msg, args...) }
+func (q quiet) Warn(msg string, args ...any)        { q.Log(q.warn, msg, args...) }
+func (q quiet) With(args ...any) hclog.Logger       { return quiet{q.Logger.With(args...), q.warn} }
+func (q quiet) Named(name string) hclog.Logger      { return quiet{q.Logger.Named(name), q.warn} }
+func (q quiet) ResetNamed(name string) hclog.Logger { return quiet{q.Logger.ResetNamed(name), q.warn} }
+
+func (q quiet) StandardLogger(o *hclog.StandardLoggerOptions) *log.Logger {
+	return q.Logger.StandardLogger(o)
 }

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -137,34 +136,4 @@ func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (any, error) {
 		result.Deleted = append(result.Deleted, t)
 	}
 	return result, nil
-}
-
-// PutSigningKey keeps the first key that the cluster is given. One that stands may be sealed
-// anew by whoever has read it.
-func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
-	if err := c.Key.Validate(); err != nil {
-		return nil, err
-	}
-	standing, found, err := tx.SigningKey()
-	reseal := found && len(c.IfSealed) > 0 && c.Key.ID == standing.ID
-	if err != nil || found && !reseal {
-		return command.PutSigningKeyResult{Key: standing}, err
-	}
-	if reseal && !bytes.Equal(c.IfSealed, standing.Sealed) {
-		return nil, fmt.Errorf("the signing key %q has been sealed anew since it was read: %w", c.Key.ID, claim.ErrConflict)
-	}
-	keys, err := tx.SecretsKeys()
-	if err != nil {
-		return nil, err
-	}
-	if err := keys.CheckSealed(c.Key.SecretsKey); err != nil {
-		return nil, fmt.Errorf("the signing key %q: %w", c.Key.ID, err)
-	}
-	c.Key.CreatedAt = c.At
-	if reseal {
-		sealed, with := c.Key.Sealed, c.Key.SecretsKey
-		c.Key = standing
-		c.Key.Sealed, c.Key.SecretsKey = sealed, with
-	}
-	return command.PutSigningKeyResult{Key: c.Key}, write(tx, signingKey, &c.Key, nil, nil)
 }

@@ -2,10 +2,17 @@ package state
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"sort"
+	"strings"
 
 	"github.com/dgraph-io/badger/v4"
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
 // ReadTx is one snapshot of the ledger. All that is read through it belongs
@@ -262,4 +269,96 @@ func (tx *writeTx) touch(topics ...Topic) {
 	for _, t := range topics {
 		tx.topics[t] = struct{}{}
 	}
+}
+
+// pending is what a transaction has written and Badger does not have yet. Badger's own
+// transactions sort all that they hold anew for each scan, so that a scan in a batch of
+// many commands would take longer with each command before it.
+type pending struct {
+	values map[string][]byte // nil: deleted
+	keys   []string          // of values, sorted
+}
+
+// set notes a value, which is not nil, or with nil that the key is deleted.
+func (p *pending) set(key string, value []byte) {
+	if p.values == nil {
+		p.values = map[string][]byte{}
+	}
+	if _, known := p.values[key]; !known {
+		at := sort.SearchStrings(p.keys, key)
+		p.keys = slices.Insert(p.keys, at, key)
+	}
+	p.values[key] = value
+}
+
+// from are the keys with the prefix, from start on.
+func (p *pending) from(start, prefix string) []string {
+	keys := p.keys[sort.SearchStrings(p.keys, start):]
+	return keys[:sort.Search(len(keys), func(i int) bool { return !strings.HasPrefix(keys[i], prefix) })]
+}
+
+// store hands all to Badger.
+func (p *pending) store(txn *badger.Txn) error {
+	for _, key := range p.keys {
+		var err error
+		if value := p.values[key]; value == nil {
+			err = txn.Delete([]byte(key))
+		} else {
+			err = txn.Set([]byte(key), value)
+		}
+		if err != nil {
+			return fault("store %q: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// recordVersion is that of the records that this program writes.
+const recordVersion = 1
+
+// ErrNewerRecord says that the ledger was written by a newer version of the program.
+var ErrNewerRecord = errors.New("record was written by a newer version")
+
+type record[T any] struct {
+	Version int `json:"v"`
+	Record  T   `json:"r"`
+}
+
+func encode[T any](v T) ([]byte, error) {
+	return json.Marshal(record[T]{recordVersion, v})
+}
+
+func decode[T any](data []byte) (T, error) { return decodeBy[T](data, jsonv1.DefaultOptionsV1()) }
+
+// decodePart reads some fields of a record. It takes their names as they are: encoding/json, which
+// takes them in any case, looks longer at each field that is passed over.
+func decodePart[T any](data []byte) (T, error) {
+	return decodeBy[T](data, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+}
+
+func decodeBy[T any](data []byte, options ...jsonv2.Options) (T, error) {
+	var r record[T]
+	if err := jsonv2.Unmarshal(data, &r, options...); err != nil {
+		return r.Record, fmt.Errorf("read a record: %w", err)
+	}
+	if r.Version > recordVersion {
+		return r.Record, fmt.Errorf("%w: version %d, this program knows up to %d", ErrNewerRecord, r.Version, recordVersion)
+	}
+	return r.Record, nil
+}
+
+// storeError is a failure of the store itself. It tells a rule's refusal, which
+// every server comes to, from a fault, which only this one has.
+type storeError struct{ err error }
+
+func (e *storeError) Error() string { return "ledger's store: " + e.err.Error() }
+func (e *storeError) Unwrap() error { return e.err }
+
+func fault(format string, args ...any) error {
+	return &storeError{fmt.Errorf(format, args...)}
+}
+
+func isFault(err error) bool {
+	var e *storeError
+	return errors.As(err, &e)
 }

@@ -19,14 +19,14 @@ const turn = heartbeat * 3 / 10
 
 // missLeader makes raft look for another leader when this one has been silent for the heartbeat
 // timeout and for the turns of the servers before this one, until ctx ends.
-func (n *Node) missLeader(ctx context.Context) {
+func (n *Node) watchLeader(ctx context.Context) {
 	for {
-		_, next := n.rivals.heard()
+		_, next := n.preVotes.received()
 		wait := heartbeat
 		if _, leader := n.LeaderWithID(); leader != "" && n.State() == raft.Follower {
 			silent := n.LastContact()
 			if wait = time.Until(silent.Add(heartbeat + n.turns(leader, silent))); wait <= 0 {
-				if err := n.look(); err != nil {
+				if err := n.checkLeader(); err != nil {
 					n.logger.Error("raft does not look for another leader yet", "silent", leader, "error", err)
 				}
 				wait = turn
@@ -59,7 +59,7 @@ func (n *Node) turns(leader raft.ServerID, since time.Time) time.Duration {
 		if first {
 			before++
 		}
-		if n.rivals.looked(s.ID, since) {
+		if n.preVotes.askedSince(s.ID, since) {
 			looked++
 			if first {
 				lost++
@@ -74,7 +74,7 @@ func (n *Node) turns(leader raft.ServerID, since time.Time) time.Duration {
 
 // look makes raft look now whether it has to find a leader. It does so on a follower whenever its
 // heartbeat timeout is shortened, and starts an election if there was no contact within it.
-func (n *Node) look() error {
+func (n *Node) checkLeader() error {
 	conf := n.ReloadableConfig()
 	for _, conf.HeartbeatTimeout = range []time.Duration{heartbeat - time.Millisecond, heartbeat} {
 		if err := n.ReloadConfig(conf); err != nil {

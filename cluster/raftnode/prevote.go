@@ -15,7 +15,7 @@ import (
 // questions of the others tell a server who has looked already, and who of them can win.
 
 // rivals are the servers that have asked this one.
-type rivals struct {
+type preVoteTracker struct {
 	mu   sync.Mutex
 	last map[raft.ServerID]preVote
 	n    int // questions so far
@@ -29,43 +29,43 @@ type preVote struct {
 	at time.Time
 }
 
-func newRivals() *rivals {
-	return &rivals{last: map[raft.ServerID]preVote{}}
+func newPreVoteTracker() *preVoteTracker {
+	return &preVoteTracker{last: map[raft.ServerID]preVote{}}
 }
 
 // hear notes what raft is asked (raft.FilterFn), whatever it answers.
-func (r *rivals) hear(o *raft.Observation) bool {
+func (p *preVoteTracker) observe(o *raft.Observation) bool {
 	asked, ok := o.Data.(raft.RequestPreVoteRequest)
 	if !ok {
 		return false
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.n++
-	r.last[raft.ServerID(asked.ID)] = preVote{asked, r.n, time.Now()}
-	r.next.Notify()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.n++
+	p.last[raft.ServerID(asked.ID)] = preVote{asked, p.n, time.Now()}
+	p.next.Notify()
 	return false
 }
 
 // heard is how many questions there were; the next one closes next.
-func (r *rivals) heard() (n int, next <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.n, r.next.Wait()
+func (p *preVoteTracker) received() (n int, next <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.n, p.next.Wait()
 }
 
 // looked says whether a server has asked since a moment.
-func (r *rivals) looked(id raft.ServerID, since time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.last[id].at.After(since)
+func (p *preVoteTracker) askedSince(id raft.ServerID, since time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last[id].at.After(since)
 }
 
 // any says whether a server's last question is such a one.
-func (r *rivals) any(such func(preVote) bool) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, q := range r.last {
+func (p *preVoteTracker) any(such func(preVote) bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, q := range p.last {
 		if such(q) {
 			return true
 		}
@@ -74,26 +74,26 @@ func (r *rivals) any(such func(preVote) bool) bool {
 }
 
 // competing is the transport of a server that heeds its rivals.
-type competing struct {
+type preVoteTransport struct {
 	*raft.NetworkTransport
-	rivals *rivals
-	ctx    context.Context // ends with the server
+	preVotes *preVoteTracker
+	ctx      context.Context // ends with the server
 }
 
 // RequestPreVote asks whether a server would vote for this one (raft.WithPreVote). It asks again when this server
 // can win after all. A yes counts as a no where another one, which is to win, has asked in the meantime: it
 // was told yes too.
-func (t *competing) RequestPreVote(id raft.ServerID, target raft.ServerAddress, own *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+func (t *preVoteTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, own *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
 	patience := time.After(heartbeat) // raft's is one to two such times
 	for {
-		n, next := t.rivals.heard()
+		n, next := t.preVotes.received()
 		*resp = raft.RequestPreVoteResponse{}
 		err := t.NetworkTransport.RequestPreVote(id, target, own, resp)
 		switch {
 		case err != nil || resp.Term > own.Term:
 			return err
 		case resp.Granted:
-			resp.Granted = !t.rivals.any(func(q preVote) bool { return q.n > n && precedes(q, own) })
+			resp.Granted = !t.preVotes.any(func(q preVote) bool { return q.n > n && precedes(q, own) })
 			return nil
 		}
 		for !t.canWin(own, n) {
@@ -104,16 +104,16 @@ func (t *competing) RequestPreVote(id raft.ServerID, target raft.ServerAddress, 
 			case <-t.ctx.Done():
 				return nil
 			}
-			_, next = t.rivals.heard()
+			_, next = t.preVotes.received()
 		}
 	}
 }
 
 // canWin says that this server has refused one that lacks entries, later than the n-th question, and
 // that it is the one to win. So nobody else will.
-func (t *competing) canWin(own *raft.RequestPreVoteRequest, n int) bool {
-	return t.rivals.any(func(q preVote) bool { return q.n > n && longer(own, &q.RequestPreVoteRequest) }) &&
-		!t.rivals.any(func(q preVote) bool { return q.Term == own.Term && precedes(q, own) })
+func (t *preVoteTransport) canWin(own *raft.RequestPreVoteRequest, n int) bool {
+	return t.preVotes.any(func(q preVote) bool { return q.n > n && longer(own, &q.RequestPreVoteRequest) }) &&
+		!t.preVotes.any(func(q preVote) bool { return q.Term == own.Term && precedes(q, own) })
 }
 
 // precedes says that of two who look, the one that asked q is to win: its log is longer, or else its

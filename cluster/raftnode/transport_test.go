@@ -19,7 +19,7 @@ func TestARefusedPipelineEnds(t *testing.T) {
 		t.Cleanup(func() { n.Close() })
 		return n
 	}
-	other, own := transport(), &competing{transport(), newRivals(), t.Context()}
+	other, own := transport(), &preVoteTransport{transport(), newPreVoteTracker(), t.Context()}
 	over := make(chan struct{})
 	defer close(over)
 	go func() {

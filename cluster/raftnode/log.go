@@ -181,3 +181,41 @@ func damagedAt(data []byte) (at int, ok bool) {
 	}
 	return 0, true
 }
+
+// boundedLog is a log that takes entries while there is room for them, and for what the ledger
+// makes of them. Without room a leader steps down, and other servers are told to try
+// again.
+type boundedLog struct {
+	*wal.WAL
+	room func() error // nil: there always is
+}
+
+// StoreLog appends an entry (raft.LogStore).
+func (r boundedLog) StoreLog(log *raft.Log) error { return r.StoreLogs([]*raft.Log{log}) }
+
+// StoreLogs appends entries (raft.LogStore).
+func (r boundedLog) StoreLogs(logs []*raft.Log) error {
+	if r.room != nil {
+		if err := r.room(); err != nil {
+			return err
+		}
+	}
+	return r.WAL.StoreLogs(logs)
+}
+
+// DeleteRange deletes entries (raft.LogStore). Those at the end are to be replaced by others:
+// raft does not get over it when only the first half of that is done.
+func (r boundedLog) DeleteRange(lowest, highest uint64) error {
+	if r.room != nil {
+		first, err := r.FirstIndex()
+		if err != nil {
+			return err
+		}
+		if lowest > first {
+			if err := r.room(); err != nil {
+				return err
+			}
+		}
+	}
+	return r.WAL.DeleteRange(lowest, highest)
+}

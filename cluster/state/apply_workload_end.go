@@ -1,0 +1,131 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
+	if err := errors.Join(c.Ref.Validate(), checkEnd(c)); err != nil {
+		return nil, err
+	}
+	workload, err := tx.Workload(c.Ref)
+	if errors.Is(err, claim.ErrWorkloadNotFound) {
+		return command.EndWorkloadResult{}, tx.endUnbegun(c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	before := workload
+	if c.RunID != "" {
+		workload.Over = c.RunID
+	}
+	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex {
+		// Another run, which its own caller ends.
+		return command.EndWorkloadResult{}, tx.noteEnd(workload, before)
+	}
+	held, err := tx.ClaimsOf(c.Ref)
+	if err != nil {
+		return nil, err
+	}
+	if workload.Status != claim.Ended {
+		workload.Status, workload.EndedAt, workload.ModifyIndex = claim.Ended, c.At, tx.index
+	}
+	if err := tx.noteEnd(workload, before); err != nil {
+		return nil, err
+	}
+	for i := range held {
+		if held[i].State != claim.Taken {
+			continue
+		}
+		held[i].State, held[i].ModifiedAt = claim.Unpublishing, c.At
+		if err := tx.putClaim(&held[i]); err != nil {
+			return nil, err
+		}
+	}
+	return command.EndWorkloadResult{Workload: workload, Claims: held, Found: true}, nil
+}
+
+// checkEnd checks what an EndWorkload says of the run.
+func checkEnd(c *command.EndWorkload) error {
+	if c.RunID == "" {
+		return nil
+	}
+	invalid := func(field string, err error) error {
+		return &claim.FieldError{Object: fmt.Sprintf("workload %q", c.Ref), Field: field, Problem: err.Error()}
+	}
+	if err := claim.CheckID(c.Node); err != nil {
+		return invalid("node", err)
+	}
+	if err := claim.CheckID(c.RunID); err != nil {
+		return invalid("run_id", err)
+	}
+	return nil
+}
+
+// endUnbegun notes the end of a run that the ledger has not heard of yet.
+func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
+	if c.RunID == "" {
+		return nil
+	}
+	return tx.putWorkload(claim.Workload{
+		Ref: c.Ref, Node: c.Node, Status: claim.Ended, CreatedAt: c.At, EndedAt: c.At,
+		CreateIndex: tx.index, ModifyIndex: tx.index, Over: c.RunID,
+	}, claim.Workload{})
+}
+
+// noteEnd stores what the end of a run has changed in a record; a repeated one changes nothing.
+func (tx *writeTx) noteEnd(now, before claim.Workload) error {
+	if now.Over == before.Over && now.Status == before.Status {
+		return nil
+	}
+	return tx.putWorkload(now, before)
+}
+
+func (tx *writeTx) DeleteWorkloads(c *command.DeleteWorkloads) (any, error) {
+	var result command.DeleteWorkloadsResult
+	var after string
+	for len(result.Deleted) < command.MaxItems {
+		part, w, found, err := tx.nextEnded(after)
+		if err != nil {
+			return nil, err
+		}
+		if !found || !w.EndedAt.Before(c.EndedBefore) {
+			return result, nil
+		}
+		after = part
+		busy, err := tx.any(claimsByWorkload + workloadPart(w.Ref) + "/")
+		if err != nil {
+			return nil, err
+		}
+		if busy {
+			continue
+		}
+		if err := write(tx, workloadKey(w.Ref), (*claim.Workload)(nil), workloadIndexKeys(&w), nil); err != nil {
+			return nil, err
+		}
+		tx.touch(TopicWorkloads, TopicWorkload(w.Ref))
+		result.Deleted = append(result.Deleted, w.Ref)
+	}
+	result.More = true
+	return result, nil
+}
+
+// nextEnded reads the workload that ended next after another, given by its part
+// of the index key.
+func (tx *writeTx) nextEnded(after string) (part string, w claim.Workload, found bool, err error) {
+	parts, err := tx.keys(span{base: workloadsByEnd, after: after, limit: 1})
+	if err != nil || len(parts) == 0 {
+		return "", w, false, err
+	}
+	_, ref, _ := strings.Cut(parts[0], "/")
+	w, found, err = read[claim.Workload](&tx.ReadTx, workloads+ref)
+	if err == nil && !found {
+		err = fault("index key %q leads to no record", workloadsByEnd+parts[0])
+	}
+	return parts[0], w, found, err
+}
