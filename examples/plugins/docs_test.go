@@ -23,9 +23,6 @@ var fence = regexp.MustCompile("(?s)```(hcl|sh)([a-z ]*)\n(.*?)```")
 // The thirty minutes of docs/plugins.md, typed as they stand there: files are those that
 // their first line names, and the agent's block runs on beside what follows it.
 func TestGuide(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds and proves a plugin; not covered: the commands of docs/plugins.md")
-	}
 	t.Parallel()
 	testbin.RequireRoot(t, "the commands of docs/plugins.md")
 	page := string(must(os.ReadFile(filepath.Join(testbin.Root(), "docs/plugins.md")))(t))

@@ -15,9 +15,6 @@ import (
 // From nothing to running plugins, as docs/plugins.md tells it: made by the command in a
 // folder outside the tree, built, proved, and found by an agent that runs.
 func TestNewPlugins(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds and proves a plugin of each kind; not covered: plugins that are made by the command")
-	}
 	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
@@ -59,9 +56,6 @@ func TestNewPlugins(t *testing.T) {
 }
 
 func TestExamplesAreProved(t *testing.T) {
-	if testing.Short() {
-		t.Skip("kills and swaps plugins for seconds; not covered: that the examples are conformant")
-	}
 	t.Parallel()
 	for name, build := range map[string]func(*testing.T) string{
 		"dirs":      func(t *testing.T) string { return testbin.BuildDir(t, "dirs") },

@@ -188,9 +188,6 @@ var bad = []struct{ mode, kind, check, says string }{
 // the plugins, or of all with -full. The rest have that check only, and what it builds on.
 func TestBad(t *testing.T) {
 	requireRoot(t, "the kit with plugins that mount")
-	if testing.Short() {
-		t.Skip("long: the kit with plugins that are bad")
-	}
 	tried := map[string]bool{}
 	for n, tc := range bad {
 		tried[tc.check] = true

@@ -24,9 +24,6 @@ func TestChaos(t *testing.T) {
 			t.Run(fmt.Sprint(next), func(t *testing.T) { tell(t, next, lasts, fmt.Sprintf(long, next)) })
 		}
 	default:
-		if testing.Short() {
-			t.Skip("clusters to which everything happens take a while")
-		}
 		for _, c := range cases {
 			t.Run(fmt.Sprint(c.seed), func(t *testing.T) {
 				t.Parallel()

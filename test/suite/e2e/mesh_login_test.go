@@ -9,9 +9,6 @@ import (
 // TestLoginIsRenewed waits until two thirds of the shortest lifetime that Consul gives a token have
 // passed: the token is replaced before it expires, and both are valid until then.
 func TestLoginIsRenewed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes the 40 s of a token's life; not covered: renewal by a real Consul")
-	}
 	t.Parallel()
 	m := newMesh(t, byLogin, "")
 	m.tokenLife = time.Minute

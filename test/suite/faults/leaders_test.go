@@ -37,9 +37,6 @@ const (
 // again while they are released. No release is forgotten, and what another node claims meanwhile
 // stays with it, whatever calls of earlier leaders are still in flight.
 func TestLeadersChange(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a thousand releases under fifty leaders take a minute")
-	}
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{Servers: 3, Nodes: 2, ServerConfig: patient})
 	dying, taker := c.Host("node-1"), c.Host("node-2")

@@ -114,9 +114,6 @@ func TestPluginThatHangsInStop(t *testing.T) {
 // A GiB of complaints fills neither the host's disk nor its log, and who prints it can
 // be called all the while.
 func TestFloodIsBounded(t *testing.T) {
-	if testing.Short() {
-		t.Skip("writes a GiB; not covered: a plugin that floods its standard error")
-	}
 	w := newWorld(t)
 	w.cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: unflooded{w.log}, Level: hclog.Debug})
 	w.install("spiller")

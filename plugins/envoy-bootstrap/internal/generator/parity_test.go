@@ -21,9 +21,6 @@ import (
 // are the same but for what the table of differences has, and the table has nothing
 // that no row needs.
 func TestParity(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs Consul's command once for each row")
-	}
 	used := map[string]bool{}
 	rows := 0
 	for _, on := range []struct {
