@@ -1,14 +1,27 @@
 package sdk
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"sync"
 	"syscall"
+	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -53,4 +66,157 @@ func serveUnattended(info Info, p Plugin) (exitCode int) {
 		return fail(err)
 	}
 	return 0
+}
+
+// findDebugged bounds how long the process that is debugged is looked for.
+const findDebugged = 5 * time.Second
+
+// relay serves, to the host, the plugin that is debugged behind a socket. The process's
+// life and its health are this process's own, so that the other may be halted.
+func relay(socket string) (exitCode int) {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return relayFailed(socket, err)
+	}
+	defer conn.Close()
+	d := &debugged{conn: conn, api: pluginv1.NewPluginServiceClient(conn)}
+	ctx, cancel := context.WithTimeout(context.Background(), findDebugged)
+	defer cancel()
+	info, err := d.api.Info(ctx, &pluginv1.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return relayFailed(socket, err)
+	}
+	stream, err := d.api.Attend(context.Background(), &pluginv1.AttendRequest{})
+	if err != nil {
+		return relayFailed(socket, err)
+	}
+	go func() {
+		os.Exit(relayFailed(socket, d.follow(stream)))
+	}()
+	return serve(&server{
+		info:    Info{Name: info.GetName(), Version: info.GetVersion()},
+		plugin:  Plugin{Kind: info.GetKind(), Impl: d, Register: func(grpc.ServiceRegistrar) {}},
+		forward: d.forward,
+	})
+}
+
+func relayFailed(socket string, err error) (exitCode int) {
+	Logger().Error("the plugin that is debugged does not answer: start it again and tell the agent its new socket, or start the agent without one",
+		"socket", socket, "error", err)
+	return 1
+}
+
+// debugged is the plugin in the other process.
+type debugged struct {
+	conn *grpc.ClientConn
+	api  pluginv1.PluginServiceClient
+
+	mu     sync.Mutex
+	unwell string // what it said last
+}
+
+// follow takes note of its health until it ends. One that is halted says nothing.
+func (d *debugged) follow(stream grpc.ServerStreamingClient[pluginv1.AttendResponse]) error {
+	for {
+		health, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		d.mu.Lock()
+		d.unwell = health.GetMessage()
+		if d.unwell == "" && !health.GetHealthy() {
+			d.unwell = "unhealthy"
+		}
+		d.mu.Unlock()
+	}
+}
+
+// Validate is Validator.
+func (d *debugged) Validate(ctx context.Context, config []byte) error {
+	_, err := d.api.Validate(ctx, &pluginv1.ValidateRequest{Config: config})
+	return err
+}
+
+// Configure is Configurer.
+func (d *debugged) Configure(ctx context.Context, config []byte) error {
+	_, err := d.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: config})
+	return err
+}
+
+// Health is HealthReporter.
+func (d *debugged) Health(context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.unwell != "" {
+		return errors.New(d.unwell)
+	}
+	return nil
+}
+
+// forward passes a call of any service on, and its answer back.
+func (d *debugged) forward(_ any, host grpc.ServerStream) error {
+	method, ok := grpc.MethodFromServerStream(host)
+	if !ok {
+		return errors.New("the call has no method")
+	}
+	md, _ := metadata.FromIncomingContext(host.Context())
+	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(host.Context(), md.Copy()))
+	defer cancel()
+	both := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
+	plugin, err := d.conn.NewStream(ctx, both, method, grpc.ForceCodecV2(frames{}))
+	if err != nil {
+		return err
+	}
+	go func() { // ends with host's context, which ends with this call
+		if copyFrames(plugin, host) == nil {
+			_ = plugin.CloseSend()
+		} else {
+			cancel()
+		}
+	}()
+	return copyFrames(host, plugin)
+}
+
+// copyFrames copies messages until there are no more.
+func copyFrames(to interface{ SendMsg(any) error }, from interface{ RecvMsg(any) error }) error {
+	for {
+		var f frame
+		if err := from.RecvMsg(&f); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := to.SendMsg(&f); err != nil {
+			return err
+		}
+	}
+}
+
+// frame is a message as it came.
+type frame []byte
+
+// frames is a codec that leaves frames as they are; other messages are protobuf.
+type frames struct{}
+
+// Name is protobuf's: the other side has no other.
+func (frames) Name() string { return proto.Name }
+
+// Marshal is of encoding.CodecV2.
+func (frames) Marshal(v any) (mem.BufferSlice, error) {
+	if f, ok := v.(*frame); ok {
+		return mem.BufferSlice{mem.SliceBuffer(*f)}, nil
+	}
+	return encoding.GetCodecV2(proto.Name).Marshal(v)
+}
+
+// Unmarshal is of encoding.CodecV2.
+func (frames) Unmarshal(data mem.BufferSlice, v any) error {
+	if f, ok := v.(*frame); ok {
+		*f = data.Materialize()
+		return nil
+	}
+	if err := encoding.GetCodecV2(proto.Name).Unmarshal(data, v); err != nil {
+		return fmt.Errorf("read a message: %w", err)
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 
@@ -128,3 +129,39 @@ func (s *server) register(version int, srv *grpc.Server) error {
 	s.registered = true
 	return nil
 }
+
+// NewServer makes the gRPC server that Main serves, without a process round it: for
+// tests of a plugin, see sdk/plugintest. It needs no host that attends it, and what
+// the plugin prints goes where it went. stop ends it as a host's Stop does, and returns
+// at once: Serve returns when the calls in flight have ended.
+func NewServer(info Info, p Plugin) (srv *grpc.Server, stop func()) {
+	return inProcess(info, p, "the test is over")
+}
+
+// inProcess is NewServer, where why is the reason to stop.
+func inProcess(info Info, p Plugin, why string) (srv *grpc.Server, stop func()) {
+	life := newLifetime(Logger())
+	life.attend(0)
+	calls := &interceptor{log: Logger(), life: life}
+	calls.stdio.Do(func() {}) // the process's output stays what it is
+	srv = grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
+	adapter := &server{info: info, plugin: p, life: life}
+	_ = adapter.register(wire.Version, srv) // cannot fail
+	life.serving(srv)
+	return srv, func() { life.stop(why) }
+}
+
+// stderr is the process's own, which the host has pointed at a file. go-plugin
+// puts a pipe in os.Stderr's place, which nobody reads while there is no host.
+var stderr = os.Stderr
+
+// Logger is the plugin's logger: structured JSON that the host reads and writes
+// into its own log under the plugin's name, at the host's level.
+var Logger = sync.OnceValue(func() hclog.Logger {
+	level := hclog.LevelFromString(os.Getenv(wire.EnvLogLevel))
+	if level == hclog.NoLevel {
+		level = hclog.Info
+	}
+	byHand := os.Getenv(wire.Handshake.MagicCookieKey) == "" // for a person to read
+	return hclog.New(&hclog.LoggerOptions{Level: level, Output: stderr, JSONFormat: !byHand})
+})

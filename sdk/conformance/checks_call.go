@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -11,7 +14,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
+	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
@@ -232,4 +239,118 @@ func checkKilled(ctx context.Context, r *run, c *checking) error {
 		return err
 	}
 	return alike("the process that was killed", results, "the new one", r.kind.outcomes(ctx, second.conn, r.away(), c.name()))
+}
+
+// invokeEmpty calls a method with nothing but the backend.
+func invokeEmpty(ctx context.Context, conn grpc.ClientConnInterface, m protoreflect.MethodDescriptor, at backend) error {
+	req, err := newMessage(m.Input())
+	if err != nil {
+		return err
+	}
+	res, err := newMessage(m.Output())
+	if err != nil {
+		return err
+	}
+	if f := m.Input().Fields().ByName("consul"); f != nil {
+		req.Set(f, protoreflect.ValueOfMessage(at.consul.ToProto().ProtoReflect()))
+	}
+	if f := m.Input().Fields().ByName("driver"); f != nil {
+		driver := &storagev1.Driver{Id: at.driver.ID, Endpoint: at.driver.Endpoint}
+		req.Set(f, protoreflect.ValueOfMessage(driver.ProtoReflect()))
+	}
+	path := fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name())
+	if !m.IsStreamingServer() {
+		return conn.Invoke(ctx, path, req.Interface(), res.Interface())
+	}
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, path)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(req.Interface()); err != nil {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	for {
+		if err := stream.RecvMsg(res.Interface()); err != nil {
+			return err // also at its end: a stream has one
+		}
+		proto.Reset(res.Interface())
+	}
+}
+
+func newMessage(d protoreflect.MessageDescriptor) (protoreflect.Message, error) {
+	t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName())
+	if err != nil {
+		return nil, fmt.Errorf("make a %s: %w", d.FullName(), err)
+	}
+	return t.New(), nil
+}
+
+// held is a backend before another one: it passes nothing on until it is released, and
+// tells when something has come.
+type held struct {
+	backend
+	came    chan struct{} // closed when something has come
+	release func()
+}
+
+// hold puts a held backend before the one on a socket, until the check is over.
+func (r *run) hold(c *checking, socket string) (*held, error) {
+	dir, err := r.folder()
+	if err != nil {
+		return nil, err
+	}
+	own := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", own)
+	if err != nil {
+		return nil, fmt.Errorf("make a backend that is slow: %w", err)
+	}
+	released := make(chan struct{})
+	h := &held{backend: r.at(own, r.secret), came: make(chan struct{}), release: sync.OnceFunc(func() { close(released) })}
+	coming := sync.OnceFunc(func() { close(h.came) })
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				first := make([]byte, 1)
+				if _, err := io.ReadFull(conn, first); err != nil {
+					return
+				}
+				coming()
+				<-released
+				pass(conn, first, socket)
+			})
+		}
+	})
+	c.ends(func() {
+		_ = l.Close()
+		h.release()
+		serving.Wait() // the plugin's process has ended, and with it its connections
+	})
+	return h, nil
+}
+
+// pass carries bytes between a connection and a socket, until both sides have closed.
+func pass(conn net.Conn, first []byte, socket string) {
+	to, err := net.Dial("unix", strings.TrimPrefix(socket, "unix://"))
+	if err != nil {
+		return
+	}
+	var back sync.WaitGroup
+	back.Go(func() {
+		_, _ = io.Copy(conn, to) // its end is all that matters
+		_ = conn.Close()
+	})
+	if _, err := to.Write(first); err == nil {
+		_, _ = io.Copy(to, conn)
+	}
+	_ = to.Close()
+	back.Wait()
 }

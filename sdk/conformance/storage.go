@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -240,4 +241,17 @@ func (j *volumeJob) detach(ctx context.Context, conn grpc.ClientConnInterface) (
 
 func (j *volumeJob) delete(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
 	return "", storage.NewClient(conn).Delete(ctx, j.driver, j.volume)
+}
+
+// mountsBelow are the mount points below a folder.
+func mountsBelow(dir string) ([]string, error) {
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return nil, fmt.Errorf("read the mounts: %w", err)
+	}
+	var points []string
+	for _, m := range infos {
+		points = append(points, m.Mountpoint)
+	}
+	return points, nil
 }

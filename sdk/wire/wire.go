@@ -1,10 +1,27 @@
+// Package wire is what a host and a plugin must agree on before the first call:
+// the handshake, the version of the wire, the names in the environment, and TLS.
+//
+// Plugin authors need nothing of it: sdk.Main does their side. A host imports
+// it to start plugins and to connect to them again.
+//
+// Three things must stay true. The key that the host proves itself with never
+// leaves the host's data directory: a plugin can therefore not pass for the host
+// towards another plugin. A plugin's certificate names one generation of that
+// plugin, so a host that connects again knows which process it talks to. And no
+// key is passed in an environment or an argument, only the path of a file.
 package wire
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
 
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
+
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
 // Versions of the wire: the services that every plugin serves, whatever its kind
@@ -77,4 +94,44 @@ func (s *services) GRPCServer(_ *goplugin.GRPCBroker, srv *grpc.Server) error {
 // GRPCClient is go-plugin's GRPCPlugin for a host, which takes the connection.
 func (s *services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
 	return conn, nil
+}
+
+// What an event may hold, in bytes; of MaxEventDetails keys and their values each.
+const (
+	MaxEventType    = 64
+	MaxEventSubject = 256
+	MaxEventMessage = 4096
+	MaxEventDetail  = 1024
+	MaxEventDetails = 32
+)
+
+// CutEvent cuts the texts of an event to what one may hold, at the end of a character,
+// and replaces what is not UTF-8. Of too many details the first by name are kept. A
+// plugin does it so that the event can be sent, and the host because it need not
+// believe that the plugin did.
+func CutEvent(e *pluginv1.Event) {
+	e.Type, e.Subject = cut(e.GetType(), MaxEventType), cut(e.GetSubject(), MaxEventSubject)
+	e.Message = cut(e.GetMessage(), MaxEventMessage)
+	if len(e.GetDetails()) == 0 {
+		return
+	}
+	details := make(map[string]string, min(len(e.GetDetails()), MaxEventDetails))
+	for _, key := range slices.Sorted(maps.Keys(e.GetDetails())) {
+		if len(details) == MaxEventDetails {
+			break
+		}
+		details[cut(key, MaxEventDetail)] = cut(e.GetDetails()[key], MaxEventDetail)
+	}
+	e.Details = details
+}
+
+func cut(text string, size int) string {
+	text = strings.ToValidUTF8(text, string(utf8.RuneError))
+	if len(text) <= size {
+		return text
+	}
+	for size > 0 && !utf8.RuneStart(text[size]) {
+		size--
+	}
+	return text[:size]
 }

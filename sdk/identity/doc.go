@@ -1,3 +1,0 @@
-// Package identity is the kind "identity": a plugin that gives workloads' services
-// their Consul tokens.
-package identity
