@@ -25,12 +25,12 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// serveUnattended serves p without a host, for a process that an author runs, mostly under a
-// debugger, and prints what an agent must have in its environment to use it. The agent
-// then starts the plugin's file as ever, and that process passes all calls on to this
-// one (relay): this one can be halted and started again, and the agent kills nobody.
+// serveUnattended serves p without a host, for a plugin that its author runs, usually under a debugger. It prints
+// what an agent needs in its environment to use it. The agent then starts the plugin's file as usual, and that
+// process passes all calls on to this one (see relay). This one can be halted and restarted without the agent
+// replacing it.
 //
-// The socket has no TLS: its folder is the user's own.
+// The socket has no TLS: its directory is accessible only to the user.
 func serveUnattended(info Info, p Plugin) (exitCode int) {
 	fail := func(err error) int {
 		fmt.Fprintf(os.Stderr, "%s cannot be debugged: %v\n", info.Name, err)
@@ -68,11 +68,11 @@ func serveUnattended(info Info, p Plugin) (exitCode int) {
 	return 0
 }
 
-// findDebugged bounds how long the process that is debugged is looked for.
+// findDebugged bounds how long relay looks for the debugged process.
 const findDebugged = 5 * time.Second
 
-// relay serves, to the host, the plugin that is debugged behind a socket. The process's
-// life and its health are this process's own, so that the other may be halted.
+// relay serves the plugin that is being debugged behind a socket to the host. The lifetime and the health are this
+// process's own, so that the other one may be halted.
 func relay(socket string) (exitCode int) {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -101,7 +101,7 @@ func relay(socket string) (exitCode int) {
 }
 
 func relayFailed(socket string, err error) (exitCode int) {
-	Logger().Error("the plugin that is debugged does not answer: start it again and tell the agent its new socket, or start the agent without one",
+	Logger().Error("the debugged plugin does not answer: start it again and give the agent its new socket, or start the agent without one",
 		"socket", socket, "error", err)
 	return 1
 }
@@ -112,10 +112,10 @@ type debugged struct {
 	api  pluginv1.PluginServiceClient
 
 	mu     sync.Mutex
-	unwell string // what it said last
+	unwell string // its last health report; empty: healthy
 }
 
-// follow takes note of its health until it ends. One that is halted says nothing.
+// follow records the other process's health reports until the stream ends. A halted process sends none.
 func (d *debugged) follow(stream grpc.ServerStreamingClient[pluginv1.AttendResponse]) error {
 	for {
 		health, err := stream.Recv()
@@ -131,19 +131,19 @@ func (d *debugged) follow(stream grpc.ServerStreamingClient[pluginv1.AttendRespo
 	}
 }
 
-// Validate is Validator.
+// Validate implements Validator.
 func (d *debugged) Validate(ctx context.Context, config []byte) error {
 	_, err := d.api.Validate(ctx, &pluginv1.ValidateRequest{Config: config})
 	return err
 }
 
-// Configure is Configurer.
+// Configure implements Configurer.
 func (d *debugged) Configure(ctx context.Context, config []byte) error {
 	_, err := d.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: config})
 	return err
 }
 
-// Health is HealthReporter.
+// Health implements HealthReporter.
 func (d *debugged) Health(context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -153,7 +153,7 @@ func (d *debugged) Health(context.Context) error {
 	return nil
 }
 
-// forward passes a call of any service on, and its answer back.
+// forward passes a call of any service to the other process, and returns its answer.
 func (d *debugged) forward(_ any, host grpc.ServerStream) error {
 	method, ok := grpc.MethodFromServerStream(host)
 	if !ok {
@@ -167,7 +167,7 @@ func (d *debugged) forward(_ any, host grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	go func() { // ends with host's context, which ends with this call
+	go func() { // ends when host's context does, which is when this call returns
 		if copyFrames(plugin, host) == nil {
 			_ = plugin.CloseSend()
 		} else {
@@ -192,16 +192,16 @@ func copyFrames(to interface{ SendMsg(any) error }, from interface{ RecvMsg(any)
 	}
 }
 
-// frame is a message as it came.
+// frame is an encoded message.
 type frame []byte
 
-// frames is a codec that leaves frames as they are; other messages are protobuf.
+// frames is a codec that copies frames as they are, and encodes other messages as protobuf.
 type frames struct{}
 
-// Name is protobuf's: the other side has no other.
+// Name returns protobuf's name, because that is the codec that the other side knows.
 func (frames) Name() string { return proto.Name }
 
-// Marshal is of encoding.CodecV2.
+// Marshal implements encoding.CodecV2.
 func (frames) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(*frame); ok {
 		return mem.BufferSlice{mem.SliceBuffer(*f)}, nil
@@ -209,7 +209,7 @@ func (frames) Marshal(v any) (mem.BufferSlice, error) {
 	return encoding.GetCodecV2(proto.Name).Marshal(v)
 }
 
-// Unmarshal is of encoding.CodecV2.
+// Unmarshal implements encoding.CodecV2.
 func (frames) Unmarshal(data mem.BufferSlice, v any) error {
 	if f, ok := v.(*frame); ok {
 		*f = data.Materialize()

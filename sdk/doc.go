@@ -4,18 +4,15 @@
 //		sdk.Main(sdk.Info{Name: "my-storage", Version: "1.0.0"}, storage.Plugin(&impl{}))
 //	}
 //
-// A kind is a package below sdk with one small Go interface (sdk/storage); the
-// author never sees protobuf, TLS or go-plugin. What an implementation can do
-// besides its kind it says with the optional interfaces: Validator, Configurer,
+// Each kind is a package below sdk with one small Go interface (such as sdk/storage); an author never sees
+// protobuf, TLS or go-plugin. An implementation can also have the optional interfaces Validator, Configurer,
 // HealthReporter and io.Closer. It logs with Logger.
 //
-// What happens in a plugin, an operator learns by Emit: `pannier events -f` shows it as
-// it happens. The process keeps its newest events until the host has them, over a
-// restart of the host too, and tells the last ones before it ends. Emit is for what
-// happened ("driver-lost"), HealthReporter for what is so ("no driver answers"), Logger
-// for who looks into a fault. None of them may hold a secret.
+// Emit reports to an operator what happened in a plugin: `pannier events -f` shows it at once. The process keeps
+// its newest events until the host has them, even while the host restarts, and delivers the last ones before it
+// ends. Use Emit for what happened ("driver-lost"), HealthReporter for the current state ("no driver answers"),
+// and Logger for details that help to find a fault. None of them may contain a secret.
 //
-// It imports neither host nor cluster. A plugin keeps no state that must last:
-// its process can be replaced between any two calls. DESIGN.md tells why things
-// are as they are.
+// A plugin must not keep state that has to last: its process can be replaced between any two calls. DESIGN.md
+// gives the reasons for the design.
 package sdk

@@ -15,32 +15,31 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// Event is something that happened in a plugin and that an operator may want to know:
-// `pannier events` shows it. Texts that are too long are cut, see wire.CutEvent.
+// Event is something that happened in a plugin and that an operator may want to know. `pannier events` shows it.
+// Texts that are too long are cut, see wire.CutEvent.
 //
-// An event is seen by everyone who may look at the host, and is kept: it must hold no
-// secret, nor an error's text that may quote one.
+// Events are kept, and visible to everyone who may inspect the host: an event must contain no secret, nor the text
+// of an error that may quote one.
 type Event struct {
 	Type    string // what happened, such as "driver-lost"
 	Subject string // what it happened to, such as a driver's id; may be empty
-	Message string // for people, one line
+	Message string // one line for people
 	Details map[string]string
 }
 
-// Emit hands an event to the host. It does not block and cannot fail: the process
-// keeps the newest 1,000 events that the host has not acknowledged, over a restart of
-// the host too, and the host tells how many were dropped beyond those. The events of
-// one process reach the host in their order, once each; those that are emitted in the
-// implementation's Close are the last. Events of a process that never came to serve are
-// not told, and a host that is older than events gets none.
+// Emit sends an event to the host. It does not block and cannot fail: the process keeps the newest 1,000 events
+// that the host has not acknowledged, even while the host restarts, and the host reports how many were dropped
+// beyond those. The events of one process reach the host in order, and once each; the last ones are those that the
+// implementation's Close emits. Events of a process that never came to serve are not delivered, and a host that is
+// older than events receives none.
 //
-// What is so, rather than what happened, is for HealthReporter.
+// Use HealthReporter for a state rather than something that happened.
 func Emit(e Event) { emitted.add(e) }
 
-// emitted are the events of this process.
+// emitted holds the events of this process.
 var emitted = newEventQueue()
 
-// maxKept is how many events a process keeps that the host has not acknowledged.
+// maxKept bounds how many events that the host has not acknowledged are kept.
 const maxKept = 1000
 
 // eventQueue keeps events until they are acknowledged.
@@ -69,7 +68,7 @@ func (q *eventQueue) add(e Event) {
 	q.wake()
 }
 
-// ack forgets all events up to seq.
+// ack removes all events up to seq.
 func (q *eventQueue) ack(seq uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -79,15 +78,15 @@ func (q *eventQueue) ack(seq uint64) {
 	}
 }
 
-// after gives the kept events that came after seq, and what is closed when there may be
-// others. They are shared: nobody changes them.
+// after returns the kept events after seq, and a channel that is closed when there may be others. The events are
+// shared and must not be changed.
 func (q *eventQueue) after(seq uint64) (events []*pluginv1.Event, changed <-chan struct{}) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Clone(q.kept[q.upTo(seq):]), q.changed
 }
 
-// upTo is how many of the kept events are not after seq.
+// upTo returns how many of the kept events are not after seq.
 func (q *eventQueue) upTo(seq uint64) int {
 	n, _ := slices.BinarySearchFunc(q.kept, seq, func(e *pluginv1.Event, seq uint64) int {
 		if e.GetSeq() <= seq {
@@ -103,16 +102,15 @@ func (q *eventQueue) wake() {
 	q.changed = make(chan struct{})
 }
 
-// finishEvents bounds how long a process that ends waits for its host to take the
-// last events.
+// finishEvents bounds how long an ending process waits for its host to read the last events.
 const finishEvents = 2 * time.Second
 
-// eventService is EventService, the same for every kind.
+// eventService implements EventService for every kind.
 type eventService struct {
 	pluginv1.UnimplementedEventServiceServer
 	log   hclog.Logger
 	queue *eventQueue
-	ended chan struct{} // closed when no more events are to come
+	ended chan struct{} // closed when no more events will come
 
 	mu      sync.Mutex
 	readers int
@@ -124,7 +122,7 @@ func newEventService(log hclog.Logger, q *eventQueue) *eventService {
 	return &eventService{log: log, queue: q, ended: make(chan struct{}), newest: make(chan struct{}), left: make(chan struct{})}
 }
 
-// Events sends what the host does not have, until the host goes or the process ends.
+// Events sends the events that the host does not have, until the host disconnects or the process ends.
 func (s *eventService) Events(stream grpc.BidiStreamingServer[pluginv1.EventsRequest, pluginv1.EventsResponse]) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -132,7 +130,7 @@ func (s *eventService) Events(stream grpc.BidiStreamingServer[pluginv1.EventsReq
 	}
 	newer := s.enter()
 	defer s.leave()
-	if err := stream.SendHeader(nil); err != nil { // we know that we are read
+	if err := stream.SendHeader(nil); err != nil { // tells the host that its stream is accepted
 		return err
 	}
 	s.queue.ack(first.GetAck())
@@ -168,7 +166,7 @@ func (s *eventService) Events(stream grpc.BidiStreamingServer[pluginv1.EventsReq
 	}
 }
 
-// enter ends the streams that are there: one host reads.
+// enter ends the streams that are open, because only one host reads.
 func (s *eventService) enter() (newer <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,8 +184,8 @@ func (s *eventService) leave() {
 	s.left = make(chan struct{})
 }
 
-// finish waits until the host has all events, where one reads them, and ends its
-// stream. It is called once, when nothing can happen any more.
+// finish waits until the host has all events, if a host reads them, and ends its stream. It is called once, when
+// no event can be emitted any more.
 func (s *eventService) finish() {
 	defer close(s.ended)
 	timeout := time.NewTimer(finishEvents)
@@ -204,7 +202,7 @@ func (s *eventService) finish() {
 		case <-changed:
 		case <-left:
 		case <-timeout.C:
-			s.log.Warn("the host has not taken the last events", "events", len(unread))
+			s.log.Warn("the host has not read the last events", "events", len(unread))
 			return
 		}
 	}

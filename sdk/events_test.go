@@ -65,7 +65,7 @@ func TestQueueKeepsWhatIsNotAcknowledged(t *testing.T) {
 	}
 }
 
-// What an author gives cannot break the stream, and is the author's again.
+// Long or invalid texts cannot break the stream, and the author may change the details afterwards.
 func TestEmitKeepsToTheBounds(t *testing.T) {
 	q := newEventQueue()
 	details := map[string]string{"k": "x" + strings.Repeat("ü", wire.MaxEventDetail)}
@@ -81,7 +81,7 @@ func TestEmitKeepsToTheBounds(t *testing.T) {
 	}
 }
 
-// startEmitter runs the emitter for a host that knows these versions of the wire.
+// startEmitter runs the emitter for a host that supports these versions of the wire.
 func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.ClientConn, *exec.Cmd) {
 	t.Helper()
 	authority, err := wire.NewAuthority()
@@ -128,7 +128,7 @@ func emit(t *testing.T, conn *grpc.ClientConn, n int) {
 	}
 }
 
-// eventReader is a host's side of a stream of events.
+// eventReader is a host's side of an event stream.
 type eventReader struct {
 	t      *testing.T
 	stream grpc.BidiStreamingClient[pluginv1.EventsRequest, pluginv1.EventsResponse]
@@ -175,20 +175,20 @@ func TestEventsOfAProcess(t *testing.T) {
 			t.Errorf("got %v", e)
 		}
 	}
-	// The next host goes on after what the one before had.
+	// The next host continues after the last event that the previous host had.
 	second := readEvents(t, conn, 2)
 	second.next(3)
 	if _, err := first.stream.Recv(); status.Code(err) != codes.Aborted {
 		t.Errorf("the older stream ended with %v", err)
 	}
-	// One that says nothing gets what was not acknowledged, also by an earlier stream.
+	// A host that names no event gets those that were not acknowledged, on an earlier stream either.
 	second.ack(3)
 	emit(t, conn, 1)
 	second.next(4)
 	third := readEvents(t, conn, 0)
 	third.next(4)
 
-	// The end: what happens in it is told too, before the process ends.
+	// Events that are emitted while the process ends are delivered before it ends.
 	if _, err := pluginv1.NewPluginServiceClient(conn).Stop(t.Context(), &pluginv1.StopRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -209,8 +209,8 @@ func TestEventsOfAProcess(t *testing.T) {
 	}
 }
 
-// A host from before events starts a plugin of today, and gets what it knows.
-func TestAnOlderHost(t *testing.T) {
+// A host without events starts a current plugin, and gets the services that it knows.
+func TestOlderHostGetsNoEvents(t *testing.T) {
 	client, conn, _ := startEmitter(t, wire.Version1)
 	if v := client.NegotiatedVersion(); v != wire.Version1 {
 		t.Errorf("they agreed on version %d", v)
@@ -229,16 +229,16 @@ func TestAnOlderHost(t *testing.T) {
 	}
 }
 
-// ends says that a connection is not whole any more, or is not soon.
+// ends says whether a connection is broken, or breaks within a moment.
 func ends(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return conn.GetState() != connectivity.Ready || conn.WaitForStateChange(ctx, connectivity.Ready)
 }
 
-// A call that meets a process which ends is answered, or meets a connection that ends:
-// only that tells the host to make it again.
-func TestTheEndRefusesNoCall(t *testing.T) {
+// A call that reaches an ending process is answered, or its connection ends: only the latter makes the host repeat
+// the call.
+func TestStopRefusesNoCall(t *testing.T) {
 	client, conn, cmd := startEmitter(t, wire.Version2)
 	rpc := storagev1.NewStorageServiceClient(conn)
 	answered := 0

@@ -17,7 +17,7 @@ import (
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
-// interceptor is around every call of every service.
+// interceptor wraps every call of every service.
 type interceptor struct {
 	log   hclog.Logger
 	life  *lifetime
@@ -36,13 +36,13 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, toStatus(err)
 }
 
-// errStopping refuses new calls, and ends streams.
+// errStopping is the error of new calls, and of streams, while the process is stopping.
 var errStopping = status.Error(codes.Unavailable, "the plugin is stopping")
 
 func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	i.stdio.Do(keepOutput)
 	if info.FullMethod == pluginv1.EventService_Events_FullMethodName {
-		defer i.rescue(info.FullMethod, &err) // it ends after all the others, by itself
+		defer i.rescue(info.FullMethod, &err) // go-plugin's own stream; it ends last, by itself
 		return toStatus(handler(srv, ss))
 	}
 	ofGoPlugin := strings.HasPrefix(info.FullMethod, "/plugin.")
@@ -56,7 +56,7 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
 	done := make(chan struct{})
-	var result error // of the handler; read once done is closed
+	var result error // the handler's; read once done is closed
 	go func() {
 		defer close(done)
 		defer i.rescue(info.FullMethod, &result)
@@ -68,14 +68,13 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	case <-i.life.stopping:
 	}
 	cancel()
-	if !ofGoPlugin { // those wait for their client alone, and would hold up the end
+	if !ofGoPlugin { // go-plugin's streams end only with their client, and would block the stop
 		<-done // the process must not end under the call
 	}
 	return errStopping
 }
 
-// rescue turns a panic of one call into that call's error: the other calls of
-// the process go on.
+// rescue turns a panic in one call into that call's error. The process's other calls continue.
 func (i *interceptor) rescue(method string, err *error) {
 	if v := recover(); v != nil {
 		i.log.Error("panic in a call", "method", method, "panic", v, "stack", string(debug.Stack()))
@@ -91,7 +90,7 @@ type boundStream struct {
 
 func (s *boundStream) Context() context.Context { return s.ctx }
 
-// toStatus gives an error a code: its own where it has one, else Internal.
+// toStatus gives an error a code: its own if it has one, else Internal.
 func toStatus(err error) error {
 	if err == nil {
 		return nil
@@ -105,13 +104,12 @@ func toStatus(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// keepOutput sends what the plugin prints to the host's log file. go-plugin has
-// put pipes in place of os.Stdout and os.Stderr, which it empties over a stream
-// while a host is connected: without one, a plugin that prints would block for
-// ever. File descriptor 1 is the pipe that the handshake went through; its
-// reader dies with the host, and a write to it would then kill the process.
+// keepOutput sends what the plugin prints to the host's log file. go-plugin has replaced os.Stdout and os.Stderr
+// by pipes that it empties only while a host is connected, so a plugin that prints without a host would block
+// forever. File descriptor 1 is the pipe that carried the handshake; its reader dies with the host, and a write to
+// it would then kill the process.
 //
-// It runs in the first call: go-plugin replaces the two just before it serves.
+// It runs in the first call, because go-plugin replaces the two just before it serves.
 func keepOutput() {
 	os.Stdout, os.Stderr = stderr, stderr
 	_ = unix.Dup3(2, 1, 0)

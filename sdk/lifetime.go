@@ -9,34 +9,33 @@ import (
 )
 
 const (
-	// firstAttend is how long a new process waits for its host's first Attend:
-	// the host may have died between starting us and calling us.
+	// firstAttend is how long a new process waits for its host's first Attend: the host may have died between
+	// starting the process and calling it.
 	firstAttend = time.Minute
 	// finishCalls bounds how long calls in flight may go on after a stop.
 	finishCalls = 30 * time.Second
-	// goAway is how long a host may take to hear that it is to make no more calls. One
-	// that comes until then is answered: refused, it would have to be made again.
+	// goAway is how long to wait until the host has heard that it must make no more calls. Calls that arrive
+	// before then are still answered; if they were refused, the host would have to repeat them.
 	goAway = 20 * time.Millisecond
 )
 
-// lifetime decides when the process ends: when it is told to, or when no host
-// has attended it for the orphan timeout.
+// lifetime decides when the process ends: when it is told to, or when no host has attended it for the orphan
+// timeout.
 type lifetime struct {
 	log      hclog.Logger
-	stopping chan struct{} // closed when the end begins
-	idle     chan struct{} // closed when no call is left and none is admitted any more
-	// finish, where set, is called when no call is left, and flush after it: what they
-	// do may take the server.
+	stopping chan struct{} // closed when stop begins
+	idle     chan struct{} // closed when no call is in flight and none is admitted any more
+	// finish, if set, is called when no call is in flight, and flush after it. Both may use the server.
 	finish, flush func()
 
 	mu       sync.Mutex
 	server   *grpc.Server
-	attended int // hosts that hold Attend open: two for a moment when one replaces another
+	attended int // hosts with an open Attend stream; two for a moment when one replaces another
 	orphan   *time.Timer
 	stopped  bool
 	calls    int  // in flight
-	ending   bool // no more are to come
-	closed   bool // none is admitted any more
+	ending   bool // no new calls are expected
+	closed   bool // no new calls are admitted
 }
 
 func newLifetime(log hclog.Logger) *lifetime {
@@ -54,8 +53,7 @@ func (l *lifetime) serving(s *grpc.Server) {
 	}
 }
 
-// attend holds the process alive until release is called, and from then on for
-// orphanTimeout; 0 is for ever.
+// attend keeps the process alive until release is called, and then for orphanTimeout; 0 means forever.
 func (l *lifetime) attend(orphanTimeout time.Duration) (release func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +79,7 @@ func (l *lifetime) orphaned(after time.Duration) {
 	}
 }
 
-// begin admits a call, or says that it is too late.
+// begin admits a call, or returns false if it is too late.
 func (l *lifetime) begin() (end func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,9 +102,8 @@ func (l *lifetime) checkIdle() {
 	}
 }
 
-// stop begins the end and returns at once: new calls are refused, those in flight
-// have finishCalls, then the implementation is closed and the host gets the last
-// events. Then the server ends, and with it Main.
+// stop begins the end and returns at once: new calls are refused, those in flight have finishCalls, then the
+// implementation is closed and the host reads the last events. Then the server ends, and with it Main.
 func (l *lifetime) stop(why string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,7 +114,7 @@ func (l *lifetime) stop(why string) {
 	l.orphan.Stop()
 	l.log.Info("stopping", "reason", why)
 	close(l.stopping)
-	if l.server != nil { // else serving stops it
+	if l.server != nil { // otherwise serving stops it
 		go l.end(l.server)
 	}
 }
@@ -126,10 +123,10 @@ func (l *lifetime) end(srv *grpc.Server) {
 	force := time.AfterFunc(finishCalls, srv.Stop)
 	defer force.Stop()
 	go l.finishAll()
-	srv.GracefulStop() // returns when the host's stream of events has ended, too
+	srv.GracefulStop() // returns when the host's event stream has ended, too
 }
 
-// finishAll does what comes after the last call.
+// finishAll does what follows the last call.
 func (l *lifetime) finishAll() {
 	time.Sleep(goAway)
 	l.mu.Lock()
@@ -140,7 +137,7 @@ func (l *lifetime) finishAll() {
 	defer late.Stop()
 	select {
 	case <-l.idle:
-	case <-late.C: // a call does not heed its context
+	case <-late.C: // a call ignores its context
 	}
 	for _, do := range []func(){l.finish, l.flush} {
 		if do != nil {

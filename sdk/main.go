@@ -18,12 +18,11 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// Main is the whole main function of a plugin. It serves p to the host that
-// started the process and returns never: the process exits when the host says so,
-// on SIGTERM, or when no host cares for it any more.
+// Main is the whole main function of a plugin. It serves p to the host that started the process. It never returns:
+// the process exits when the host asks for it, on SIGTERM, or when no host has attended it for its orphan timeout.
 //
-// With PANNIER_PLUGIN_DEBUG=1 in the environment and no host, the process waits for a host
-// that was started before or after it: to be run under a debugger.
+// With PANNIER_PLUGIN_DEBUG=1 in the environment and no host, the process waits for calls of a host that was
+// started before or after it. Use this to run a plugin under a debugger.
 func Main(info Info, p Plugin) {
 	if os.Getenv(wire.Handshake.MagicCookieKey) == "" && os.Getenv(wire.EnvDebug) != "" {
 		os.Exit(serveUnattended(info, p))
@@ -44,7 +43,7 @@ func serve(adapter *server) (exitCode int) {
 	life := newLifetime(log)
 	adapter.life = life
 	closeImpl := sync.OnceValue(func() error { return closeImpl(adapter.plugin.Impl) })
-	life.finish = func() { _ = closeImpl() } // its error is seen below
+	life.finish = func() { _ = closeImpl() } // its error is reported below
 
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
@@ -78,8 +77,8 @@ func closeImpl(impl any) error {
 	return nil
 }
 
-// loadTLS reads the bundle that the host made for this process. The host removes
-// it once the plugin has answered.
+// loadTLS reads the bundle that the host made for this process. The host removes the file once the plugin has
+// answered.
 func loadTLS() (*tls.Config, error) {
 	path := os.Getenv(wire.EnvTLSBundle)
 	if path == "" {
@@ -98,7 +97,7 @@ type server struct {
 	plugin     Plugin
 	life       *lifetime
 	registered bool
-	// forward, where set, takes the calls of all services but PluginService.
+	// forward, if set, handles the calls of all services except PluginService.
 	forward grpc.StreamHandler
 }
 
@@ -116,8 +115,7 @@ func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 	return srv
 }
 
-// register adds the services of this process to its server: those of the wire's
-// version that was agreed on, and the kind's.
+// register adds the services of this process to its server: those of the negotiated wire version, and the kind's.
 func (s *server) register(version int, srv *grpc.Server) error {
 	if version >= wire.Version2 && s.forward == nil {
 		events := newEventService(s.life.log, emitted)
@@ -130,20 +128,19 @@ func (s *server) register(version int, srv *grpc.Server) error {
 	return nil
 }
 
-// NewServer makes the gRPC server that Main serves, without a process round it: for
-// tests of a plugin, see sdk/plugintest. It needs no host that attends it, and what
-// the plugin prints goes where it went. stop ends it as a host's Stop does, and returns
-// at once: Serve returns when the calls in flight have ended.
+// NewServer makes the gRPC server that Main serves, without the process around it, for tests of a plugin (see
+// sdk/plugintest). It needs no host that attends it, and does not redirect what the plugin prints. stop ends it as
+// a host's Stop does, and returns at once; Serve returns when the calls in flight have ended.
 func NewServer(info Info, p Plugin) (srv *grpc.Server, stop func()) {
 	return inProcess(info, p, "the test is over")
 }
 
-// inProcess is NewServer, where why is the reason to stop.
+// inProcess is NewServer; why is the reason that stop gives.
 func inProcess(info Info, p Plugin, why string) (srv *grpc.Server, stop func()) {
 	life := newLifetime(Logger())
 	life.attend(0)
 	calls := &interceptor{log: Logger(), life: life}
-	calls.stdio.Do(func() {}) // the process's output stays what it is
+	calls.stdio.Do(func() {}) // do not redirect the process's output
 	srv = grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	adapter := &server{info: info, plugin: p, life: life}
 	_ = adapter.register(wire.Version, srv) // cannot fail
@@ -151,17 +148,17 @@ func inProcess(info Info, p Plugin, why string) (srv *grpc.Server, stop func()) 
 	return srv, func() { life.stop(why) }
 }
 
-// stderr is the process's own, which the host has pointed at a file. go-plugin
-// puts a pipe in os.Stderr's place, which nobody reads while there is no host.
+// stderr is the process's original one, which the host has redirected to a file. go-plugin replaces os.Stderr by a
+// pipe that nobody reads while there is no host.
 var stderr = os.Stderr
 
-// Logger is the plugin's logger: structured JSON that the host reads and writes
-// into its own log under the plugin's name, at the host's level.
+// Logger is the plugin's logger. It writes structured JSON, which the host copies into its own log under the
+// plugin's name, at the host's level.
 var Logger = sync.OnceValue(func() hclog.Logger {
 	level := hclog.LevelFromString(os.Getenv(wire.EnvLogLevel))
 	if level == hclog.NoLevel {
 		level = hclog.Info
 	}
-	byHand := os.Getenv(wire.Handshake.MagicCookieKey) == "" // for a person to read
+	byHand := os.Getenv(wire.Handshake.MagicCookieKey) == "" // for people to read
 	return hclog.New(&hclog.LoggerOptions{Level: level, Output: stderr, JSONFormat: !byHand})
 })

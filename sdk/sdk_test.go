@@ -32,7 +32,7 @@ func TestRunByHandExplainsItself(t *testing.T) {
 	}
 }
 
-// impl has the optional abilities that its fields give it.
+// impl has the optional interfaces that its fields give it.
 type impl struct {
 	validate, configure, health func(ctx context.Context) error
 }
@@ -87,7 +87,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A health check that hangs is reported, and asked only once.
+// A health check that hangs is reported, and is not called again before it returns.
 func TestHealthThatHangs(t *testing.T) {
 	asked := 0
 	answer := make(chan error)
@@ -129,7 +129,7 @@ func TestOrphanEnds(t *testing.T) {
 	}
 }
 
-func TestOrphanForEver(t *testing.T) {
+func TestOrphanTimeoutZeroIsForever(t *testing.T) {
 	l := newLifetime(hclog.NewNullLogger())
 	l.attend(0)()
 	if ended(l, 20*time.Millisecond) {

@@ -17,7 +17,7 @@ import (
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
-// service is PluginService, the same for every kind.
+// service implements PluginService for every kind.
 type service struct {
 	pluginv1.UnimplementedPluginServiceServer
 	info   Info
@@ -68,7 +68,7 @@ func (s *service) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.StopRe
 	return &pluginv1.StopResponse{}, nil
 }
 
-// Attend sends the health until the host goes.
+// Attend sends health reports until the host disconnects.
 func (s *service) Attend(req *pluginv1.AttendRequest, stream grpc.ServerStreamingServer[pluginv1.AttendResponse]) error {
 	release := s.life.attend(time.Duration(req.GetOrphanTimeoutMs()) * time.Millisecond)
 	defer release()
@@ -102,8 +102,7 @@ func orEmpty(config []byte) []byte {
 	return config
 }
 
-// orInvalid gives an error that carries no gRPC status the code of a wrong
-// configuration.
+// orInvalid gives InvalidArgument to an error that is no gRPC status.
 func orInvalid(err error) error {
 	if _, ok := status.FromError(err); ok || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -111,8 +110,8 @@ func orInvalid(err error) error {
 	return status.Error(codes.InvalidArgument, err.Error())
 }
 
-// refuseKeys is the validation of a plugin that has no configuration: a key
-// that nobody reads is a mistake of the operator's.
+// refuseKeys validates the configuration of a plugin that has none: a key that nothing reads is a mistake of the
+// operator's.
 func refuseKeys(name string, config []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(config, &keys); err != nil {
@@ -126,18 +125,18 @@ func refuseKeys(name string, config []byte) error {
 }
 
 const (
-	healthInterval = 5 * time.Second  // between two questions to a HealthReporter, and its time to answer
-	healthRepeat   = 25 * time.Second // a health that did not change is sent again after this; plugin.proto promises 30 s
+	healthInterval = 5 * time.Second  // between two calls of a HealthReporter, and its time to answer
+	healthRepeat   = 25 * time.Second // an unchanged health is sent again after this; plugin.proto promises 30 s
 )
 
-// healthCheck asks an implementation how it is. One that does not heed its
-// context is reported, not waited for, and not asked again before it answers.
+// healthCheck calls an implementation's Health. A call that ignores its context is reported, not waited for, and
+// not repeated before it returns.
 type healthCheck struct {
 	impl    any
-	pending chan string // the answer of a question that is still open
+	pending chan string // receives the result of a call that has not returned yet
 }
 
-// run returns why the implementation is unwell, or nothing.
+// run returns why the implementation is unhealthy, or "".
 func (c *healthCheck) run(ctx context.Context) string {
 	h, ok := c.impl.(HealthReporter)
 	if !ok {

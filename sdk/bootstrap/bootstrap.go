@@ -1,5 +1,5 @@
-// Package bootstrap is the kind "bootstrap": a plugin that makes the file that a
-// service's proxy is started with.
+// Package bootstrap is the kind "bootstrap": a plugin that makes the configuration that a service's proxy starts
+// with.
 package bootstrap
 
 import (
@@ -16,16 +16,14 @@ import (
 // Kind is the kind's protocol with its version.
 const Kind = "bootstrap.v1"
 
-// Bootstrap is what a plugin of the kind "bootstrap" must do. The host calls it
-// through the same interface, so one reading serves both sides.
+// Bootstrap is the interface of a plugin of the kind "bootstrap". The host calls it through the same interface.
 //
-// Errors are gRPC status errors: Unavailable, DeadlineExceeded and
-// ResourceExhausted are worth another try, all others are final; an error that is no
-// status reaches the host as Internal.
+// Errors are gRPC status errors. Unavailable, DeadlineExceeded and ResourceExhausted are retried, all others are
+// final. An error that is no status reaches the host as Internal.
 type Bootstrap interface {
-	// Generate waits until the proxy's registration can be seen and makes its bootstrap,
-	// Envoy's bootstrap v3 as JSON. The same request and the same registration give the
-	// same bytes. FailedPrecondition: the token file cannot be read.
+	// Generate waits until the proxy's registration is visible and returns its bootstrap, Envoy's bootstrap v3 as
+	// JSON. The same request and registration give the same bytes. FailedPrecondition: the token file cannot be
+	// read.
 	Generate(ctx context.Context, c service.Consul, req Request) ([]byte, error)
 }
 
@@ -37,7 +35,7 @@ type Request struct {
 	TokenFile string
 	// Admin is where the proxy's admin API listens.
 	Admin Bind
-	// Ready is where the proxy says that it is ready; port 0: nowhere.
+	// Ready is the address of the proxy's readiness endpoint; port 0: none.
 	Ready Bind
 	// Wait bounds the wait for the registration; 0: 60 s.
 	Wait time.Duration
@@ -60,7 +58,7 @@ func Plugin(impl Bootstrap) sdk.Plugin {
 	}
 }
 
-// server is the protocol's side of an implementation.
+// server adapts an implementation to the protocol.
 type server struct {
 	bootstrapv1.UnimplementedBootstrapServiceServer
 	impl Bootstrap
@@ -74,8 +72,8 @@ func (s *server) Generate(ctx context.Context, req *bootstrapv1.GenerateRequest)
 	return &bootstrapv1.GenerateResponse{Bootstrap: out}, err
 }
 
-// NewClient makes the host's side of a bootstrap plugin on a connection to it. Errors
-// are the plugin's gRPC status errors as they came.
+// NewClient returns the host's client of a bootstrap plugin. Errors are the plugin's gRPC status errors,
+// unchanged.
 func NewClient(conn grpc.ClientConnInterface) Bootstrap {
 	return &client{rpc: bootstrapv1.NewBootstrapServiceClient(conn)}
 }

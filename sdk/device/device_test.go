@@ -26,7 +26,7 @@ var groups = []device.Group{{
 	},
 }}
 
-// gpus has two devices, of which the workload asks for what it reserves.
+// gpus has two devices, and reserves those that the workload asks for.
 type gpus struct {
 	reserved []string
 }

@@ -15,8 +15,8 @@ import (
 	devicev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/device/v1"
 )
 
-// Plugin serves an implementation: sdk.Main(info, device.Plugin(impl)). It has
-// statistics where impl is a StatsReader too.
+// Plugin serves an implementation: sdk.Main(info, device.Plugin(impl)). It has statistics if impl is also a
+// StatsReader.
 func Plugin(impl Device) sdk.Plugin {
 	return sdk.Plugin{
 		Kind: Kind,
@@ -27,7 +27,7 @@ func Plugin(impl Device) sdk.Plugin {
 	}
 }
 
-// server is the protocol's side of an implementation.
+// server adapts an implementation to the protocol.
 type server struct {
 	devicev1.UnimplementedDeviceServiceServer
 	impl Device
@@ -68,9 +68,8 @@ func (s *server) Stats(req *devicev1.StatsRequest, stream grpc.ServerStreamingSe
 	})
 }
 
-// NewClient makes the host's side of a device plugin on a connection to it. Errors are
-// the plugin's gRPC status errors as they came; a stream that the plugin ends by itself
-// is Unavailable.
+// NewClient returns the host's client of a device plugin. Errors are the plugin's gRPC status errors, unchanged; a
+// stream that the plugin ends by itself is Unavailable.
 func NewClient(conn grpc.ClientConnInterface) Client {
 	return &client{rpc: devicev1.NewDeviceServiceClient(conn)}
 }
@@ -108,7 +107,7 @@ func (c *client) Stats(ctx context.Context, interval time.Duration, report func(
 	})
 }
 
-// receive hands a stream's messages on until it ends; what names it in an error.
+// receive passes a stream's messages to take until the stream ends; what names the stream in errors.
 func receive[T any](ctx context.Context, what string, open func(context.Context) (grpc.ServerStreamingClient[T], error), take func(*T) error) error {
 	streamCtx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when take fails

@@ -18,9 +18,8 @@ const (
 	MaxText       = 256 // bytes of an id, a name or an attribute
 )
 
-// ValidateGroups checks what Fingerprint reports and tells every fault: a group has a
-// vendor, a type and a name, of which only the name may have a slash; groups and ids are
-// unique in the plugin; the bounds of this package hold.
+// ValidateGroups checks what Fingerprint reports and returns every fault: a group has a vendor, a type and a name,
+// and only the name may contain a slash; groups and ids are unique in the plugin; the bounds of this package hold.
 func ValidateGroups(groups []Group) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -68,9 +67,8 @@ func ValidateGroups(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// Validate checks what Reserve answers and tells every fault: paths are absolute, clean
-// and not /, no two have one place in the workload, permissions are some of "rwm", and
-// variables have a name that can be one.
+// Validate checks what Reserve returns and returns every fault: paths are absolute, clean and not /, each path in
+// the workload is used once, permissions are a subset of "rwm", and variables have valid names.
 func (r Reservation) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -99,7 +97,7 @@ func (r Reservation) Validate() error {
 		if key == "" || strings.ContainsFunc(key, func(r rune) bool { return r == '=' || unicode.IsControl(r) || unicode.IsSpace(r) }) {
 			bad("variable %q: no such name can be set", key)
 		}
-		if strings.ContainsFunc(r.Env[key], unicode.IsControl) { // it goes into lines for systemd and Docker
+		if strings.ContainsFunc(r.Env[key], unicode.IsControl) { // it is written into lines for systemd and Docker
 			bad("variable %q must not have control characters", key)
 		}
 	}

@@ -23,7 +23,7 @@ func Plugin(impl Identity) sdk.Plugin {
 	}
 }
 
-// server is the protocol's side of an implementation.
+// server adapts an implementation to the protocol.
 type server struct {
 	identityv1.UnimplementedIdentityServiceServer
 	impl Identity
@@ -54,8 +54,8 @@ func (s *server) List(ctx context.Context, req *identityv1.ListRequest) (*identi
 	return res, err
 }
 
-// NewClient makes the host's side of an identity plugin on a connection to it. Errors
-// are the plugin's gRPC status errors as they came.
+// NewClient returns the host's client of an identity plugin. Errors are the plugin's gRPC status errors,
+// unchanged.
 func NewClient(conn grpc.ClientConnInterface) Identity {
 	return &client{rpc: identityv1.NewIdentityServiceClient(conn)}
 }
@@ -104,7 +104,7 @@ func tokenFrom(t *identityv1.Token) Token {
 	return Token{Accessor: t.GetAccessor(), Subject: subjectFrom(t.GetSubject()), CreatedAt: timeFrom(t.GetCreatedAt()), ExpiresAt: timeFrom(t.GetExpiresAt())}
 }
 
-// timeTo is nil for the zero time.
+// timeTo returns nil for the zero time.
 func timeTo(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil

@@ -1,6 +1,5 @@
-// Package plugintest tests a plugin in the test's own process: the author's
-// implementation behind the real adapter and the real protocol, with no process, no
-// host and no files.
+// Package plugintest tests a plugin in the test's own process: the author's implementation behind the real adapter
+// and the real protocol, without a process, a host or files.
 //
 //	func TestMine(t *testing.T) {
 //		client := plugintest.Storage(t, &impl{})
@@ -8,8 +7,8 @@
 //		...
 //	}
 //
-// What a process must do (start, stop, survive SIGKILL, keep its secrets) is tested with
-// the built binary, by sdk/conformance.
+// The behaviour of the process (start, stop, survival of SIGKILL, handling of secrets) is tested with the built
+// binary, by sdk/conformance.
 package plugintest
 
 import (
@@ -30,31 +29,31 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Storage serves impl until the test ends and returns the host's side of it.
+// Storage serves impl until the test ends and returns a host's client of it.
 func Storage(t testing.TB, impl storage.Storage) storage.Client {
 	t.Helper()
 	return storage.NewClient(Serve(t, storage.Plugin(impl)).Conn)
 }
 
-// Identity serves impl until the test ends and returns the host's side of it.
+// Identity serves impl until the test ends and returns a host's client of it.
 func Identity(t testing.TB, impl identity.Identity) identity.Identity {
 	t.Helper()
 	return identity.NewClient(Serve(t, identity.Plugin(impl)).Conn)
 }
 
-// Registration serves impl until the test ends and returns the host's side of it.
+// Registration serves impl until the test ends and returns a host's client of it.
 func Registration(t testing.TB, impl registration.Registration) registration.Registration {
 	t.Helper()
 	return registration.NewClient(Serve(t, registration.Plugin(impl)).Conn)
 }
 
-// Bootstrap serves impl until the test ends and returns the host's side of it.
+// Bootstrap serves impl until the test ends and returns a host's client of it.
 func Bootstrap(t testing.TB, impl bootstrap.Bootstrap) bootstrap.Bootstrap {
 	t.Helper()
 	return bootstrap.NewClient(Serve(t, bootstrap.Plugin(impl)).Conn)
 }
 
-// Device serves impl until the test ends and returns the host's side of it.
+// Device serves impl until the test ends and returns a host's client of it.
 func Device(t testing.TB, impl device.Device) device.Client {
 	t.Helper()
 	return device.NewClient(Serve(t, device.Plugin(impl)).Conn)
@@ -67,8 +66,8 @@ type Plugin struct {
 	api  pluginv1.PluginServiceClient
 }
 
-// Serve serves a plugin of any kind until the test ends: then streams are ended, calls
-// in flight finish, and an implementation that can be closed is closed.
+// Serve serves a plugin of any kind until the test ends. Then streams end, calls in flight finish, and an
+// implementation that is an io.Closer is closed.
 func Serve(t testing.TB, p sdk.Plugin) *Plugin {
 	t.Helper()
 	conn, stop, err := inprocess.Serve(sdk.Info{Name: t.Name(), Version: "0.0.0"}, p)
@@ -83,14 +82,14 @@ func Serve(t testing.TB, p sdk.Plugin) *Plugin {
 	return &Plugin{Conn: conn, api: pluginv1.NewPluginServiceClient(conn)}
 }
 
-// Validate asks the plugin whether a configuration is right. config is the body of the
-// plugin's config block as JSON. The error is the gRPC status error that a host gets.
+// Validate makes the plugin check a configuration. config is the body of the plugin's config block as JSON. The
+// error is the gRPC status error that a host gets.
 func (p *Plugin) Validate(ctx context.Context, config string) error {
 	_, err := p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(config)})
 	return err
 }
 
-// Configure gives the plugin a configuration as a host does: it validates it before.
+// Configure validates a configuration and gives it to the plugin, as a host does.
 func (p *Plugin) Configure(ctx context.Context, config string) error {
 	if err := p.Validate(ctx, config); err != nil {
 		return err
@@ -99,8 +98,8 @@ func (p *Plugin) Configure(ctx context.Context, config string) error {
 	return err
 }
 
-// Health attends the plugin for as long as it takes to hear how it is. The error is why
-// it is unwell, or why it cannot be asked.
+// Health attends the plugin until its first health report. The error says why the plugin is unhealthy, or why it
+// could not be asked.
 func (p *Plugin) Health(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

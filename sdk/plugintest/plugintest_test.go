@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// impl is a plugin of every kind. What a test does not need is not there, and panics.
+// impl is a plugin of every kind. Methods that no test needs are missing, and panic.
 type impl struct {
 	storage.Storage
 	identity.Identity
@@ -38,7 +38,7 @@ func (i *impl) Unstage(_ context.Context, _ storage.Driver, v storage.Volume, pa
 	return nil
 }
 
-// Fingerprint is open until the host or the process ends.
+// Fingerprint stays open until the host or the process ends.
 func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
 	if err := report(storage.Fingerprint{Provider: "mine"}); err != nil {
 		return err
@@ -148,7 +148,7 @@ func TestLifeCycle(t *testing.T) {
 	}
 }
 
-// What a test leaves open does not hold up its end.
+// A stream that a test leaves open does not delay the end of the test.
 func TestOpenStream(t *testing.T) {
 	done := make(chan struct{})
 	t.Run("open", func(t *testing.T) {

@@ -24,7 +24,7 @@ func Plugin(impl Registration) sdk.Plugin {
 	}
 }
 
-// server is the protocol's side of an implementation.
+// server adapts an implementation to the protocol.
 type server struct {
 	registrationv1.UnimplementedRegistrationServiceServer
 	impl Registration
@@ -68,8 +68,8 @@ func (s *server) Heartbeat(ctx context.Context, req *registrationv1.HeartbeatReq
 	return &registrationv1.HeartbeatResponse{}, s.impl.Heartbeat(ctx, service.ConsulFromProto(req.GetConsul()), beats)
 }
 
-// NewClient makes the host's side of a registration plugin on a connection to it.
-// Errors are the plugin's gRPC status errors as they came.
+// NewClient returns the host's client of a registration plugin. Errors are the plugin's gRPC status errors,
+// unchanged.
 func NewClient(conn grpc.ClientConnInterface) Registration {
 	return &client{rpc: registrationv1.NewRegistrationServiceClient(conn)}
 }

@@ -1,5 +1,4 @@
-// Package registration is the kind "registration": a plugin that puts workloads'
-// services into a catalog.
+// Package registration is the kind "registration": a plugin that registers workloads' services in a catalog.
 package registration
 
 import (
@@ -12,39 +11,36 @@ import (
 // Kind is the kind's protocol with its version.
 const Kind = "registration.v1"
 
-// Registration is what a plugin of the kind "registration" must do. The host calls
-// it through the same interface, so one reading serves both sides.
+// Registration is the interface of a plugin of the kind "registration". The host calls it through the same
+// interface.
 //
-// Errors are gRPC status errors: Unavailable, DeadlineExceeded and
-// ResourceExhausted are worth another try, all others are final; an error that is no
-// status reaches the host as Internal. Every call may be repeated, at any time and by
+// Errors are gRPC status errors. Unavailable, DeadlineExceeded and ResourceExhausted are retried, all others are
+// final. An error that is no status reaches the host as Internal. Every call may be repeated, at any time and by
 // another process of the same plugin.
 type Registration interface {
-	// Register makes the catalog say what the instance says, tags included, whatever
-	// EnableTagOverride is. It returns the service id of the instance's proxy: its sidecar,
-	// or itself where it is a gateway; empty where it has none.
+	// Register makes the catalog match the instance, including the tags, whatever EnableTagOverride is. It returns
+	// the service id of the instance's proxy: its sidecar, or the instance itself if it is a gateway; empty if it
+	// has none.
 	Register(ctx context.Context, c service.Consul, i Instance) (proxyID string, err error)
-	// Deregister takes an instance out, with its sidecar and checks. One that is not
-	// there is success.
+	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(ctx context.Context, c service.Consul, id string) error
-	// Sync waits until the catalog has changed since req.Index, or req.Wait has passed, and
-	// then makes it say what the instances say: what is missing or drifted is
-	// registered again (with EnableTagOverride the catalog's tags stay), what the
-	// owner has there beside them is taken out. Where nothing has drifted it costs one
-	// blocking query and no write. index is for the next call.
+	// Sync waits until the catalog has changed since req.Index, or req.Wait has passed, and then makes it match
+	// the instances: it registers again what is missing or differs (with EnableTagOverride the catalog's tags
+	// stay), and removes what else the owner has there. If nothing differs, it costs one blocking query and no
+	// write. index is for the next call.
 	Sync(ctx context.Context, c service.Consul, req SyncRequest) (index uint64, changes []Change, err error)
-	// Heartbeat reports the health of processes to the checks of type process.
+	// Heartbeat reports the health of processes to the checks of type "process".
 	Heartbeat(ctx context.Context, c service.Consul, beats []Beat) error
 }
 
-// Owner is who registers: what bears its mark is its own, and nothing else.
+// Owner identifies who registers. Only what carries the owner's mark may be changed or removed.
 type Owner struct {
-	Cluster string // Pannier's
+	Cluster string // Pannier's cluster
 	Node    string
 }
 
-// Instance is a service of one workload, ready to be registered: ports are numbers,
-// and nothing is left to interpolate.
+// Instance is a service of one workload, ready to be registered: ports are numbers, and all variables are
+// expanded.
 type Instance struct {
 	// ID in Consul, unique on its agent.
 	ID        string
@@ -54,15 +50,15 @@ type Instance struct {
 	Service   service.Service
 }
 
-// SyncRequest is what Sync is to make true.
+// SyncRequest says what the catalog should contain.
 type SyncRequest struct {
 	Owner     Owner
 	Instances []Instance
-	Index     uint64        // of the previous answer; 0: look at once
-	Wait      time.Duration // bounds the wait; 0: look at once
+	Index     uint64        // from the previous call; 0: do not wait
+	Wait      time.Duration // bounds the wait; 0: do not wait
 }
 
-// Change is one thing that Sync has done.
+// Change is one change that Sync made.
 type Change struct {
 	ID     string
 	Action Action

@@ -10,21 +10,20 @@ import (
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 )
 
-// ToProto makes the message of a service. It fails where a config has what JSON
-// cannot say.
+// ToProto converts a service to its message. It fails if a config contains a value that JSON cannot represent.
 func (s Service) ToProto() (*servicev1.Service, error) {
 	var m servicev1.Service
 	return &m, toProto(s, &m)
 }
 
-// FromProto reads a service's message; nil is the empty service.
+// FromProto converts a message to a service; nil is the empty service.
 func FromProto(m *servicev1.Service) (Service, error) {
 	var s Service
 	err := fromProto(m, &s)
 	return s, err
 }
 
-// ToProto makes the message of a Consul.
+// ToProto converts a Consul to its message.
 func (c Consul) ToProto() *servicev1.Consul {
 	return &servicev1.Consul{
 		Name: c.Name, Address: c.Address, TokenFile: c.TokenFile,
@@ -34,7 +33,7 @@ func (c Consul) ToProto() *servicev1.Consul {
 	}
 }
 
-// ConsulFromProto reads a Consul's message.
+// ConsulFromProto converts a message to a Consul.
 func ConsulFromProto(m *servicev1.Consul) Consul {
 	return Consul{
 		Name: m.GetName(), Address: m.GetAddress(), TokenFile: m.GetTokenFile(),

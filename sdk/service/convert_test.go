@@ -11,7 +11,7 @@ import (
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 )
 
-// Every field of the model has one in the message.
+// Every field of the model has a field in the message.
 func TestServiceGoesIntoProtoAndBack(t *testing.T) {
 	var full Service
 	fill(reflect.ValueOf(&full).Elem(), new(int))
@@ -33,7 +33,7 @@ func TestServiceGoesIntoProtoAndBack(t *testing.T) {
 	}
 }
 
-// Every field of the message has one in the model.
+// Every field of the message has a field in the model.
 func TestProtoGoesIntoServiceAndBack(t *testing.T) {
 	want := &servicev1.Service{}
 	fillMessage(want.ProtoReflect(), new(int))
@@ -59,7 +59,7 @@ func TestConsulGoesIntoProtoAndBack(t *testing.T) {
 	}
 }
 
-// What JSON cannot say is an error, not a loss.
+// A value that JSON cannot represent is an error and is not dropped.
 func TestConfigThatIsNoJSON(t *testing.T) {
 	s := Service{Connect: &Connect{SidecarService: &SidecarService{Proxy: &Proxy{Config: map[string]any{"f": func() {}}}}}}
 	if _, err := s.ToProto(); err == nil {
@@ -67,7 +67,7 @@ func TestConfigThatIsNoJSON(t *testing.T) {
 	}
 }
 
-// fill gives every field of v a value that no other has.
+// fill gives every field of v a different value.
 func fill(v reflect.Value, n *int) {
 	*n++
 	switch v.Kind() {
@@ -100,7 +100,7 @@ func fill(v reflect.Value, n *int) {
 	}
 }
 
-// fillMessage does the same to a message.
+// fillMessage does the same for a message.
 func fillMessage(m protoreflect.Message, n *int) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -126,7 +126,7 @@ func fillMessage(m protoreflect.Message, n *int) {
 	}
 }
 
-// fillKnown leaves a google.protobuf.Value with a text: it has one of many fields.
+// fillKnown sets one field of a well-known type: a google.protobuf.Value becomes a string.
 func fillKnown(m protoreflect.Message, n *int) {
 	if m.Descriptor().FullName() == "google.protobuf.Value" {
 		f := m.Descriptor().Fields().ByName("string_value")

@@ -1,14 +1,13 @@
-// Package service is the model of what a workload says of its services, and of how a
-// Consul is reached. The kinds registration, identity and bootstrap share it.
+// Package service is the model of a workload's services, and of how to reach a Consul. The kinds registration,
+// identity and bootstrap share it.
 //
-// The field names in JSON are those of the protobuf messages of pannier.service.v1,
-// so that one is converted into the other by way of JSON (convert.go).
+// The JSON field names are those of the protobuf messages of pannier.service.v1, so that one can be converted to
+// the other through JSON (convert.go).
 package service
 
-// Consul is one Consul datacenter as a host reaches it: through its local agent.
-// Files are paths on the host.
+// Consul is one Consul datacenter, as a host reaches it through its local agent. Files are paths on the host.
 type Consul struct {
-	// Name of the agent's consul block; DefaultConsul for the one without a name.
+	// Name of the agent's consul block; DefaultConsul for the unnamed one.
 	Name string `json:"name,omitempty"`
 	// Address of the HTTP API: "127.0.0.1:8500", "https://…:8501" or "unix:///…".
 	Address string `json:"address,omitempty"`
@@ -17,31 +16,31 @@ type Consul struct {
 	CAFile    string `json:"ca_file,omitempty"`
 	CertFile  string `json:"cert_file,omitempty"`
 	KeyFile   string `json:"key_file,omitempty"`
-	// TLSServerName replaces the host name in the check of the certificate.
+	// TLSServerName is the name that the certificate must have, instead of the host name.
 	TLSServerName string `json:"tls_server_name,omitempty"`
-	// GRPCAddress of the xDS server: "127.0.0.1:8502", "https://…:8503" or
-	// "unix:///…"; empty: asked of the agent.
+	// GRPCAddress of the xDS server: "127.0.0.1:8502", "https://…:8503" or "unix:///…"; empty: the agent is asked
+	// for it.
 	GRPCAddress string `json:"grpc_address,omitempty"`
-	// GRPCCAFile checks the xDS server; empty: CAFile.
+	// GRPCCAFile verifies the xDS server; empty: CAFile.
 	GRPCCAFile string `json:"grpc_ca_file,omitempty"`
 	// Datacenter, Namespace and Partition; empty: the Consul agent's own.
 	Datacenter string `json:"datacenter,omitempty"`
 	Namespace  string `json:"namespace,omitempty"`
 	Partition  string `json:"partition,omitempty"`
-	// AuthMethod gives tokens by login with a JWT; empty: they are minted.
+	// AuthMethod is the auth method for a login with a JWT; empty: tokens are minted.
 	AuthMethod string `json:"auth_method,omitempty"`
 }
 
-// DefaultConsul is the name of the consul block that has none.
+// DefaultConsul is the name of the unnamed consul block.
 const DefaultConsul = "default"
 
-// Service is one service of a workload. Names and defaults are those of Nomad's
-// service block. Durations are strings as Consul's API takes them ("10s").
+// Service is one service of a workload. Names and defaults are those of Nomad's service block. Durations are
+// strings as Consul's API accepts them ("10s").
 type Service struct {
 	Name string `json:"name"`
 	// Port is a number, or the label of one of the workload's ports; empty: none.
 	Port string `json:"port,omitempty"`
-	// Address is announced; empty: the Consul agent's.
+	// Address to register; empty: the Consul agent's.
 	Address string   `json:"address,omitempty"`
 	Tags    []string `json:"tags,omitempty"`
 	// CanaryTags and CanaryMeta replace Tags and Meta while the workload is a canary.
@@ -49,7 +48,7 @@ type Service struct {
 	Meta            map[string]string `json:"meta,omitempty"`
 	CanaryMeta      map[string]string `json:"canary_meta,omitempty"`
 	TaggedAddresses map[string]string `json:"tagged_addresses,omitempty"`
-	// EnableTagOverride leaves the catalog's tags to others.
+	// EnableTagOverride lets others change the tags in the catalog.
 	EnableTagOverride bool     `json:"enable_tag_override,omitempty"`
 	Checks            []Check  `json:"checks,omitempty"`
 	Connect           *Connect `json:"connect,omitempty"`
@@ -64,7 +63,7 @@ type Weights struct {
 	Warning int32 `json:"warning,omitempty"`
 }
 
-// The types of checks. A process check passes while the workload's process lives.
+// The types of checks. A process check passes while the workload's process runs.
 const (
 	CheckHTTP    = "http"
 	CheckTCP     = "tcp"
@@ -78,9 +77,9 @@ type Check struct {
 	Type string `json:"type"`
 	// Port as in Service; empty: the service's.
 	Port string `json:"port,omitempty"`
-	// Address that is asked; empty: the service's or, without one, 127.0.0.1.
+	// Address to check; empty: the service's or, without one, 127.0.0.1.
 	Address string `json:"address,omitempty"`
-	// Path, Protocol (http or https), Method, Body and Header are of http.
+	// Path, Protocol (http or https), Method, Body and Header are for http checks.
 	Path     string                  `json:"path,omitempty"`
 	Protocol string                  `json:"protocol,omitempty"`
 	Method   string                  `json:"method,omitempty"`
@@ -97,7 +96,7 @@ type Check struct {
 	TLSServerName          string `json:"tls_server_name,omitempty"`
 	GRPCService            string `json:"grpc_service,omitempty"`
 	GRPCUseTLS             bool   `json:"grpc_use_tls,omitempty"`
-	// Expose makes an http or grpc check go through the sidecar, on a listener of its own.
+	// Expose makes an http or grpc check go through the sidecar, on a separate listener.
 	Expose bool `json:"expose,omitempty"`
 }
 

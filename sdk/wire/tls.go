@@ -16,10 +16,8 @@ import (
 	"time"
 )
 
-// The certificates are made by one machine for its own use and are never renewed.
-// A clock says nothing about them, and a host whose clock is wrong must still
-// reach its plugins: they are valid for all time (RFC 5280, section 4.1.2.5, has
-// the end's value).
+// The certificates are made by one machine for its own use and are never renewed. They never expire (RFC 5280,
+// section 4.1.2.5, defines the end value), because a host whose clock is wrong must still reach its plugins.
 var (
 	notBefore = time.Date(1970, 1, 1, 0, 0, 0, 0, time.UTC)
 	notAfter  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
@@ -30,8 +28,8 @@ const (
 	pemKey         = "PRIVATE KEY"
 )
 
-// Authority is a host's identity towards its plugins: one self-signed P-256
-// certificate that signs the plugins' certificates and authenticates the host.
+// Authority is a host's identity towards its plugins: a self-signed P-256 certificate that signs the plugins'
+// certificates and authenticates the host.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -48,8 +46,7 @@ func NewAuthority() (*Authority, error) {
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		// Both uses: the second one because a chain may not have a use that its
-		// root forbids.
+		// Both uses are needed: a certificate in a chain may not have a use that its root lacks.
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}
 	cert, err := sign(template, nil, key.Public(), key)
@@ -59,7 +56,7 @@ func NewAuthority() (*Authority, error) {
 	return &Authority{cert: cert, key: key}, nil
 }
 
-// ParseAuthority reads what MarshalPEM wrote.
+// ParseAuthority parses the output of MarshalPEM.
 func ParseAuthority(data []byte) (*Authority, error) {
 	certs, key, err := parsePEM(data)
 	if err != nil {
@@ -71,16 +68,15 @@ func ParseAuthority(data []byte) (*Authority, error) {
 	return &Authority{cert: certs[0], key: key}, nil
 }
 
-// MarshalPEM is the certificate and the private key, for a file that only the
-// host may read.
+// MarshalPEM returns the certificate and the private key in PEM. Only the host may read the file they are written
+// to.
 func (a *Authority) MarshalPEM() ([]byte, error) {
 	return marshalPEM(a.key, a.cert)
 }
 
-// Issue makes a certificate for one generation of a plugin, known by name, and
-// returns the bundle that the plugin loads with ServerTLS: its certificate, its
-// private key and the host's certificate, in PEM. It goes into a file that only
-// the plugin's user may read.
+// Issue makes a certificate for one generation of a plugin, with name in it, and returns the bundle that the
+// plugin loads with ServerTLS: its certificate, its private key and the host's certificate, in PEM. Only the
+// plugin's user may read the file it is written to.
 func (a *Authority) Issue(name string) ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -90,7 +86,7 @@ func (a *Authority) Issue(name string) ([]byte, error) {
 		Subject:  pkix.Name{CommonName: "pannier plugin"},
 		DNSNames: []string{name},
 		KeyUsage: x509.KeyUsageDigitalSignature,
-		// Not ClientAuth: with it, one plugin could call another.
+		// Not ClientAuth: with it, a plugin could call another one.
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	cert, err := sign(template, a.cert, key.Public(), a.key)
@@ -100,8 +96,8 @@ func (a *Authority) Issue(name string) ([]byte, error) {
 	return marshalPEM(key, cert, a.cert)
 }
 
-// ClientTLS is the host's side of a connection to the plugin whose bundle was
-// issued for name. No other plugin is accepted.
+// ClientTLS returns the host's configuration for a connection to the plugin whose bundle was issued for name. No
+// other plugin is accepted.
 func (a *Authority) ClientTLS(name string) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(a.cert)
@@ -113,7 +109,7 @@ func (a *Authority) ClientTLS(name string) *tls.Config {
 	}
 }
 
-// ServerTLS is a plugin's side: it accepts only the host that issued the bundle.
+// ServerTLS returns a plugin's configuration: it accepts only the host that issued the bundle.
 func ServerTLS(bundle []byte) (*tls.Config, error) {
 	certs, key, err := parsePEM(bundle)
 	if err != nil {
@@ -132,7 +128,7 @@ func ServerTLS(bundle []byte) (*tls.Config, error) {
 	}, nil
 }
 
-// sign fills in what all our certificates share. A nil parent signs itself.
+// sign fills in the fields that all certificates share. With a nil parent the certificate is self-signed.
 func sign(template, parent *x509.Certificate, pub crypto.PublicKey, signer *ecdsa.PrivateKey) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -163,7 +159,7 @@ func marshalPEM(key *ecdsa.PrivateKey, certs ...*x509.Certificate) ([]byte, erro
 	return out.Bytes(), nil
 }
 
-// parsePEM returns the certificates in their order, and the one private key.
+// parsePEM returns the certificates in order, and the one private key.
 func parsePEM(data []byte) (certs []*x509.Certificate, key *ecdsa.PrivateKey, err error) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		switch block.Type {

@@ -29,7 +29,7 @@ func serverTLS(t *testing.T, a *Authority, name string) *tls.Config {
 	return cfg
 }
 
-// handshake gives the errors of both sides of a connection.
+// handshake returns the errors of both sides of a connection.
 func handshake(client, server *tls.Config) (clientErr, serverErr error) {
 	a, b := net.Pipe()
 	done := make(chan error, 1)
@@ -45,7 +45,7 @@ func handshake(client, server *tls.Config) (clientErr, serverErr error) {
 func TestHostAndItsPlugin(t *testing.T) {
 	a := authority(t)
 	server := serverTLS(t, a, "one.plugin")
-	// Also after a restart, when the host read its identity from its file.
+	// Also after a restart, when the host has read its identity from its file.
 	data, err := a.MarshalPEM()
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestOthersAreRefused(t *testing.T) {
 	}
 }
 
-func TestBundlesThatAreNone(t *testing.T) {
+func TestInvalidBundles(t *testing.T) {
 	a := authority(t)
 	bundle, err := a.Issue("x")
 	if err != nil {

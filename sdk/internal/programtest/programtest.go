@@ -18,8 +18,9 @@ var (
 	built = map[string]string{} // by folder
 )
 
-// Build compiles the main package in dir and returns the program's path. It lies in the user's cache folder,
-// so that the go command skips the link when nothing has changed. Tests with the race detector get a program with it.
+// Build compiles the main package in dir and returns the program's path. The program is in the user's cache
+// directory, so that the go command skips the link when nothing has changed. Tests with the race detector get a
+// program with it.
 func Build(t testing.TB, dir string) string {
 	t.Helper()
 	mu.Lock()

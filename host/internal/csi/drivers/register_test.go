@@ -83,7 +83,7 @@ func TestRegisterRefuses(t *testing.T) {
 	}{
 		{"a declared one", "change its csi_driver block", ErrDeclared, registered("declared", "/run/x.sock")},
 		{"another's socket", `that of driver "declared"`, ErrInvalid, registered("r", "/run/nowhere/declared.sock")},
-		{"a bad id", "1 to 128", ErrInvalid, registered("../r", "/run/x.sock")},
+		{"a bad id", "has the character '/'", ErrInvalid, registered("../r", "/run/x.sock")},
 		{"a command", "has no command", ErrInvalid, supervised("r")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

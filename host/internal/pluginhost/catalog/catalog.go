@@ -1,11 +1,7 @@
-// Package catalog turns the supervisor's plugins into typed clients, one method a
-// kind. A caller borrows a client, calls it and gives it back; which process
-// serves it, and that the process may be replaced, is none of its business.
+// Package catalog turns the supervisor's plugins into typed clients, one method a kind. A caller acquires a
+// client, calls it and releases it; the process behind it may be replaced between two calls.
 //
-// Errors of a plugin get "kind(name): " in front of them once, here, and keep
-// their gRPC code.
-//
-// It imports the supervisor and the SDK's kinds.
+// Errors of a plugin get "kind(name): " in front of them once, here, and keep their gRPC code.
 package catalog
 
 import (
@@ -26,21 +22,20 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// ErrAmbiguous says that several plugins are of the kind that is asked for, and
-// nothing tells which one to take.
+// ErrAmbiguous says that several plugins are of the requested kind, and none of them is the preferred one.
 var ErrAmbiguous = errors.New("several plugins of this kind")
 
 // ErrWrongKind says that a plugin is of another kind, or of another version of it.
 var ErrWrongKind = errors.New("the plugin is of another kind")
 
-// DefaultStorage is the storage plugin that is taken when there are several.
+// DefaultStorage is the storage plugin that is used when there are several.
 const DefaultStorage = "csi-bridge"
 
-// kind is how the plugins of one kind are picked, named in errors and called.
+// kind says how the plugins of one kind are chosen, called, and named in errors.
 type kind[T any] struct {
 	name     string
 	protocol string // with its version
-	// preferred is the plugin that is taken when there are several.
+	// preferred is the plugin that is used when there are several of the kind.
 	preferred string
 	client    func(grpc.ClientConnInterface) T
 }
@@ -52,7 +47,7 @@ var (
 	bootstrapKind    = kind[bootstrap.Bootstrap]{"bootstrap", bootstrap.Kind, "envoy-bootstrap", bootstrap.NewClient}
 )
 
-// Supervisor is what the catalog needs of supervisor.Supervisor.
+// Supervisor is the part of supervisor.Supervisor that the catalog uses.
 type Supervisor interface {
 	Acquire(ctx context.Context, name string) (supervisor.Handle, error)
 	Await(ctx context.Context, done func([]supervisor.Status) bool) error
@@ -66,23 +61,22 @@ type Catalog struct {
 	handlers map[string][]func(supervisor.PluginEvent) // by kind
 }
 
-// New makes a catalog of a supervisor's plugins.
+// New returns a catalog of a supervisor's plugins.
 func New(plugins Supervisor) *Catalog {
 	return &Catalog{plugins: plugins, handlers: map[string][]func(supervisor.PluginEvent){}}
 }
 
-// Storage borrows the storage plugin until release is called: csi-bridge, or the
-// only plugin of that kind. While it is not up, it waits until ctx ends; the error
-// is then supervisor.ErrUnavailable, with the code Unavailable.
+// Storage acquires the storage plugin until release is called: csi-bridge, or the only plugin of that kind. While
+// the plugin is not up, Storage waits until ctx ends; the error is then supervisor.ErrUnavailable, with the code
+// Unavailable.
 //
-// A call without a deadline gets one (CallTimeout).
+// A call without a deadline gets CallTimeout.
 func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release func(), err error) {
 	return acquire(ctx, c, storageKind)
 }
 
-// DoStorage runs fn with the storage plugin, within CallTimeout. When the plugin's
-// process ends in the middle of a call, fn is run again with the next one: all of
-// every kind's calls may be repeated.
+// DoStorage runs fn with the storage plugin, within CallTimeout. If the plugin's process ends during a call, fn is
+// run again with the next process: the calls of all kinds are idempotent.
 func (c *Catalog) DoStorage(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
 	return do(ctx, c, storageKind, fn)
 }
@@ -112,7 +106,7 @@ func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, relea
 	return borrow(ctx, c, k, name)
 }
 
-// borrow is acquire of the plugin of that name.
+// borrow acquires the plugin called name.
 func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (client T, release func(), err error) {
 	gen, err := c.plugins.Acquire(ctx, name)
 	if err != nil {
@@ -130,7 +124,7 @@ func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.C
 	return repeat(ctx, func(ctx context.Context) (T, func(), error) { return acquire(ctx, c, k) }, fn)
 }
 
-// repeat runs fn with what get borrows, and again when the process ends under it.
+// repeat runs fn with what get acquires, and runs it again if the plugin's process ends during the call.
 func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func(), error), fn func(ctx context.Context, client T) error) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
@@ -147,12 +141,11 @@ func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func()
 	}
 }
 
-// maxTries bounds how often a call is made that ends the plugin each time.
+// maxTries bounds how often a call that ends the plugin each time is tried.
 const maxTries = 4
 
-// pick names the plugin of a kind: the preferred one where it exists, else the
-// only one. What kind a plugin has is known once it has come up, so pick may have
-// to wait for that.
+// pick returns the name of the plugin of a kind: the preferred one if it exists, else the only one. A plugin's
+// kind is known only once it has come up, so pick may have to wait.
 func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string, err error) {
 	var all []supervisor.Status
 	var found []string
@@ -185,12 +178,11 @@ func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string
 	}
 }
 
-// deviceKind has no preferred plugin: each tells of its own devices.
+// deviceKind has no preferred plugin: each device plugin reports its own devices.
 var deviceKind = kind[device.Client]{name: "device", protocol: device.Kind, client: device.NewClient}
 
-// AwaitDevicePlugins waits until the names of the plugins of the kind device are others
-// than seen, or those of the plugins that have not come up yet, which may be of that kind
-// too, are others than unknown. It returns both, in order.
+// AwaitDevicePlugins waits until the names of the device plugins differ from seen, or the names of the plugins
+// that have not come up yet (any of which may be of that kind) differ from unknown. It returns both lists, sorted.
 func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen, unknown []string) (names, pending []string, err error) {
 	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
 		names, pending = nil, nil
@@ -209,7 +201,7 @@ func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen, unknown []string
 	return names, pending, err
 }
 
-// Device borrows a device plugin until release is called, as Storage does.
+// Device acquires a device plugin until release is called, as Storage does.
 func (c *Catalog) Device(ctx context.Context, name string) (client device.Client, release func(), err error) {
 	return borrow(ctx, c, deviceKind, name)
 }
@@ -219,19 +211,19 @@ func (c *Catalog) DoDevice(ctx context.Context, name string, fn func(ctx context
 	return repeat(ctx, func(ctx context.Context) (device.Client, func(), error) { return c.Device(ctx, name) }, fn)
 }
 
-// EveryKind is the kind of a handler that is told the events of all plugins.
+// EveryKind registers a handler for the events of plugins of every kind.
 const EveryKind = ""
 
-// OnEvent lets handle be told the events of plugins of one kind, such as storage.Kind,
-// or EveryKind: each once, those of one process in their order. Events that came before
-// are not told. handle must not block for long; it is called from several goroutines.
+// OnEvent registers handle for the events of plugins of one kind, such as storage.Kind, or of EveryKind. Each
+// event is delivered once, and those of one process in order. Earlier events are not delivered. handle must not
+// block for long; it is called from several goroutines.
 func (c *Catalog) OnEvent(kind string, handle func(supervisor.PluginEvent)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.handlers[kind] = append(c.handlers[kind], handle)
 }
 
-// Event tells the handlers of an event. It is the supervisor's OnPluginEvent.
+// Event passes an event to the handlers. It is the supervisor's OnPluginEvent.
 func (c *Catalog) Event(e supervisor.PluginEvent) {
 	c.mu.Lock()
 	handlers := slices.Clone(c.handlers[EveryKind])

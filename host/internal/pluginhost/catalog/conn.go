@@ -12,11 +12,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// CallTimeout bounds a call whose caller gave no deadline: the two minutes that a
-// driver has, with its retries, and some for the way. Streams have no bound.
+// CallTimeout bounds a call whose caller set no deadline: the two minutes that a driver has, retries included, and
+// some time for the way there and back. Streams have no bound.
 const CallTimeout = 150 * time.Second
 
-// conn is a plugin's connection that says in every error whose it is.
+// conn is a connection to a plugin that names the plugin in every error.
 type conn struct {
 	grpc.ClientConnInterface
 	prefix  string // kind(name)
@@ -24,18 +24,18 @@ type conn struct {
 	ended   <-chan struct{}
 }
 
-// errEnded: the plugin's process ended in the middle of the call.
+// errEnded says that the plugin's process ended during the call.
 var errEnded = errors.New("the plugin ended")
 
 const (
-	// brokenWait is how long after an error the end of its connection may be seen: of a process
-	// that is stopped, the refusal of a call may come first.
+	// brokenWait is how long after an error the connection may be seen to break: a process that is being stopped
+	// may refuse a call before its connection closes.
 	brokenWait = 50 * time.Millisecond
-	// endWait is how long after a broken connection the end of the process may be seen.
+	// endWait is how long after its connection broke the process may be seen to end.
 	endWait = time.Second
 )
 
-// Invoke is a unary call.
+// Invoke makes a unary call.
 func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -45,8 +45,8 @@ func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	return c.wrap(ctx, c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...))
 }
 
-// NewStream is a streaming call. It ends when another process of the plugin takes
-// over: its caller opens it anew, there.
+// NewStream makes a streaming call. The stream ends when another process of the plugin takes over; the caller then
+// opens it again on the new process.
 func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s, err := c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
@@ -66,7 +66,7 @@ func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return &stream{ClientStream: s, ctx: ctx, conn: c}, nil
 }
 
-// errMoved ends the streams of a process that another one has replaced.
+// errMoved ends the streams of a process that was replaced.
 var errMoved = status.Error(codes.Unavailable, "another process of the plugin has taken over")
 
 type stream struct {
@@ -93,7 +93,7 @@ func (c *conn) wrap(ctx context.Context, err error) error {
 	return &callError{prefix: c.prefix, err: err, ended: status.Code(err) == codes.Unavailable && c.hasEnded(ctx)}
 }
 
-// hasEnded tells a connection that broke with its process from one that is whole:
+// hasEnded says whether the call failed because the process ended. The code Unavailable does not prove that, since
 // a driver may be unavailable too.
 func (c *conn) hasEnded(ctx context.Context) bool {
 	if g, ok := c.ClientConnInterface.(*grpc.ClientConn); ok {
@@ -111,7 +111,7 @@ func (c *conn) hasEnded(ctx context.Context) bool {
 	}
 }
 
-// callError is an error of a call to a plugin.
+// callError is the error of a call to a plugin.
 type callError struct {
 	prefix string
 	err    error
@@ -122,15 +122,14 @@ func (e *callError) Error() string { return e.prefix + ": " + status.Convert(e.e
 
 func (e *callError) Unwrap() error { return e.err }
 
-// GRPCStatus keeps the code and the details, for status.FromError.
+// GRPCStatus keeps the code and the details for status.FromError.
 func (e *callError) GRPCStatus() *status.Status {
 	p := status.Convert(e.err).Proto()
 	p.Message = e.Error()
 	return status.FromProto(p)
 }
 
-// Is makes the end of a caller's context, which gRPC turns into a status, known
-// by its own name again.
+// Is lets errors.Is find context.Canceled and context.DeadlineExceeded again, which gRPC turned into a status.
 func (e *callError) Is(target error) bool {
 	switch target {
 	case errEnded:

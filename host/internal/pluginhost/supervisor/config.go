@@ -14,71 +14,67 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Config is what a Supervisor needs to know.
+// Config is the configuration of a Supervisor.
 type Config struct {
-	PluginDir string // executables; need not exist
-	DataDir   string // the host's: plugins/ below it is the supervisor's
+	PluginDir string // directory of the executables; need not exist
+	DataDir   string // the host's data directory; the supervisor uses plugins/ below it
 	Plugins   []Plugin
 	Logger    hclog.Logger
-	// OnEvent is told what happens to plugins. It must not block. May be nil.
+	// OnEvent receives what happens to plugins. It must not block. May be nil.
 	OnEvent func(Event)
-	// OnPluginEvent is told what plugins say that happens in them: each event once, those
-	// of one process in their order, from one goroutine a process. It must not block for
-	// long, nor close the supervisor. May be nil: then plugins keep their newest events.
+	// OnPluginEvent receives the events that plugins emit: each once, those of one process in order and from one
+	// goroutine. It must not block for long, nor close the supervisor. If it is nil, plugins keep their newest
+	// events.
 	OnPluginEvent func(PluginEvent)
-	// DieWithHost ends the plugins with the host, however it ends (-dev).
+	// DieWithHost ends the plugins when the host ends, for whatever reason (-dev).
 	DieWithHost bool
-	// StopPlugins ends the plugins in Close; otherwise they run on, to be found by
-	// the next host.
+	// StopPlugins makes Close stop the plugins; otherwise they keep running, and the next host finds them.
 	StopPlugins bool
-	// OrphanTimeout is how long a plugin goes on without a host. Default 10 m.
+	// OrphanTimeout is how long a plugin keeps running without a host. Default 10 m.
 	OrphanTimeout time.Duration
-	// Restart says when a plugin that ended is started anew.
+	// Restart says when a plugin that ended is started again.
 	Restart Restart
-	// StartTimeout bounds a plugin's start, from its process to its first health.
-	// Default 10 s.
+	// StartTimeout bounds a plugin's start, from the fork to its first health report. Default 10 s.
 	StartTimeout time.Duration
-	// StopTimeout is what a plugin has to end its calls and itself. Default 10 s.
+	// StopTimeout is how long a plugin may take to finish its calls and end. Default 10 s.
 	StopTimeout time.Duration
-	// DrainTimeout is how long a generation that was replaced may finish its calls.
-	// Default 5 m.
+	// DrainTimeout is how long a replaced generation may take to finish its calls. Default 5 m.
 	DrainTimeout time.Duration
-	// RollbackWindow is how long after a swap a failure of the new generation brings the
-	// old binary back, where the plugin has none of its own. Default 1 m.
+	// RollbackWindow is how long after a swap a failure of the new generation brings the old binary
+	// back. A plugin's own setting has priority. Default 1 m.
 	RollbackWindow time.Duration
-	// Probe asks a process that is to take over whether it can, beside the one that
-	// serves. It has StartTimeout. May be nil.
+	// Probe checks whether a new process could take over from the one that serves. It has StartTimeout. May be
+	// nil.
 	Probe func(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error
 }
 
-// Restart is the backoff between two starts: from Min, doubled each time up to
-// Max, with jitter, and reset once a plugin has run for Stable.
+// Restart is the backoff between two starts: it begins at Min, doubles each time up to Max, with jitter, and is
+// reset once a plugin has run for Stable.
 type Restart struct {
 	Min, Max, Stable time.Duration // default 1 s, 60 s, 60 s
 }
 
-// Plugin is the configuration of one plugin, a plugin "NAME" block. A plugin
-// without one runs with all defaults.
+// Plugin is the configuration of one plugin, from its plugin "NAME" block. A plugin without a block runs with the
+// defaults.
 type Plugin struct {
 	Name string
 	Args []string
-	Env  []string // KEY=value, besides PATH, HOME, LANG and TZ of the host
-	User string   // default: the host's
-	// Group that it runs as; default: the user's.
+	Env  []string // KEY=value, in addition to the host's PATH, HOME, LANG and TZ
+	User string   // default: the host's user
+	// Group that the plugin runs as. Default: the user's.
 	Group  string
 	Limits Limits
 	// Config is the body of the config block as a JSON object.
 	Config []byte
-	// Checksum that the executable must have: "sha256:" and 64 hex digits.
+	// Checksum that the executable must have: "sha256:" and 64 hex digits. Empty: any.
 	Checksum string
-	// Version constraint on what the plugin says of itself, such as "~> 1.2".
+	// Version is a constraint on the version that the plugin reports, such as "~> 1.2".
 	Version string
-	// RollbackWindow is the plugin's own; 0: Config's.
+	// RollbackWindow overrides Config.RollbackWindow. 0: no override.
 	RollbackWindow time.Duration
 }
 
-// goodName is what a plugin's name, and so its file's, may be: it becomes part of
-// paths.
+// goodName matches a valid plugin name. The name becomes part of paths.
 var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
 
 func (c Config) withDefaults() Config {
@@ -136,7 +132,7 @@ func (p Plugin) validate() error {
 
 var hexSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// checksum is the hex digits of Checksum, or "" where there is none.
+// checksum returns the hex digits of Checksum, or "" if there is none.
 func (p Plugin) checksum() (string, error) {
 	if p.Checksum == "" {
 		return "", nil
@@ -148,11 +144,11 @@ func (p Plugin) checksum() (string, error) {
 	return sum, nil
 }
 
-// checkVersion tells whether a plugin's own version is one that is wanted.
+// checkVersion checks the version that the plugin reports against the constraint.
 func (p Plugin) checkVersion(got string) error {
 	v, err := version.NewSemver(got)
 	if err != nil {
-		return fmt.Errorf("the plugin says that its version is %q: %w", got, err)
+		return fmt.Errorf("the plugin reports the version %q: %w", got, err)
 	}
 	if p.Version == "" {
 		return nil

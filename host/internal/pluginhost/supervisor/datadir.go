@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// prepare makes the directories and what else the instances share.
+// prepare makes the directories and the other things that the instances share.
 func (s *Supervisor) prepare(ctx context.Context) error {
 	// 0711: a plugin that runs as another user must reach its copy and its socket.
 	for _, dir := range []string{s.dir, filepath.Join(s.dir, "logs")} {
@@ -41,19 +41,19 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 	}
 	s.store = &store{dir: s.dir, pins: map[string]int{}}
 	if err := process.Unlimited(); err != nil {
-		s.log.Info("control groups do not hold all limits of plugins: they are looked at instead", "reason", strings.ReplaceAll(err.Error(), "\n", "; "))
+		s.log.Info("control groups cannot enforce all limits of plugins; the host measures their use instead", "reason", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
 }
 
-// takeLock keeps a second host away from the data directory.
+// takeLock keeps a second host out of the data directory.
 func (s *Supervisor) takeLock(ctx context.Context) error {
 	f, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock the plugins' data directory: %w", err)
 	}
-	// A host that was killed may have a child between fork and exec that still
-	// shares its lock: that is over in a moment.
+	// A host that was killed may have a child between fork and exec that still shares its lock. That lasts only a
+	// moment.
 	for end := time.Now().Add(500 * time.Millisecond); ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -74,7 +74,7 @@ func (s *Supervisor) unlock() {
 	}
 }
 
-// loadAuthority reads the host's identity, or makes it at the first start.
+// loadAuthority reads the host's certificate authority, and makes it at the first start.
 func loadAuthority(path string) (*wire.Authority, error) {
 	data, err := os.ReadFile(path)
 	if err == nil {
@@ -96,13 +96,13 @@ func loadAuthority(path string) (*wire.Authority, error) {
 	return a, nil
 }
 
-// sweep removes what earlier hosts left in the middle of something.
+// sweep removes what earlier hosts left unfinished.
 func (s *Supervisor) sweep(recorded []string) error {
 	keep, tokens := map[string]bool{}, map[string]bool{}
 	for _, name := range recorded {
 		rec, err := loadRecord(s.dir, name)
 		if err != nil {
-			// It shows in the plugin's status. What it names is unknown: sweep nothing.
+			// The plugin's status shows the error. The record may name anything, so remove nothing.
 			return nil //nolint:nilerr // see above
 		}
 		for _, run := range rec.Runs {
@@ -119,7 +119,7 @@ func (s *Supervisor) sweep(recorded []string) error {
 	return errors.Join(err, sweepRunDir(s.runDir, keep), sweepCursors(s.dir, tokens))
 }
 
-// collect removes copies that no plugin runs from or could be rolled back to.
+// collect removes copies that no plugin runs from and none could be rolled back to.
 func (s *Supervisor) collect() error {
 	keep := map[string]bool{}
 	names, err := recordedNames(s.dir)
@@ -129,7 +129,7 @@ func (s *Supervisor) collect() error {
 	for _, name := range names {
 		rec, err := loadRecord(s.dir, name)
 		if err != nil {
-			return err // what it keeps is unknown: remove nothing
+			return err // an unreadable record may name any copy: remove nothing
 		}
 		keep[rec.LastGood], keep[rec.Pinned] = true, true
 		for _, run := range rec.Runs {
@@ -139,14 +139,13 @@ func (s *Supervisor) collect() error {
 	return s.store.collect(keep)
 }
 
-// maxRunDir is the longest path in bytes below which go-plugin's sockets fit into
-// the 107 of a Unix address (unix(7)): it adds /plugin-dir and /plugin with up to
-// ten digits each.
+// maxRunDir is the longest path, in bytes, below which go-plugin's sockets fit into the 107 bytes of a Unix
+// address (unix(7)): go-plugin adds /plugin-dir and /plugin with up to ten digits each.
 const maxRunDir = 107 - len("/plugin-dir0123456789/plugin0123456789")
 
-// openRunDir makes the folder of the sockets: run in the supervisor's folder, or
-// a short one when that is too deep. It is the host's own, 0711 so that a plugin
-// of another user reaches its part of it.
+// openRunDir makes the directory of the sockets: run in the supervisor's directory, or a short path when that one
+// is too long. It belongs to the host, with mode 0711 so that a plugin that runs as another user reaches its own
+// part.
 func openRunDir(dir string) (string, error) {
 	path := filepath.Join(dir, "run")
 	if len(path) > maxRunDir {
@@ -161,20 +160,20 @@ func openRunDir(dir string) (string, error) {
 		}
 	}
 	if err := os.Mkdir(path, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", fmt.Errorf("make the folder of the plugins' sockets: %w", err)
+		return "", fmt.Errorf("make the directory of the plugins' sockets: %w", err)
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
-		return "", fmt.Errorf("look at the folder of the plugins' sockets: %w", err)
+		return "", fmt.Errorf("look at the directory of the plugins' sockets: %w", err)
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return "", fmt.Errorf("%s is to hold the plugins' sockets, but is not a folder of the host's own", path)
+		return "", fmt.Errorf("%s is needed for the plugins' sockets, but is not a directory that belongs to the host's user", path)
 	}
 	return path, nil
 }
 
-// sweepRunDir removes what no record names: it is of processes that are gone.
+// sweepRunDir removes the sockets that no record names: their processes are gone.
 func sweepRunDir(path string, keep map[string]bool) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -189,7 +188,7 @@ func sweepRunDir(path string, keep map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// removeRunDir removes the folder of one plugin's socket; "" is none.
+// removeRunDir removes the directory of one plugin's socket. An empty path does nothing.
 func removeRunDir(path string) error {
 	if path == "" {
 		return nil
@@ -197,7 +196,7 @@ func removeRunDir(path string) error {
 	return os.RemoveAll(path)
 }
 
-// chown gives paths to a user; "" is the host's own.
+// chown makes the user called name the owner of paths. An empty name does nothing.
 func chown(name string, paths ...string) error {
 	if name == "" {
 		return nil
@@ -214,7 +213,7 @@ func chown(name string, paths ...string) error {
 	}
 	for _, p := range paths {
 		if err := os.Chown(p, uid, -1); err != nil {
-			return fmt.Errorf("give a plugin's folder to user %q: %w", name, err)
+			return fmt.Errorf("give a plugin's directory to user %q: %w", name, err)
 		}
 	}
 	return nil

@@ -24,40 +24,37 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// PluginEvent is something that happened in a plugin, as it says. Its texts are cut to
-// what an event may hold (wire.CutEvent).
+// PluginEvent is an event that a plugin has emitted. Its texts are cut to what an event may hold (wire.CutEvent).
 type PluginEvent struct {
 	Plugin     string // the plugin's name
 	Kind       string // such as "storage.v1"
-	Generation uint64 // the process that it happened in
+	Generation uint64 // the process that emitted it
 	Seq        uint64 // orders the events of one process
-	// Lost is how many events of the process, just before this one, it dropped because
-	// nobody took them.
+	// Lost is how many events the process dropped just before this one because nobody read them.
 	Lost    uint64
 	Time    time.Time
 	Type    string // what happened, such as "driver-lost"
-	Subject string // what it happened to, may be empty
+	Subject string // what it happened to; may be empty
 	Message string // for people, one line
 	Details map[string]string
 }
 
-// ID names an event for ever: a host that is killed in the very moment in which it hands
-// an event over leaves it open whether it did, and the next one does it again.
+// ID identifies an event forever. If a host is killed while it delivers an event, the next host delivers the event
+// again, with the same ID.
 func (e PluginEvent) ID() string { return fmt.Sprintf("%s/%d/%d", e.Plugin, e.Generation, e.Seq) }
 
 const (
-	// eventRate is how many events a second are taken from one process. One that has more
-	// of them keeps the newest.
+	// eventRate is how many events a second are read from one process. If the process emits more, it keeps the
+	// newest.
 	eventRate = 2000
 	// lastEvents bounds how long the events of a process that has ended are read.
 	lastEvents = time.Second
-	// eventsPause is the shortest time before a stream of events that broke is opened
-	// again, and eventsPauseMax the longest.
+	// eventsPause and eventsPauseMax bound the pause before an event stream that broke is opened again.
 	eventsPause    = 50 * time.Millisecond
 	eventsPauseMax = 10 * time.Second
 )
 
-// follower hands the events of one process over, in their order.
+// follower delivers the events of one process in order.
 type follower struct {
 	i      *instance
 	api    pluginv1.EventServiceClient
@@ -65,22 +62,21 @@ type follower struct {
 	gone   <-chan struct{} // closed when the process has ended
 	have   *cursor
 	rate   *rate.Limiter
-	open   chan struct{} // closed when the plugin knows that it is read
+	open   chan struct{} // closed when the plugin knows that the host reads its events
 	once   sync.Once
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// follow begins to read the events of a process, where it has any to tell and somebody
-// wants them. What was handed over before, by an earlier host too, is not handed over
-// again. It ends with the process, or with close.
+// follow begins to read the events of a process, if the process has any and OnPluginEvent is set. Events that were
+// delivered before, possibly by an earlier host, are not delivered again. It ends with the process, or with close.
 func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *runRecord, gone <-chan struct{}) *follower {
 	if i.sup.cfg.OnPluginEvent == nil || run.Wire < wire.Version2 || run.Process == nil {
 		return nil
 	}
 	have, err := openCursor(i.sup.dir, run.Process.Token)
 	if err != nil {
-		i.log.Error("the next host may tell events of the plugin twice", "error", err)
+		i.log.Error("the next host may deliver events of the plugin twice", "error", err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f := &follower{
@@ -101,7 +97,7 @@ func (f *follower) loop(ctx context.Context) {
 		case err == nil || ctx.Err() != nil:
 			return
 		case status.Code(err) == codes.Unimplemented:
-			f.i.log.Warn("the plugin agreed on events and has none", "wire", f.run.Wire, "generation", f.run.Number)
+			f.i.log.Warn("the plugin negotiated a protocol version with events, but has no event service", "wire", f.run.Wire, "generation", f.run.Number)
 			return
 		case f.have.seq != before:
 			pause = eventsPause
@@ -112,20 +108,20 @@ func (f *follower) loop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-			f.i.log.Debug("the stream of the plugin's events is opened again", "generation", f.run.Number, "reason", status.Convert(err).Message())
+			f.i.log.Debug("the plugin's event stream broke and is opened again", "generation", f.run.Number, "reason", status.Convert(err).Message())
 		}
 	}
 }
 
-// read opens the stream and hands over what comes. It returns nil when the plugin has
-// said that nothing more is to come.
+// read opens the stream and delivers what it receives. It returns nil when the plugin has said that there is
+// nothing more.
 func (f *follower) read(ctx context.Context) error {
 	stream, err := f.api.Events(ctx)
 	if err != nil {
 		return err
 	}
 	for first := true; ; first = false {
-		_ = stream.Send(&pluginv1.EventsRequest{Ack: f.have.seq}) // Recv tells why it failed
+		_ = stream.Send(&pluginv1.EventsRequest{Ack: f.have.seq}) // Recv reports why it failed
 		if first {
 			if _, err := stream.Header(); err == nil {
 				f.once.Do(func() { close(f.open) })
@@ -140,7 +136,7 @@ func (f *follower) read(ctx context.Context) error {
 		}
 		e := res.GetEvent()
 		if e.GetSeq() <= f.have.seq {
-			continue // it was told before
+			continue // delivered before
 		}
 		if err := f.rate.Wait(ctx); err != nil {
 			return err
@@ -149,7 +145,7 @@ func (f *follower) read(ctx context.Context) error {
 		f.i.sup.cfg.OnPluginEvent(f.event(e))
 		failpoint.Here("event", "handled")
 		if err := f.have.note(e.GetSeq()); err != nil {
-			f.i.log.Error("the next host may tell events of the plugin twice", "error", err)
+			f.i.log.Error("the next host may deliver events of the plugin twice", "error", err)
 		}
 		failpoint.Here("event", "noted")
 	}
@@ -171,8 +167,8 @@ func (f *follower) event(e *pluginv1.Event) PluginEvent {
 	}
 }
 
-// opened waits, for a moment at most, until the plugin knows that it is read: one that
-// ends does not wait for anybody else.
+// opened waits briefly until the plugin knows that its events are read: a plugin that ends waits only for hosts
+// that it knows.
 func (f *follower) opened(ctx context.Context) {
 	if f == nil {
 		return
@@ -188,7 +184,7 @@ func (f *follower) opened(ctx context.Context) {
 	}
 }
 
-// finish waits, for that long at most, until the plugin has told everything.
+// finish waits up to timeout until the plugin has sent all its events.
 func (f *follower) finish(timeout time.Duration) {
 	if f == nil {
 		return
@@ -202,7 +198,7 @@ func (f *follower) finish(timeout time.Duration) {
 	f.close()
 }
 
-// close stops reading. The plugin keeps what was not handed over.
+// close stops reading. The plugin keeps the events that were not delivered.
 func (f *follower) close() {
 	if f == nil {
 		return
@@ -211,9 +207,8 @@ func (f *follower) close() {
 	<-f.done
 }
 
-// endWithEvents asks a process that an earlier host left beside the one that serves to
-// end, and takes the events that it still has. It does not matter whether it succeeds:
-// what is left of the process is ended after it.
+// endWithEvents asks a process that an earlier host left beside the serving one to end, and reads its remaining
+// events. Failure does not matter: the caller ends what is left of the process.
 func (i *instance) endWithEvents(ctx context.Context, run *runRecord) {
 	if run.Process == nil || run.Address == "" {
 		return
@@ -237,27 +232,26 @@ func (i *instance) endWithEvents(ctx context.Context, run *runRecord) {
 	defer cancel()
 	f.opened(ctx)
 	if _, err := pluginv1.NewPluginServiceClient(conn).Stop(ctx, &pluginv1.StopRequest{}); err != nil {
-		return // it is gone, or does not hear us
+		return // it is gone, or does not answer
 	}
-	close(gone) // when the stream breaks, there is nothing to open it to
+	close(gone) // when the stream breaks, there is nothing to reconnect to
 	select {
 	case <-f.done:
 	case <-ctx.Done():
 	}
 }
 
-// cursor is up to where the events of one process have been handed over. It is a file,
-// so that the next host knows. It is not synced: the process does not outlive the
-// machine either.
+// cursor is the number of the last event of one process that was delivered. It is kept in a file for the next
+// host. The file is not synced, because the process does not survive a crash of the machine either.
 type cursor struct {
 	seq  uint64
-	file *os.File // nil where it could not be opened
+	file *os.File // nil if it could not be opened
 }
 
-// cursorPath names the cursor of a process by its token, which no other process has.
+// cursorPath returns the path of a process's cursor, named by the process's unique token.
 func cursorPath(dir, token string) string { return filepath.Join(dir, "events", token) }
 
-// openCursor gives a cursor that works without its file, too, where that fails.
+// openCursor opens a cursor. If that fails, the cursor returned with the error works without a file.
 func openCursor(dir, token string) (*cursor, error) {
 	path := cursorPath(dir, token)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -278,8 +272,7 @@ func openCursor(dir, token string) (*cursor, error) {
 	return c, nil
 }
 
-// cursorLength of a cursor's file in bytes: always the same, so that one write
-// replaces it.
+// cursorLength is the length of a cursor's file in bytes. It is constant, so that one write replaces the content.
 const cursorLength = 21
 
 func (c *cursor) note(seq uint64) error {
@@ -299,7 +292,7 @@ func (c *cursor) close() {
 	}
 }
 
-// removeCursor forgets the events of a process that is gone.
+// removeCursor removes the cursor of a process that is gone.
 func removeCursor(dir, token string) error {
 	err := os.Remove(cursorPath(dir, token))
 	if errors.Is(err, os.ErrNotExist) {
@@ -308,7 +301,7 @@ func removeCursor(dir, token string) error {
 	return err
 }
 
-// sweepCursors removes those of processes that no record names.
+// sweepCursors removes the cursors of processes that no record names.
 func sweepCursors(dir string, keep map[string]bool) error {
 	files, err := filepath.Glob(cursorPath(dir, "*"))
 	for _, f := range files {

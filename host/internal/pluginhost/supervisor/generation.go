@@ -12,9 +12,8 @@ import (
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
-// generation is one running process of a plugin and the connection to it. Who
-// holds a lease on it may call it; it is stopped when it is retired and the last
-// lease is returned, or when a deadline has passed.
+// generation is one running process of a plugin and the connection to it. A caller acquires it before a call and
+// releases it afterwards. A retired generation is stopped when its last user has released it, or at a deadline.
 type generation struct {
 	record    *runRecord
 	number    uint64
@@ -31,23 +30,23 @@ type generation struct {
 	conn        *grpc.ClientConn
 	api         pluginv1.PluginServiceClient
 	health      *healthStream
-	events      *follower       // nil before it serves, and where it has none
+	events      *follower       // nil before it serves, and if it has none
 	overLimit   <-chan struct{} // closed when it uses more than it may
-	firstHealth health          // what it said of itself when it came up
+	firstHealth health          // what it reported when it came up
 
 	mu       sync.Mutex
 	users    int
 	retired  bool
 	retiring chan struct{} // closed when it is retired
-	drained  chan struct{} // closed when it is retired and no lease is left
+	drained  chan struct{} // closed when it is retired and has no users left
 }
 
-// describe is a generation for people.
+// describe describes a generation in messages.
 func (g *generation) describe() string {
 	return fmt.Sprintf("generation %d (version %s, sha256 %.12s)", g.number, g.version, g.sha)
 }
 
-// acquire takes a handle. It fails on a retired generation.
+// acquire adds a user. It fails on a retired generation.
 func (g *generation) acquire() (release func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -63,7 +62,7 @@ func (g *generation) acquire() (release func(), ok bool) {
 	}), true
 }
 
-// retire gives out no more users.
+// retire makes acquire fail from now on.
 func (g *generation) retire() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -80,7 +79,7 @@ func (g *generation) checkDrained() {
 	}
 }
 
-// ended tells whether the process is gone.
+// ended says whether the process has ended.
 func (g *generation) ended() bool {
 	select {
 	case <-g.run.proc.Done():
@@ -96,8 +95,7 @@ func (g *generation) userCount() int {
 	return g.users
 }
 
-// drain waits until a retired generation has no users, or uses more than it may, at
-// most until drop.
+// drain waits until a retired generation has no users, exceeds a limit, timeout has passed, or drop is closed.
 func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
@@ -109,11 +107,10 @@ func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
 	}
 }
 
-// stop asks the process to finish its calls and to end, ends it and its group
-// when ctx does, and cleans up.
+// stop asks the process to finish its calls and end, kills its process group when ctx ends, and cleans up.
 func (g *generation) stop(ctx context.Context) error {
 	g.health.close()
-	g.events.opened(ctx) // or the plugin would not wait for us to have its last events
+	g.events.opened(ctx) // otherwise the plugin would not wait until we have its last events
 	if _, err := g.api.Stop(ctx, &pluginv1.StopRequest{}); err == nil {
 		select {
 		case <-g.run.proc.Done():
@@ -130,8 +127,8 @@ func (g *generation) detach() {
 	g.health.close()
 	g.events.close()
 	g.run.detach()
-	// First the connection: proto.Close would ask the plugin to end, and cannot
-	// without one. The rest of it ends go-plugin's goroutines.
+	// Close the connection first: proto.Close would ask the plugin to end, and cannot without one. The rest of it
+	// ends go-plugin's goroutines.
 	_ = g.conn.Close()
 	_ = g.proto.Close()
 }

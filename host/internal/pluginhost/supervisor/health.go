@@ -9,7 +9,7 @@ import (
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
-// healthStream is the stream that keeps a plugin alive and tells its health.
+// healthStream is the stream that keeps a plugin alive and carries its health reports.
 type healthStream struct {
 	cancel context.CancelFunc
 	health chan health // the newest; closed when the stream has ended
@@ -22,7 +22,7 @@ type health struct {
 	message string
 }
 
-// attend opens the stream. It ends with close, not with ctx.
+// openHealthStream opens the stream. The stream ends with close, not with ctx.
 func openHealthStream(ctx context.Context, api pluginv1.PluginServiceClient, orphanTimeout time.Duration) (*healthStream, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stream, err := api.Attend(ctx, &pluginv1.AttendRequest{OrphanTimeoutMs: orphanTimeout.Milliseconds()})
@@ -55,7 +55,7 @@ func (s *healthStream) close() {
 	s.ended.Wait()
 }
 
-// next is the health that the plugin tells next.
+// next waits for the next health report.
 func (s *healthStream) next(ctx context.Context) (health, error) {
 	select {
 	case h, ok := <-s.health:
@@ -68,24 +68,24 @@ func (s *healthStream) next(ctx context.Context) (health, error) {
 	}
 }
 
-// How a plugin that runs is judged.
+// Time limits for a running plugin.
 const (
-	// defaultSilence is the time after which a plugin that has not told its health
-	// counts as hung; it promises to tell it every 30 s.
+	// defaultSilence is how long a plugin may send no health report before it counts as hung. It promises one
+	// every 30 s.
 	defaultSilence = 75 * time.Second
-	// defaultUnwell is how long a plugin may be unwell before a restart is tried.
+	// defaultUnwell is how long a plugin may be unhealthy before it is restarted.
 	defaultUnwell = 2 * time.Minute
 )
 
-// happened is what ends a watch.
+// watchResult says why watch returned.
 type watchResult struct {
-	lost  error // the generation must be replaced
-	alive bool  // its process lives
-	order *order
+	lost    error // the generation must be replaced
+	alive   bool  // its process still runs
+	request *request
 }
 
-// watch returns when the generation must be replaced or something else may have to
-// run, when an operator wants something, or when ctx ends.
+// watch returns when the generation must be replaced, when another binary may have to run, when an operator
+// requests something, or when ctx ends.
 func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 	silence, unhealthyFor := i.sup.silence, i.sup.unwell
 	quiet := time.NewTimer(silence)
@@ -103,8 +103,8 @@ func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 			return watchResult{}
 		case <-i.rechecks:
 			return watchResult{}
-		case o := <-i.orders:
-			return watchResult{order: &o}
+		case o := <-i.requests:
+			return watchResult{request: &o}
 		case <-gen.run.proc.Done():
 			return watchResult{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
 		case <-gen.overLimit:
@@ -125,15 +125,14 @@ func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 				unwell.Reset(unhealthyFor)
 			}
 		case <-quiet.C:
-			return watchResult{lost: fmt.Errorf("it has not told its health for %v", silence)}
+			return watchResult{lost: fmt.Errorf("it has sent no health report for %v", silence)}
 		case <-unwell.C:
 			return watchResult{lost: fmt.Errorf("it has been unhealthy for %v: %s", unhealthyFor, i.snapshot().Message)}
 		}
 	}
 }
 
-// streamLost tells why the health stream ended. Mostly the process died, which
-// is seen a moment later.
+// streamLost returns why the health stream ended. Usually the process died, which is noticed a moment later.
 func (i *instance) streamLost(ctx context.Context, gen *generation) error {
 	wait, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
@@ -145,7 +144,7 @@ func (i *instance) streamLost(ctx context.Context, gen *generation) error {
 	}
 }
 
-// health takes note of what the plugin says of itself.
+// health records a health report.
 func (i *instance) health(h health) {
 	was := i.unhealthySince
 	if h.healthy {

@@ -17,9 +17,8 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// instance runs one plugin: it has one goroutine, which alone starts and watches
-// the plugin's processes and writes its record. Others read the present generation
-// and the status, and ask for things by way of orders and looks.
+// instance runs one plugin. Its one goroutine alone starts and watches the plugin's processes and writes the
+// record. Others read the current generation and the status, and send requests (see operator.go) and rechecks.
 type instance struct {
 	sup            *Supervisor
 	name           string
@@ -27,42 +26,42 @@ type instance struct {
 	log            hclog.Logger
 	logPath        string
 	rec            record
-	loaded         bool              // rec is what an earlier host wrote, or newer
-	sums           map[string]hashed // of files of the plugin directory
+	loaded         bool              // rec was read from disk
+	sums           map[string]hashed // checksums of files of the plugin directory
 	lastTried      string            // the copy that was started last
-	unhealthySince time.Time         // since when what serves says that it is unhealthy; zero: it does not
+	unhealthySince time.Time         // since when the serving process has been unhealthy; zero: it is healthy
 
-	orders   chan order
-	rechecks chan struct{} // holds a token when what should run may have changed
+	requests chan request
+	rechecks chan struct{} // holds a token when another binary may have to run
 
-	current atomic.Pointer[generation] // nil while none is up
+	current atomic.Pointer[generation] // nil while no process serves
 
 	mu      sync.Mutex
 	status  Status
-	drained []*generation    // that have drained and are still in the record
-	changed notify.Broadcast // status or current
+	drained []*generation    // drained, but still in the record
+	changed notify.Broadcast // notified when status or current changes
 }
 
 func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 	return &instance{
 		sup: s, name: name, spec: spec,
-		log:     s.log.Named(name),
-		logPath: filepath.Join(s.dir, "logs", name+".log"),
-		sums:    map[string]hashed{},
-		orders:  make(chan order), rechecks: make(chan struct{}, 1),
+		log:      s.log.Named(name),
+		logPath:  filepath.Join(s.dir, "logs", name+".log"),
+		sums:     map[string]hashed{},
+		requests: make(chan request), rechecks: make(chan struct{}, 1),
 		status: Status{Name: name, State: Starting},
 	}
 }
 
-// look lets the instance look again at what should run.
+// recheck makes the instance check again which binary should run.
 func (i *instance) recheck() {
 	select {
 	case i.rechecks <- struct{}{}:
-	default: // it is about to
+	default: // a recheck is pending already
 	}
 }
 
-// run keeps the plugin up until ctx ends, and then lets go of it.
+// run keeps the plugin up until ctx ends, and then detaches or stops it.
 func (i *instance) run(ctx context.Context) {
 	pause := &backoff.ExponentialBackOff{
 		InitialInterval:     i.sup.cfg.Restart.Min,
@@ -92,20 +91,19 @@ func (i *instance) run(ctx context.Context) {
 	i.stopped(ctx)
 }
 
-// stopped is the end of an instance that has no generation at that moment.
+// stopped ends an instance that has no generation.
 func (i *instance) stopped(ctx context.Context) {
 	var err error
 	if i.sup.stopsPlugins() && i.loaded {
-		err = i.clearAll(ctx, i.sup.cfg.StopTimeout) // one that was just being reattached
+		err = i.clearAll(ctx, i.sup.cfg.StopTimeout) // a process that was just being reattached
 	}
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State = Stopped })
 }
 
-// bring gets a process of the plugin up: the one that an earlier host left, or a
-// new one.
+// bring gets a process of the plugin up: the one that an earlier host left, or a new one.
 func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, err error) {
 	if !i.loaded {
-		// Without the record it is unknown what runs: then nothing may be started.
+		// Without the record we do not know what runs, so nothing may be started.
 		if i.rec, err = loadRecord(i.sup.dir, i.name); err != nil {
 			return nil, "", permanent{err}
 		}
@@ -114,7 +112,7 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 			return gen, EventReattached, err
 		}
 	}
-	// What is recorded is gone for sure before another one is started.
+	// Everything in the record must have ended before another process is started.
 	if err := i.clearAll(ctx, i.sup.cfg.StopTimeout); err != nil {
 		return nil, "", err
 	}
@@ -129,14 +127,14 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 	return gen, EventStarted, i.rec.save(i.sup.dir)
 }
 
-// publish lets callers have a generation.
+// publish gives callers access to a generation.
 func (i *instance) publish(ctx context.Context, gen *generation, how EventType) {
 	i.current.Store(gen)
 	gen.events = i.follow(ctx, gen.conn, gen.record, gen.run.proc.Done())
 	i.announce(gen, how, gen.describe()+" is up")
 }
 
-// announce tells of the generation that callers have now.
+// announce reports the generation that callers use now.
 func (i *instance) announce(gen *generation, how EventType, message string) {
 	i.unhealthySince = time.Time{}
 	i.set(how, message, func(s *Status) {
@@ -148,33 +146,33 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 	})
 	i.health(gen.firstHealth)
 	if err := i.sup.collect(); err != nil {
-		i.log.Warn("old copies of plugins are left", "error", err)
+		i.log.Warn("old copies of plugins could not be removed", "error", err)
 	}
 }
 
-// copyRecord copies into the status what of the record is for people.
+// copyRecord copies the parts of the record that the status shows.
 func (i *instance) copyRecord(s *Status) {
 	s.Pinned, s.LastGood = i.rec.Pinned, i.rec.LastGood
 	s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)
 }
 
-// serve watches over what callers have until it is lost, and replaces it when
-// something else should run. It returns what serves then, and why it is lost.
+// serve watches the serving generation until it is lost, and replaces it when another binary should run. It
+// returns the generation that served last, and why it was lost.
 func (i *instance) serve(ctx context.Context, gen *generation) (*generation, error) {
 	i.clearOthers(ctx, gen)
-	i.recheck() // what should run may have changed while no host ran
+	i.recheck() // another binary may have come while no host ran
 	for {
 		what := i.watch(ctx, gen)
 		switch {
 		case what.lost != nil && what.alive && i.refuseOnProbation(gen, what.lost):
 		case what.lost != nil || ctx.Err() != nil:
 			return gen, what.lost
-		case what.order != nil:
-			next, err := what.order.do(ctx, i, gen)
+		case what.request != nil:
+			next, err := what.request.do(ctx, i, gen)
 			if next != nil {
 				gen = next
 			}
-			what.order.done <- err
+			what.request.done <- err
 			continue
 		}
 		i.clearDrained(ctx)
@@ -183,16 +181,15 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 		case next != nil:
 			gen = next
 			if err != nil {
-				i.log.Error("the record of a swap is not written", "error", err)
+				i.log.Error("the record of a swap could not be written", "error", err)
 			}
 		case what.alive && err != nil:
-			return gen, what.lost // what served before cannot be had: a restart may help
+			return gen, what.lost // there is nothing to go back to: a restart may help
 		}
 	}
 }
 
-// lost takes a generation from the callers, ends what is left of it, and waits
-// for the time of the next start.
+// lost takes a generation away from callers, ends what is left of it, and waits until the next start is due.
 func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *backoff.ExponentialBackOff) {
 	i.current.Store(nil)
 	gen.retire()
@@ -200,7 +197,7 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	died := gen.ended()
 	grace := i.sup.cfg.StopTimeout
 	if died || isOverLimit(why) {
-		grace = failedStop // for what the process left, or before it takes yet more
+		grace = failedStop // for what the process left behind, or before it uses even more
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
@@ -211,15 +208,15 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	}
 	rollBack := i.refuseOnProbation(gen, why)
 	err = errors.Join(why, err, i.clear(ctx, gen.record, grace))
-	// Callers still hold the dead connection: closed under them it would answer
-	// Canceled, as if they had given up themselves.
+	// Callers still use the dead connection. If it were closed under them they would get Canceled, as if they had
+	// given up themselves.
 	i.sup.draining.Go(func() {
 		gen.drain(i.sup.cfg.StopTimeout, i.sup.stopDraining)
 		gen.close()
 	})
 	if rollBack {
 		i.rec.swapped(Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: i.rec.LastGood}, Rollback: true})
-		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, what served before is started: %v", gen.describe(), err), func(s *Status) {
+		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, the version before it is started: %v", gen.describe(), err), func(s *Status) {
 			s.State, s.LastError, s.PID = Starting, err.Error(), 0
 			s.Restarts++
 		})
@@ -228,16 +225,15 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	i.wait(ctx, EventEnded, err, pause.NextBackOff())
 }
 
-// failed waits after a start that failed.
+// failed waits after a failed start.
 func (i *instance) failed(ctx context.Context, err error, pause *backoff.ExponentialBackOff) {
 	if ctx.Err() != nil {
-		return // it was called off
+		return // it was cancelled
 	}
 	i.wait(ctx, EventFailed, err, pause.NextBackOff())
 }
 
-// wait reports err and waits for the next try, longest where only an operator
-// can help.
+// wait reports err and waits until the next try. The wait is longest if only an operator can correct the failure.
 func (i *instance) wait(ctx context.Context, what EventType, err error, d time.Duration) {
 	state := BackingOff
 	if p := (permanent{}); errors.As(err, &p) {
@@ -260,7 +256,7 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 			if src, err := i.choose(); err != nil || src.sha == i.lastTried {
 				continue
 			}
-		case o := <-i.orders:
+		case o := <-i.requests:
 			_, err := o.do(ctx, i, nil)
 			o.done <- err
 			if err != nil {
@@ -274,7 +270,7 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 	}
 }
 
-// shutDown leaves the plugin when the host closes: running, or stopped.
+// shutDown detaches or stops the plugin when the host closes.
 func (i *instance) shutDown(ctx context.Context, gen *generation) {
 	i.current.Store(nil)
 	gen.retire()
@@ -285,8 +281,7 @@ func (i *instance) shutDown(ctx context.Context, gen *generation) {
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.sup.cfg.StopTimeout)
 	defer cancel()
-	// Users are not waited for: the plugin finishes its calls itself, and some
-	// callers hold a stream for ever.
+	// Do not wait for the users: the plugin finishes its calls itself, and some callers hold a stream forever.
 	err := errors.Join(gen.stop(stop), i.clearAll(ctx, i.sup.cfg.StopTimeout))
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State, s.PID, s.LastError = Stopped, 0, errorText(err) })
 }
@@ -298,8 +293,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// set changes the status, wakes who waits for a change, and tells of it when
-// what is not empty.
+// set changes the status, wakes those who wait for a change, and reports the event what unless it is empty.
 func (i *instance) set(what EventType, message string, change func(*Status)) {
 	i.mu.Lock()
 	change(&i.status)
@@ -335,7 +329,7 @@ func (i *instance) report(what EventType, message string, s Status) {
 	}
 }
 
-// snapshot is the status now.
+// snapshot returns a copy of the status.
 func (i *instance) snapshot() Status {
 	i.mu.Lock()
 	s := i.status
@@ -346,11 +340,11 @@ func (i *instance) snapshot() Status {
 	return s
 }
 
-// acquire waits for a generation and takes a lease on it.
+// acquire waits for a generation and acquires it.
 func (i *instance) acquire(ctx context.Context) (*generation, func(), error) {
 	for {
 		changed := i.changed.Wait()
-		// A process that just died is still current for a moment.
+		// A process that has just died is still current for a moment.
 		if gen := i.current.Load(); gen != nil && !gen.ended() {
 			if release, ok := gen.acquire(); ok {
 				return gen, release, nil

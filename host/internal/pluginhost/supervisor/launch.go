@@ -26,8 +26,7 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// launch starts a new process of the plugin and brings it up. When it fails,
-// nothing of the process is left.
+// launch starts a new process of the plugin and brings it up. On failure nothing of the process is left.
 func (i *instance) launch(parent context.Context, src source) (gen *generation, err error) {
 	bin, unpin, err := i.copyOf(src)
 	if err != nil {
@@ -48,7 +47,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 		if gen != nil {
 			return
 		}
-		// Also when something panicked: whatever was started must not stay.
+		// This also runs after a panic: whatever was started must not stay.
 		_ = run.Kill(context.WithoutCancel(parent))
 		client.Kill()
 		if run.record != nil {
@@ -58,7 +57,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		<-ctx.Done() // the process, which knows the deadline too, may have been the first to see it
+		<-ctx.Done() // the process knows the deadline too and may have noticed it first
 	}
 	if !aborted() || ctx.Err() != nil {
 		if gen != nil {
@@ -67,7 +66,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 		gen, err = nil, i.late(ctx, err)
 	}
 	if err != nil {
-		_ = run.Kill(context.WithoutCancel(parent)) // clear sees what this could not end
+		_ = run.Kill(context.WithoutCancel(parent)) // clear deals with what this could not end
 		return nil, i.explain(err, run, logged)
 	}
 	return gen, nil
@@ -93,14 +92,13 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 	return bin, unpin, err
 }
 
-// notCopied is a start that failed before there was anything to start: the disk is full,
-// or others may write the file. That says nothing of the binary.
+// notCopied is a start that failed before the binary ran, because the disk is full or others may write to the
+// file. That says nothing about the binary.
 type notCopied struct{ error }
 
 func (n notCopied) Unwrap() error { return n.error }
 
-// late is the error of a start that took too long or was called off; err is how
-// far it came.
+// late returns the error of a start that took too long or was cancelled; err says how far the start had come.
 func (i *instance) late(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); isOverLimit(cause) {
 		return cause
@@ -114,10 +112,10 @@ func (i *instance) late(ctx context.Context, err error) error {
 	return fmt.Errorf("it is not up after %v: %w", i.sup.cfg.StartTimeout, err)
 }
 
-// failedStop is what a process has to end after a start that failed.
+// failedStop is how long a process may take to end after a failed start.
 const failedStop = time.Second
 
-// newClient is go-plugin's client for a process that it starts.
+// newClient makes go-plugin's client for a process that it starts.
 func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 	token := process.NewToken()
 	cfg := i.clientConfig(token)
@@ -171,7 +169,7 @@ func (i *instance) issue(token, dir, path string) error {
 	return chown(i.spec.User, dir, path)
 }
 
-// environment is what a plugin gets of the host's: nothing that may be a secret.
+// environment returns the part of the host's environment that a plugin gets: nothing that may be a secret.
 func (i *instance) environment() []string {
 	var env []string
 	for _, key := range []string{"PATH", "HOME", "LANG", "TZ"} {
@@ -182,10 +180,10 @@ func (i *instance) environment() []string {
 	return append(env, i.spec.Env...)
 }
 
-// launchDigest tells two ways to start a plugin apart.
+// launchDigest returns a digest of how a plugin is started, to notice changes.
 func (i *instance) launchDigest() string {
 	how := []any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}
-	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // hosts before this one knew neither
+	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // earlier hosts had neither, and must compute the same digest
 		how = append(how, i.spec.Group, i.spec.Limits)
 	}
 	data, _ := json.Marshal(how) // strings and numbers: cannot fail
@@ -193,7 +191,7 @@ func (i *instance) launchDigest() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// clientConfig is what a start and a reattachment have in common.
+// clientConfig is the configuration that starting and reattaching share.
 func (i *instance) clientConfig(token string) *goplugin.ClientConfig {
 	return &goplugin.ClientConfig{
 		HandshakeConfig:  wire.Handshake,
@@ -205,23 +203,22 @@ func (i *instance) clientConfig(token string) *goplugin.ClientConfig {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: min(connectTimeout, i.sup.cfg.StartTimeout/2),
 		})},
-		// What go-plugin would log, the instance reports.
+		// The instance reports what go-plugin would log.
 		Logger: hclog.NewNullLogger(),
 	}
 }
 
-// connectTimeout bounds connecting to a plugin's socket, TLS included.
+// connectTimeout bounds connecting to a plugin's socket, including TLS.
 const connectTimeout = 3 * time.Second
 
-// serverName is the name in the certificate of one run of a plugin.
+// serverName returns the name in the certificate of one process of a plugin.
 func serverName(token string) string { return strings.ToLower(token) + ".plugin.pannier" }
 
-// connect does the handshake, or reattaches, and brings the plugin up. The
-// generation is returned only without an error.
+// connect does the handshake, or reattaches, and brings the plugin up.
 func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pluginRunner) (*generation, error) {
 	addr, err := client.Start()
 	if err != nil {
-		return nil, fmt.Errorf("handshake: %s", strings.Join(strings.Fields(err.Error()), " ")) // go-plugin's have many lines
+		return nil, fmt.Errorf("handshake: %s", strings.Join(strings.Fields(err.Error()), " ")) // go-plugin's errors have many lines
 	}
 	proto, err := client.Client()
 	if err != nil {
@@ -244,7 +241,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	if gen.firstHealth, err = i.bringUp(ctx, gen); err != nil {
 		return nil, err
 	}
-	// The plugin has read its key: it need not lie about any longer.
+	// The plugin has read its key: remove the file.
 	_ = os.Remove(filepath.Join(run.runDir, "tls.pem"))
 	run.record.Address, run.record.Kind, run.record.Version = addr.String(), gen.kind, gen.version
 	if v := client.NegotiatedVersion(); v != 0 {
@@ -257,14 +254,14 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	return gen, nil
 }
 
-// bringUp asks a connected plugin who it is, configures it, and attends it.
+// bringUp reads a connected plugin's info, configures it, and opens its health stream.
 func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, err error) {
 	info, err := gen.api.Info(ctx, &pluginv1.InfoRequest{})
 	if err != nil {
 		return first, callError("info", err)
 	}
 	if info.GetKind() == "" {
-		return first, permanent{errors.New("info: the plugin does not say its kind")}
+		return first, permanent{errors.New("info: the plugin does not report its kind")}
 	}
 	if err := i.spec.checkVersion(info.GetVersion()); err != nil {
 		return first, permanent{err}
@@ -287,13 +284,13 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 	return first, nil
 }
 
-// permanent marks a failure that only an operator can end.
+// permanent marks a failure that only an operator can correct.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// callError is a failed step of a start, without gRPC's prefix. A plugin that
-// refuses its configuration refuses it again.
+// callError is a failed step of a start, without gRPC's prefix. InvalidArgument is permanent: a plugin that
+// refuses its configuration would refuse it again.
 func callError(step string, err error) error {
 	st := status.Convert(err)
 	wrapped := fmt.Errorf("%s: %s", step, st.Message())

@@ -12,18 +12,17 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// Limits bound what each process of a plugin may use, together with what it starts. 0:
-// the default.
+// Limits bound what each process of a plugin, together with its children, may use. 0 means the default.
 type Limits struct {
-	Memory    int64 // bytes that it wrote, without the pages of files. Default 1 GiB
-	OpenFiles int   // of each single process. Default 4096
-	Processes int   // and their threads. Default 1024
+	Memory    int64 // bytes, without the page cache. Default 1 GiB
+	OpenFiles int   // per process. Default 4096
+	Processes int   // including threads. Default 1024
 }
 
-// defaultLimits are far above what a plugin needs, and below what hurts a host.
+// defaultLimits are far above what a plugin needs, but low enough to protect the host.
 var defaultLimits = Limits{Memory: 1 << 30, OpenFiles: 4096, Processes: 1024}
 
-// limits are what a plugin is held to.
+// limits returns the plugin's limits with the defaults filled in.
 func (p Plugin) limits() process.Limits {
 	return process.Limits{
 		Memory:    cmp.Or(p.Limits.Memory, defaultLimits.Memory),
@@ -32,13 +31,13 @@ func (p Plugin) limits() process.Limits {
 	}
 }
 
-// EventBusy tells that a plugin has used a full core for a while. It goes on.
+// EventBusy reports that a plugin has used a full core for a while. The plugin keeps running.
 const EventBusy EventType = "busy"
 
-// greedy is the end of a plugin that uses more than it may.
+// overLimit is the error of a plugin that exceeds a limit.
 type overLimit struct{ error }
 
-// exceeds says why a plugin may not use what it does; nil: it may.
+// exceeds returns which limit is exceeded, or nil.
 func (p Plugin) exceeds(u process.Usage) error {
 	most := p.limits()
 	by := func(own bool) string {
@@ -59,13 +58,13 @@ func (p Plugin) exceeds(u process.Usage) error {
 func size(bytes int64) string { return humanize.IBytes(uint64(max(bytes, 0))) }
 
 const (
-	// firstLook is how soon after its start a process is looked at. The pause then
-	// doubles up to longestLook, and is as short again while it grows towards its limit.
+	// firstLook is how soon after its start a process is measured. The pause then doubles up to longestLook, and
+	// is firstLook again while the process is above half of a limit.
 	firstLook   = 50 * time.Millisecond
 	longestLook = 2 * time.Second
 )
 
-// busyRule is when a plugin counts as busy: it has used as many cores all the time.
+// busyRule says when a plugin counts as busy: it has used at least this many cores without a pause for this long.
 type busyRule struct {
 	cores float64
 	after time.Duration
@@ -73,25 +72,25 @@ type busyRule struct {
 
 var defaultBusy = busyRule{cores: 0.9, after: time.Minute}
 
-// meter looks at what one process of a plugin uses, from its start to its end.
+// meter measures what one process of a plugin uses, from its start to its end.
 type meter struct {
 	spec Plugin
 	busy busyRule
-	tell func(message string) // that it is busy
-	// giveUp ends the start that is under way, if there is one.
+	tell func(message string) // called when it is busy
+	// giveUp cancels the start, if one is under way.
 	giveUp   context.CancelCauseFunc
-	exceeded chan struct{} // closed when it uses too much
-	why      error         // then; greedy
+	exceeded chan struct{} // closed when it exceeds a limit
+	why      error         // the overLimit; set before exceeded is closed
 }
 
-// newMeter is the meter of a new process.
+// newMeter makes the meter of a new process.
 func (i *instance) newMeter(giveUp context.CancelCauseFunc) *meter {
 	return &meter{spec: i.spec, busy: i.sup.busy, giveUp: giveUp, exceeded: make(chan struct{}), tell: func(message string) {
 		i.set(EventBusy, message, func(*Status) {})
 	}}
 }
 
-// run looks until the process has ended or is let go of.
+// run measures until the process has ended or is detached.
 func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 	var spell busySpell
 	for pause := firstLook; ; {
@@ -119,15 +118,15 @@ func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 	}
 }
 
-// spell is a time in which a process was busy without a pause.
+// busySpell is a time in which a process was busy without a pause.
 type busySpell struct {
 	began, seen       time.Time
 	beganCPU, seenCPU time.Duration
 	told              bool
 }
 
-// update takes note of the time that a process has used by now. It says once a spell
-// that the process is busy.
+// update records the CPU time that a process has used so far. It returns true once a spell, when the process
+// counts as busy.
 func (s *busySpell) update(now time.Time, cpu time.Duration, busy busyRule) bool {
 	idle := float64(cpu-s.seenCPU) < busy.cores*float64(now.Sub(s.seen))
 	if idle || s.seen.IsZero() {
@@ -141,12 +140,12 @@ func (s *busySpell) update(now time.Time, cpu time.Duration, busy busyRule) bool
 	return true
 }
 
-// cores that were used on average.
+// cores returns how many cores were used on average.
 func (s *busySpell) cores() float64 {
 	return float64(s.seenCPU-s.beganCPU) / float64(s.seen.Sub(s.began))
 }
 
-// isOverLimit says whether an end has that reason: such a process is not given long.
+// isOverLimit says whether the process exceeded a limit; such a process gets little time to stop.
 func isOverLimit(err error) bool {
 	g := overLimit{}
 	return errors.As(err, &g)

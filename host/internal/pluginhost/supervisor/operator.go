@@ -9,40 +9,39 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// order is what an operator wants of an instance. It is carried out by the instance's
-// own goroutine; gen is nil while nothing serves.
-type order struct {
+// request is an operator's request to an instance. The instance's own goroutine carries it out; gen is nil while
+// nothing serves.
+type request struct {
 	do   func(ctx context.Context, i *instance, gen *generation) (next *generation, err error)
 	done chan error
 }
 
-// Errors of orders.
+// Errors of an operator's requests.
 var (
-	// ErrNoSwap: what should run runs already.
+	// ErrNoSwap says that the binary that should run runs already.
 	ErrNoSwap = errcode.FailedPrecondition.New("nothing to swap to")
-	// ErrNoCopy: the copy that is asked for is not kept.
+	// ErrNoCopy says that the requested copy is not kept.
 	ErrNoCopy = errcode.FailedPrecondition.New("no such copy of the plugin")
-	// ErrPinned: an operator wants one copy and no other.
+	// ErrPinned says that an operator has pinned the plugin to one copy.
 	ErrPinned = errcode.FailedPrecondition.New("the plugin is pinned")
 )
 
-// Swap lets what should run take over now: the highest allowed version of the plugin
-// directory, even if it was refused before. It returns the status when callers have
-// moved. Errors: ErrUnknown; ErrNoSwap where that runs already; why the new process
-// could not take over, with callers still served by the old one.
+// Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if
+// it was refused before. It returns the status when callers have moved. Errors: ErrUnknown; ErrNoSwap if that
+// binary runs already; why the new process could not take over, in which case the old one still serves.
 func (s *Supervisor) Swap(ctx context.Context, name string) (Status, error) {
-	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		i.rec.Refused = nil
 		return i.settle(ctx, gen)
 	})
 }
 
-// Rollback brings back what served before, and refuses what serves now until it
-// changes. Errors: ErrUnknown; ErrNoCopy where nothing served before; ErrPinned.
+// Rollback goes back to the copy that served before, and refuses the current one until its file changes. Errors:
+// ErrUnknown; ErrNoCopy if nothing served before; ErrPinned.
 func (s *Supervisor) Rollback(ctx context.Context, name string) (Status, error) {
-	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		if i.rec.LastGood == "" || !s.store.has(i.rec.LastGood, i.name) {
-			return nil, fmt.Errorf("%w: nothing served before that could be gone back to", ErrNoCopy)
+			return nil, fmt.Errorf("%w: there is no earlier version to go back to", ErrNoCopy)
 		}
 		if i.rec.Pinned != "" {
 			return nil, fmt.Errorf("%w to sha256:%s: unpin it first: pannier plugin unpin %s", ErrPinned, i.rec.Pinned, i.name)
@@ -57,14 +56,14 @@ func (s *Supervisor) Rollback(ctx context.Context, name string) (Status, error) 
 	})
 }
 
-// Pin keeps a plugin at one copy, whatever comes into the plugin directory: that with
-// the sum sha, or what runs where sha is empty. Errors: ErrUnknown; ErrNoCopy; why the
-// copy could not take over, and then nothing else is pinned than before.
+// Pin makes a plugin run only the copy with the checksum sha, or its current one if sha is empty, whatever is put
+// into the plugin directory. Errors: ErrUnknown; ErrNoCopy; why the copy could not take over, in which case the
+// pin is unchanged.
 func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) {
-	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		if sha == "" {
 			if gen == nil {
-				return nil, fmt.Errorf("%w: none serves now, so say which one: pannier plugin pin %s SHA256", ErrNoCopy, i.name)
+				return nil, fmt.Errorf("%w: none serves now, so name one: pannier plugin pin %s SHA256", ErrNoCopy, i.name)
 			}
 			sha = gen.sha
 		}
@@ -75,7 +74,7 @@ func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) 
 		i.rec.Pinned = sha
 		delete(i.rec.Refused, sha)
 		next, err := i.settleOrSame(ctx, gen)
-		if err != nil && next == nil { // or the next host would start it
+		if err != nil && next == nil { // otherwise the next host would start it
 			i.rec.Pinned = was
 			err = errors.Join(err, i.rec.save(s.dir))
 			i.set("", "", i.copyRecord)
@@ -84,17 +83,17 @@ func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) 
 	})
 }
 
-// Unpin lets what is in the plugin directory run again. Errors: ErrUnknown; why that
-// could not take over. The plugin is unpinned all the same.
+// Unpin lets the binary in the plugin directory run again. Errors: ErrUnknown; why that binary could not take
+// over. The plugin is unpinned in either case.
 func (s *Supervisor) Unpin(ctx context.Context, name string) (Status, error) {
-	return s.order(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		i.rec.Pinned = ""
 		return i.settleOrSame(ctx, gen)
 	})
 }
 
-// keep makes sure that there is a copy with that sum: one that is kept, or one out of
-// the plugin directory.
+// keep makes sure that there is a copy with that checksum: one that is kept already, or a new one made from the
+// plugin directory.
 func (i *instance) keep(sha string) error {
 	if i.sup.store.has(sha, i.name) {
 		return nil
@@ -112,14 +111,14 @@ func (i *instance) keep(sha string) error {
 	return fmt.Errorf("%w: sha256:%s is neither in %s nor kept", ErrNoCopy, sha, i.sup.cfg.PluginDir)
 }
 
-// settle writes what an operator decided and lets what should run now take over.
+// settle writes the record and lets the binary that should run take over.
 func (i *instance) settle(ctx context.Context, gen *generation) (*generation, error) {
 	if err := i.rec.save(i.sup.dir); err != nil {
 		return nil, err
 	}
 	defer i.set("", "", i.copyRecord)
 	if gen == nil {
-		return nil, nil // the next start sees to it, and begins at once
+		return nil, nil // the next start uses the new record, and begins at once
 	}
 	next, err := i.replace(ctx, gen)
 	if errors.Is(err, errSame) {
@@ -128,7 +127,7 @@ func (i *instance) settle(ctx context.Context, gen *generation) (*generation, er
 	return next, err
 }
 
-// settleOrSame is settle where it is as good that the right one runs already.
+// settleOrSame is settle, but succeeds if the right binary runs already.
 func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generation, error) {
 	next, err := i.settle(ctx, gen)
 	if errors.Is(err, ErrNoSwap) {
@@ -137,16 +136,16 @@ func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generati
 	return next, err
 }
 
-// order carries an operator's wish to the instance and waits until it is done.
-func (s *Supervisor) order(ctx context.Context, name string, do func(context.Context, *instance, *generation) (*generation, error)) (Status, error) {
+// request passes an operator's request to the instance and waits until it is done.
+func (s *Supervisor) request(ctx context.Context, name string, do func(context.Context, *instance, *generation) (*generation, error)) (Status, error) {
 	s.rescan()
 	i := s.instance(name)
 	if i == nil {
 		return Status{}, s.unknown(name)
 	}
-	o := order{do: do, done: make(chan error, 1)}
+	o := request{do: do, done: make(chan error, 1)}
 	select {
-	case i.orders <- o:
+	case i.requests <- o:
 	case <-s.closing:
 		return i.snapshot(), ErrClosed
 	case <-ctx.Done():
@@ -165,7 +164,7 @@ func (s *Supervisor) order(ctx context.Context, name string, do func(context.Con
 	}
 }
 
-// Log is the path of the file that a plugin's processes print to. Errors: ErrUnknown.
+// Log returns the path of the file that a plugin's processes print to. Errors: ErrUnknown.
 func (s *Supervisor) Log(name string) (string, error) {
 	i := s.instance(name)
 	if i == nil {

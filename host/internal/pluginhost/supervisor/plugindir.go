@@ -16,19 +16,18 @@ import (
 	"github.com/hashicorp/go-version"
 )
 
-// unfinished are endings of files that something is still writing.
+// unfinished are the suffixes of files that are still being written.
 var unfinished = []string{"~", ".tmp", ".part", ".partial", ".swp", ".new", ".old", ".bak"}
 
-// file is an executable of the plugin directory: NAME, or NAME_vX.Y.Z where several
-// versions stand side by side.
+// file is an executable of the plugin directory: NAME, or NAME_vX.Y.Z if there are several versions.
 type file struct {
 	path    string
-	version *version.Version // of the file's name; nil: it names none
+	version *version.Version // from the file's name; nil: it has none
 }
 
-// discover lists the executables of the plugin directory by their plugin's name, the
-// highest version first and what names none last. A directory that does not exist
-// holds none. What looks like a plugin and cannot be one is told through skipped.
+// discover lists the executables of the plugin directory by plugin name, the highest version first and files
+// without a version last. A directory that does not exist is empty. skipped is called for each file that looks
+// like a plugin but cannot be one.
 func discover(dir string, skipped func(file, reason string)) (map[string][]file, error) {
 	if err := checkOwner(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -43,7 +42,7 @@ func discover(dir string, skipped func(file, reason string)) (map[string][]file,
 	found := map[string][]file{}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		info, err := os.Stat(path) // of what a link leads to
+		info, err := os.Stat(path) // follows links
 		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || ignored(e.Name()) {
 			continue
 		}
@@ -65,8 +64,7 @@ func discover(dir string, skipped func(file, reason string)) (map[string][]file,
 	return found, nil
 }
 
-// compare puts the higher version first, and what names none last; 0: they name the
-// same.
+// compare orders the higher version first, and files without a version last. It returns 0 for equal versions.
 func (f file) compare(o file) int {
 	switch {
 	case f.version == nil && o.version == nil:
@@ -80,7 +78,7 @@ func (f file) compare(o file) int {
 	}
 }
 
-// splitName gives the plugin's name and the version that a file's name has.
+// splitName splits a file's name into the plugin's name and the version.
 func splitName(base string) (name string, v *version.Version) {
 	if n := strings.LastIndex(base, "_v"); n >= 0 {
 		if v, err := version.NewSemver(base[n+len("_v"):]); err == nil {
@@ -94,8 +92,7 @@ func ignored(file string) bool {
 	return strings.HasPrefix(file, ".") || slices.ContainsFunc(unfinished, func(end string) bool { return strings.HasSuffix(file, end) })
 }
 
-// checkOwner refuses what others could replace: whoever writes there runs code
-// as the host.
+// checkOwner refuses a path that other users could replace: whoever can write there runs code as the host.
 func checkOwner(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -115,20 +112,20 @@ func checkInfo(path string, info fs.FileInfo) error {
 }
 
 const (
-	// settleTime is how long the plugin directory must be still before it is looked at:
-	// a file that is being copied changes all the time.
+	// settleTime is how long the plugin directory must be unchanged before it is read: a file that is being copied
+	// changes all the time.
 	settleTime = 100 * time.Millisecond
-	// rewatchEvery is how often a plugin directory is looked for that is not there, or
-	// cannot be watched.
+	// rewatchEvery is how often a watch is tried again if the plugin directory does not exist or cannot be
+	// watched.
 	rewatchEvery = 5 * time.Second
 )
 
-// watchDir looks at the plugin directory again whenever something in it has changed,
-// or where a link in it leads to.
+// watchDir reads the plugin directory again whenever something in it, or in a directory that a link in it leads
+// to, has changed.
 func (s *Supervisor) watchDir(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		s.log.Error("the plugin directory is not watched, it is looked at from time to time", "error", err)
+		s.log.Error("the plugin directory cannot be watched; it is read from time to time instead", "error", err)
 		s.poll(ctx)
 		return
 	}
@@ -143,8 +140,8 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			return
 		case <-watcher.Events:
 			settled.Reset(settleTime)
-		case err := <-watcher.Errors: // more has happened than could be told
-			s.log.Warn("the plugin directory is looked at again", "error", err)
+		case err := <-watcher.Errors: // the queue overflowed
+			s.log.Warn("changes of the plugin directory may have been missed; it is read again", "error", err)
 			settled.Reset(settleTime)
 		case <-settled.C:
 			s.watchAll(watcher)
@@ -157,7 +154,7 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 	}
 }
 
-// poll stands in for a watch that cannot be had.
+// poll is used instead of a watch if that is impossible.
 func (s *Supervisor) poll(ctx context.Context) {
 	tick := time.NewTicker(rewatchEvery)
 	defer tick.Stop()
@@ -171,8 +168,8 @@ func (s *Supervisor) poll(ctx context.Context) {
 	}
 }
 
-// watchAll watches the plugin directory and the folders that links in it lead to. It
-// says whether one is new.
+// watchAll watches the plugin directory and the directories that links in it lead to. It returns whether a watch
+// was added.
 func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool) {
 	dirs := []string{s.cfg.PluginDir}
 	for _, files := range s.allFiles() {
@@ -197,8 +194,7 @@ func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool) {
 	return added
 }
 
-// rescan reads the plugin directory: plugins that are new are started, and all look
-// at what should run.
+// rescan reads the plugin directory, starts new plugins, and makes all instances check which binary should run.
 func (s *Supervisor) rescan() {
 	found, err := discover(s.cfg.PluginDir, func(file, reason string) {
 		s.log.Debug("a file of the plugin directory is not used", "file", file, "reason", reason)

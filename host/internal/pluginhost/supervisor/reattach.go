@@ -14,9 +14,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// reattach finds the process that served under an earlier host and brings it up
-// again. Where it cannot, gen is nil, and all of the earlier host's processes are
-// for clearAll. An error is returned if the host closes meanwhile.
+// reattach finds the process that served under an earlier host and brings it up again. If it cannot, gen is nil,
+// and clearAll ends the earlier host's processes. It returns an error only if the host closes meanwhile.
 func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	run := i.rec.serving()
 	if run == nil || run.Process == nil {
@@ -24,7 +23,7 @@ func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	}
 	gen, err = i.tryReattach(ctx, run)
 	if ctx.Err() != nil {
-		return gen, ctx.Err() // called off: the process stays for the next host
+		return gen, ctx.Err() // cancelled: the process stays for the next host
 	}
 	if err != nil && !errors.Is(err, process.ErrGone) {
 		i.log.Warn("the plugin of the previous host is replaced", "pid", run.Process.PID, "reason", err)
@@ -32,8 +31,8 @@ func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	return gen, nil
 }
 
-// clearOthers ends what an earlier host had beside the process that serves: one that
-// was to take over, or that had been replaced.
+// clearOthers ends the other processes of an earlier host: one that was to take over, or one that had been
+// replaced.
 func (i *instance) clearOthers(ctx context.Context, gen *generation) {
 	for _, run := range slices.Clone(i.rec.Runs) {
 		if run == gen.record {
@@ -41,7 +40,7 @@ func (i *instance) clearOthers(ctx context.Context, gen *generation) {
 		}
 		i.endWithEvents(ctx, run)
 		if err := i.clear(ctx, run, i.sup.cfg.StopTimeout); err != nil {
-			i.log.Warn("an old process of the plugin is left", "generation", run.Number, "error", err)
+			i.log.Warn("an old process of the plugin could not be ended", "generation", run.Number, "error", err)
 		}
 	}
 }
@@ -87,15 +86,15 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 		gen, err = nil, i.late(ctx, err)
 	}
 	if err != nil {
-		run.detach() // or Kill waits for the process
+		run.detach() // otherwise Kill waits for the process
 		client.Kill()
 		return nil, err
 	}
 	return gen, nil
 }
 
-// checkAllowed refuses a copy that the configuration does not allow any more. One that is
-// only not the newest serves until that is up.
+// checkAllowed refuses a copy that the configuration does not allow any more. A copy that is only outdated keeps
+// serving until the newer one is up.
 func (i *instance) checkAllowed(sha string) error {
 	want, err := i.spec.checksum()
 	if err == nil && want != "" && want != sha {
@@ -104,11 +103,11 @@ func (i *instance) checkAllowed(sha string) error {
 	return err
 }
 
-// notUpStop is what a process has to end that had not come up: it does nothing yet.
+// notUpStop is how long a process that had not come up may take to end: it does no work yet.
 const notUpStop = 100 * time.Millisecond
 
-// clearAll makes sure that nothing of any recorded process is left. No start may be
-// tried before it has succeeded. It does not end with ctx.
+// clearAll makes sure that no recorded process, nor anything it started, is left. A start may be tried only after
+// it has succeeded. It does not end with ctx.
 func (i *instance) clearAll(ctx context.Context, grace time.Duration) error {
 	var errs []error
 	for _, run := range slices.Clone(i.rec.Runs) {
@@ -117,7 +116,7 @@ func (i *instance) clearAll(ctx context.Context, grace time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// clear makes sure that nothing of a recorded process is left, and forgets it. It
+// clear makes sure that a recorded process and all that it started are gone, and removes it from the record. It
 // does not end with ctx.
 func (i *instance) clear(ctx context.Context, run *runRecord, grace time.Duration) error {
 	if run.Process != nil {

@@ -15,23 +15,21 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// record is what the next host must know of a plugin. It is written before
-// anything depends on it: the intent before the fork, the process after it, the
-// address when the plugin has answered, and which process serves before the callers
-// move to it.
+// record is what the next host must know of a plugin. It is written before anything depends on it: the intent
+// before the fork, the process after it, the address when the plugin has answered, and which process serves before
+// callers move to it.
 type record struct {
 	Format     int    `json:"format"`
 	Name       string `json:"name"`
-	Generation uint64 `json:"generation"`        // counts starts, over all hosts
-	Serving    uint64 `json:"serving,omitempty"` // the run that callers use; 0: none
-	// Runs are the processes that may be there: the one that serves, one that is to
-	// take over, those that finish their calls.
+	Generation uint64 `json:"generation"`        // number of starts, over all hosts
+	Serving    uint64 `json:"serving,omitempty"` // the number of the run that callers use; 0: none
+	// Runs are the processes that may exist: the serving one, one that is to take over, and those that finish
+	// their calls.
 	Runs     []*runRecord `json:"runs,omitempty"`
-	Served   string       `json:"served,omitempty"`    // the copy that serves, or did last
+	Served   string       `json:"served,omitempty"`    // the copy that serves, or served last
 	LastGood string       `json:"last_good,omitempty"` // the copy that served before that
-	Pinned   string       `json:"pinned,omitempty"`    // the copy that an operator wants and no other
-	// Refused are copies that failed where another one worked, and why. They are not
-	// tried again.
+	Pinned   string       `json:"pinned,omitempty"`    // the only copy that may run; empty: any
+	// Refused are copies that failed while another one worked, with the reason. They are not tried again.
 	Refused map[string]string `json:"refused,omitempty"`
 	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
 }
@@ -45,21 +43,21 @@ type runRecord struct {
 	Launch    string       `json:"launch"`            // digest of how it was started
 	RunDir    string       `json:"run_dir,omitempty"` // holds the socket
 	Address   string       `json:"address,omitempty"` // the socket; empty until the handshake
-	Wire      int          `json:"wire,omitempty"`    // the version that the handshake chose
+	Wire      int          `json:"wire,omitempty"`    // the wire version that the handshake chose
 	Kind      string       `json:"kind,omitempty"`
 	Version   string       `json:"version,omitempty"`
-	// TookOver is when it took over from another binary; zero: it did not.
+	// TookOver is when it took over from another binary; zero if it did not.
 	TookOver time.Time `json:"took_over,omitzero"`
 }
 
 const recordFormat = 2
 
-// maxSwaps is how many swaps are remembered of a plugin.
+// maxSwaps is how many swaps of a plugin are recorded.
 const maxSwaps = 20
 
 func recordPath(dir, name string) string { return filepath.Join(dir, name+".json") }
 
-// loadRecord gives the zero record where there is none.
+// loadRecord returns the zero record if there is none.
 func loadRecord(dir, name string) (record, error) {
 	rec := record{Format: recordFormat, Name: name}
 	data, err := os.ReadFile(recordPath(dir, name))
@@ -83,7 +81,7 @@ func loadRecord(dir, name string) (record, error) {
 	return rec, nil
 }
 
-// upgrade reads format 1, which knew one process.
+// upgrade reads format 1, which had only one process.
 func (r *record) upgrade(data []byte) error {
 	run := &runRecord{}
 	if err := json.Unmarshal(data, run); err != nil {
@@ -110,7 +108,7 @@ func (r *record) save(dir string) error {
 	return nil
 }
 
-// serving is the run that callers use, nil where there is none.
+// serving returns the run that callers use, or nil.
 func (r *record) serving() *runRecord {
 	n := slices.IndexFunc(r.Runs, func(run *runRecord) bool { return run.Number == r.Serving })
 	if n < 0 {
@@ -119,7 +117,7 @@ func (r *record) serving() *runRecord {
 	return r.Runs[n]
 }
 
-// serve makes a run the one that serves.
+// serve marks a run as the one that serves.
 func (r *record) serve(run *runRecord) {
 	if r.Served != "" && r.Served != run.SHA256 {
 		r.LastGood = r.Served
@@ -127,7 +125,7 @@ func (r *record) serve(run *runRecord) {
 	r.Serving, r.Served = run.Number, run.SHA256
 }
 
-// forget drops a run whose process is gone.
+// forget removes a run whose process is gone.
 func (r *record) forget(run *runRecord) {
 	r.Runs = slices.DeleteFunc(r.Runs, func(other *runRecord) bool { return other == run })
 	if r.Serving == run.Number {
@@ -135,7 +133,7 @@ func (r *record) forget(run *runRecord) {
 	}
 }
 
-// refuse notes that a copy is not to be tried again.
+// refuse records that a copy must not be tried again.
 func (r *record) refuse(sha, why string) {
 	if r.Refused == nil {
 		r.Refused = map[string]string{}
@@ -143,7 +141,7 @@ func (r *record) refuse(sha, why string) {
 	r.Refused[sha] = why
 }
 
-// swapped notes a swap.
+// swapped records a swap.
 func (r *record) swapped(s Swap) {
 	r.Swaps = append(r.Swaps, s)
 	r.Swaps = slices.Delete(r.Swaps, 0, max(0, len(r.Swaps)-maxSwaps))

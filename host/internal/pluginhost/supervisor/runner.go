@@ -20,19 +20,18 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// pluginRunner is go-plugin's view of a plugin's process: one that it starts, or
-// one that it is attached to again.
+// pluginRunner is go-plugin's view of a plugin's process: one that it starts, or one that it reattaches to.
 type pluginRunner struct {
 	spec   process.Spec
 	runDir string // where the plugin's socket must be
 	record *runRecord
 	meter  *meter
-	// save persists how to find the process: before it is started, and after.
+	// save records how to find the process. It is called before the start and after it.
 	save func(process.Ref) error
 
 	proc    *process.Process
-	stopped bool     // by us
-	ownEnd  string   // how the process ended, where that was not our doing
+	stopped bool     // by the host
+	ownEnd  string   // how the process ended, if the host did not end it
 	stdout  *os.File // reading end
 	reading sync.WaitGroup
 
@@ -77,23 +76,23 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 	return nil
 }
 
-// measure looks at what the process uses, until it has ended or is let go of.
+// measure runs the meter until the process has ended or is detached.
 func (r *pluginRunner) measure() {
 	r.reading.Go(func() { r.meter.run(r.proc, r.detached) })
 }
 
-// maxHandshake is the longest handshake line in bytes that makes sense.
+// maxHandshake bounds the handshake line, in bytes.
 const maxHandshake = 4 << 10
 
-// readHandshake gives go-plugin the first line that the process prints, and
-// throws the rest away: a process must not block because it prints.
+// readHandshake passes the first line that the process prints to go-plugin, and discards the rest, so that the
+// process never blocks on a full pipe.
 func (r *pluginRunner) readHandshake() {
 	r.reading.Go(func() {
 		defer r.stdout.Close()
 		buf := bufio.NewReaderSize(r.stdout, maxHandshake)
 		text, err := buf.ReadSlice('\n')
 		if len(text) > 0 {
-			_, _ = r.firstIn.Write(text) // fails when go-plugin has given up
+			_, _ = r.firstIn.Write(text) // fails if go-plugin has given up
 		}
 		_ = r.firstIn.Close()
 		if err == nil || errors.Is(err, bufio.ErrBufferFull) {
@@ -102,19 +101,19 @@ func (r *pluginRunner) readHandshake() {
 	})
 }
 
-// Stdout is the handshake line.
+// Stdout returns the handshake line.
 func (r *pluginRunner) Stdout() io.ReadCloser { return r.first }
 
 // Stderr is empty: the process writes to a file, which the instance reads.
 func (r *pluginRunner) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
 
-// Diagnose has nothing to add: a failed start quotes the log anyway.
+// Diagnose adds nothing: the error of a failed start always quotes the log.
 func (r *pluginRunner) Diagnose(context.Context) string { return "" }
 
-// Name of the program.
+// Name returns the program's path.
 func (r *pluginRunner) Name() string { return r.spec.Path }
 
-// ID is the pid.
+// ID returns the pid.
 func (r *pluginRunner) ID() string {
 	if r.proc == nil {
 		return ""
@@ -122,7 +121,7 @@ func (r *pluginRunner) ID() string {
 	return strconv.Itoa(r.proc.PID())
 }
 
-// Wait returns when the process has ended, or when we let go of it.
+// Wait returns when the process has ended or is detached.
 func (r *pluginRunner) Wait(context.Context) error {
 	select {
 	case <-r.proc.Done():
@@ -131,13 +130,13 @@ func (r *pluginRunner) Wait(context.Context) error {
 	return nil
 }
 
-// Kill ends the process and its group at once. It is called, by go-plugin too,
-// when a start fails; a process that is up is asked to stop (generation.stop).
+// Kill ends the process and its group at once. go-plugin also calls it when a start fails. A process that is up is
+// asked to stop instead (generation.stop).
 func (r *pluginRunner) Kill(ctx context.Context) error {
 	if r.proc == nil {
 		return r.stop(ctx)
 	}
-	// A connection that breaks is mostly a process that is just ending.
+	// A connection usually breaks because the process is just ending.
 	select {
 	case <-r.proc.Done():
 		if !r.stopped {
@@ -162,8 +161,8 @@ func (r *pluginRunner) stop(ctx context.Context) error {
 	return err
 }
 
-// abort makes go-plugin give up waiting for the process. Unlike the others it may
-// be called while go-plugin starts the process.
+// abort makes go-plugin give up waiting for the process. Unlike the other methods it may be called while go-plugin
+// starts the process.
 func (r *pluginRunner) abort() {
 	r.once.Do(func() {
 		close(r.detached)
@@ -171,7 +170,7 @@ func (r *pluginRunner) abort() {
 	})
 }
 
-// detach lets go of the process, which may run on.
+// detach stops watching the process, which may keep running.
 func (r *pluginRunner) detach() {
 	r.abort()
 	if r.stdout != nil {
@@ -183,7 +182,7 @@ func (r *pluginRunner) detach() {
 	r.reading.Wait()
 }
 
-// PluginToHost refuses an address that is not the socket we asked for.
+// PluginToHost refuses an address that is not in the directory that the plugin was given.
 func (r *pluginRunner) PluginToHost(network, addr string) (string, string, error) {
 	if network != "unix" || filepath.Dir(addr) != r.runDir {
 		return "", "", fmt.Errorf("the plugin listens on %s %q, not on a socket in %s", network, addr, r.runDir)
@@ -191,12 +190,12 @@ func (r *pluginRunner) PluginToHost(network, addr string) (string, string, error
 	return network, addr, nil
 }
 
-// HostToPlugin is for go-plugin's broker, which we do not use.
+// HostToPlugin is for go-plugin's broker, which the host does not use.
 func (r *pluginRunner) HostToPlugin(network, addr string) (string, string, error) {
 	return network, addr, nil
 }
 
-// maxQuoted bounds what is quoted of a plugin's log, in bytes.
+// maxQuoted bounds how much of a plugin's log is quoted, in bytes.
 const maxQuoted = 8 << 10
 
 func fileSize(path string) int64 {
@@ -207,8 +206,8 @@ func fileSize(path string) int64 {
 	return info.Size()
 }
 
-// lastOutput is what a process complained of last in what it printed to a log
-// after from: a panic, else its last line, unless that is everyday logging.
+// lastOutput returns the last complaint that a process printed to a log after the offset from: a panic, else its
+// last line, unless that is ordinary logging.
 func lastOutput(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -217,7 +216,7 @@ func lastOutput(path string, from int64) string {
 	defer func() { _ = f.Close() }()
 	size := fileSize(path)
 	if size < from {
-		from = 0 // it was emptied meanwhile
+		from = 0 // the log was emptied meanwhile
 	}
 	from = max(from, size-maxQuoted)
 	data, err := io.ReadAll(io.NewSectionReader(f, from, size-from))
@@ -248,8 +247,7 @@ func lastOutput(path string, from int64) string {
 	}
 }
 
-// explain adds to the error of a start how the process ended, if it did, and what
-// it printed last.
+// explain adds to the error of a start how the process ended, if it did, and what it printed last.
 func (i *instance) explain(err error, run *pluginRunner, logged int64) error {
 	if run.proc == nil {
 		return err

@@ -13,14 +13,13 @@ import (
 
 // The errors of Acquire and WaitReady.
 var (
-	// ErrUnknown: there is no such plugin, neither in the plugin directory nor in
-	// the configuration.
+	// ErrUnknown says that the plugin is neither in the plugin directory nor in the configuration.
 	ErrUnknown = errcode.NotFound.New("no such plugin")
-	// ErrUnavailable: the plugin did not come up before the caller's context ended.
+	// ErrUnavailable says that the plugin did not come up before the caller's context ended.
 	ErrUnavailable = errors.New("plugin is not available")
-	// ErrClosed: the supervisor is closed.
+	// ErrClosed says that the supervisor is closed.
 	ErrClosed = errcode.Unavailable.New("the plugin supervisor is closed")
-	// ErrLocked: another host works on the same data directory.
+	// ErrLocked says that another host uses the data directory.
 	ErrLocked = errors.New("another host uses this data directory")
 )
 
@@ -31,13 +30,13 @@ type State string
 const (
 	Starting   State = "starting"
 	Running    State = "running"
-	Unhealthy  State = "unhealthy"   // runs and takes calls, but says that it is unwell
+	Unhealthy  State = "unhealthy"   // runs and takes calls, but reports that it is unhealthy
 	BackingOff State = "backing-off" // ended or did not start; tried again at NextTry
-	Failed     State = "failed"      // as backing-off, but an operator must change something first
+	Failed     State = "failed"      // like BackingOff, but an operator must change something first
 	Stopped    State = "stopped"
 )
 
-// Status is a plugin at one moment.
+// Status is a snapshot of a plugin.
 type Status struct {
 	Name       string
 	State      State
@@ -47,15 +46,15 @@ type Status struct {
 	PID        int
 	Generation uint64
 	StartedAt  time.Time
-	Restarts   int // by this host, after an end that nobody asked for
-	Users      int // callers that hold the present generation
+	Restarts   int // by this host, after an unexpected end
+	Users      int // callers that hold the current generation
 	Message    string
 	LastError  string    // why it last ended or did not start
-	NextTry    time.Time // when it is started again, in BackingOff and Failed
-	Draining   int       // old generations that finish their calls
+	NextTry    time.Time // when it is started again, if BackingOff or Failed
+	Draining   int       // old generations that still finish their calls
 	LastGood   string    // the copy that served before; empty: none
-	Pinned     string    // the copy that an operator wants and no other; empty: none
-	// Refused are the copies that are not tried again until they change, and why.
+	Pinned     string    // the only copy that may run; empty: any
+	// Refused are the copies that are not tried again until their file changes, with the reason.
 	Refused map[string]string
 	Swaps   []Swap // the newest last
 }
@@ -73,7 +72,7 @@ const (
 	EventHealthy    EventType = "healthy"
 	EventUnhealthy  EventType = "unhealthy"
 	EventSwapped    EventType = "swapped"
-	EventSwapFailed EventType = "swap-failed" // callers keep what they have
+	EventSwapFailed EventType = "swap-failed" // callers keep the old process
 	EventRolledBack EventType = "rolled-back"
 )
 
@@ -81,11 +80,11 @@ const (
 type Event struct {
 	Time    time.Time
 	Type    EventType
-	Message string // for people, one line
-	Status  Status // after it
+	Message string // one line for people
+	Status  Status // after the event
 }
 
-// unavailable is the error of a caller that waited in vain.
+// unavailable is the error of a caller whose context ended before the plugin was up.
 type unavailable struct {
 	status Status
 	cause  error // the context's
@@ -104,7 +103,7 @@ func (e *unavailable) Error() string {
 
 func (e *unavailable) Unwrap() []error { return []error{ErrUnavailable, e.cause} }
 
-// GRPCStatus lets status.Code see Unavailable.
+// GRPCStatus makes status.Code return Unavailable.
 func (e *unavailable) GRPCStatus() *status.Status {
 	return status.New(codes.Unavailable, e.Error())
 }

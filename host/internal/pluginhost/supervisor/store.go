@@ -16,9 +16,8 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// store holds verified copies of executables, at <sha256>/<name>. A plugin runs
-// from its copy: the plugin directory can be overwritten at any time, and what
-// was hashed is what runs.
+// store holds verified copies of executables, at <sha256>/<name>. A plugin runs from its copy: the plugin
+// directory can be overwritten at any time, and what was hashed is what runs.
 type store struct {
 	dir string
 
@@ -32,14 +31,14 @@ type binary struct {
 	sha  string // 64 hex digits
 }
 
-// add copies an executable and checks it against checksum where there is one. The
-// copy is kept at least until unpin is called.
+// add copies an executable and checks it against checksum unless that is empty. The copy is kept at least until
+// unpin is called.
 func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err error) {
 	temp, sha, err := s.copy(src)
 	if err != nil {
 		return binary{}, nil, err
 	}
-	defer os.Remove(temp) // gone where the rename was reached
+	defer os.Remove(temp) // already gone if the rename was reached
 	if checksum != "" && sha != checksum {
 		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha, checksum)
 	}
@@ -52,7 +51,7 @@ func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err e
 	return bin, unpin, nil
 }
 
-// use gives a copy that is kept already, hashed again.
+// use returns a copy that is kept already, after hashing it again.
 func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err error) {
 	if checksum != "" && sha != checksum {
 		return binary{}, nil, fmt.Errorf("%w: the copy has sha256:%s, the configuration wants sha256:%s", errChecksum, sha, checksum)
@@ -78,17 +77,17 @@ func (s *store) has(sha, name string) bool {
 
 var errChecksum = errors.New("checksum mismatch")
 
-// copy copies src to a temporary file and hashes what it copied, so that a file
-// that is overwritten meanwhile cannot have the one's sum and the other's bytes.
+// copy copies src to a temporary file and hashes the bytes that it copied, so that the checksum is right even if
+// the file is overwritten meanwhile.
 func (s *store) copy(src string) (temp, sha string, err error) {
-	// What a link leads to is checked as if it stood in the plugin directory.
+	// The target of a link is checked as if it were in the plugin directory.
 	if src, err = filepath.EvalSymlinks(src); err != nil {
 		return "", "", fmt.Errorf("open the plugin: %w", err)
 	}
 	if err := checkOwner(filepath.Dir(src)); err != nil {
 		return "", "", err
 	}
-	// O_NOFOLLOW, O_NONBLOCK: only a regular file, checked on the open file.
+	// O_NOFOLLOW and O_NONBLOCK: only a regular file is accepted, and it is checked after it is open.
 	in, err := os.OpenFile(src, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return "", "", fmt.Errorf("open the plugin: %w", err)
@@ -122,7 +121,7 @@ func (s *store) copy(src string) (temp, sha string, err error) {
 	if err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) {
 		return "", "", fmt.Errorf("%s changed while it was read", src)
 	}
-	// Readable to all, as in the plugin directory: a plugin may run as another user.
+	// Readable by all, as in the plugin directory: a plugin may run as another user.
 	if err := errors.Join(out.Chmod(0o555), out.Sync()); err != nil {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
@@ -169,7 +168,7 @@ func (s *store) collect(keep map[string]bool) error {
 	return errors.Join(errs...)
 }
 
-// inode tells two files of one path apart.
+// inode distinguishes two files that had the same path.
 func inode(info os.FileInfo) uint64 {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return st.Ino
@@ -177,7 +176,7 @@ func inode(info os.FileInfo) uint64 {
 	return 0
 }
 
-// hashFile is what add would find, without a copy.
+// hashFile returns the checksum that add would compute, without making a copy.
 func hashFile(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

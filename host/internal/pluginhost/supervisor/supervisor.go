@@ -1,15 +1,10 @@
-// Package supervisor runs the plugins of a host: it finds them in the plugin
-// directory, verifies them, starts them, watches their health, restarts them, and
-// finds them again after a restart of the host. Callers borrow a connection with
-// Acquire.
+// Package supervisor runs the plugins of a host: it finds them in the plugin directory, verifies and starts them,
+// watches their health, restarts them, and finds them again after a restart of the host. Callers get a connection
+// with Acquire. The package knows no kinds: the catalog makes typed clients of its connections.
 //
-// It imports the SDK's wire and protocol packages and host/internal/system/process. It
-// knows no kind: the catalog makes typed clients of its connections.
-//
-// What must stay true: no plugin runs twice and none is left behind, whatever
-// instant the host dies at; what was verified is what runs; a failure ends only
-// the process that failed; and one broken plugin holds up neither the host's
-// start nor the other plugins. DESIGN.md tells how.
+// Invariants: no plugin runs twice and none is left behind, whenever the host is killed; what was verified is what
+// runs; a failure ends only the process that failed; and a broken plugin delays neither the host's start nor the
+// other plugins. DESIGN.md explains how.
 package supervisor
 
 import (
@@ -31,8 +26,7 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// Supervisor runs the plugins of one host. Make it with New, then Open and Close
-// it once.
+// Supervisor runs the plugins of one host. Make it with New, then Open and Close it once.
 type Supervisor struct {
 	cfg       Config
 	log       hclog.Logger
@@ -53,10 +47,10 @@ type Supervisor struct {
 	tailing  sync.WaitGroup     // readers of their logs, which end after them
 	stopTail context.CancelFunc
 
-	draining     sync.WaitGroup // generations that are gone and still leased
-	stopDraining chan struct{}  // closed when those are not waited for any more
+	draining     sync.WaitGroup // retired generations that still have users
+	stopDraining chan struct{}  // closed when Close stops waiting for them
 
-	silence, unwell time.Duration // tests have less patience
+	silence, unwell time.Duration // shorter in tests
 	busy            busyRule
 
 	stopToo atomic.Bool // StopWithHost
@@ -76,9 +70,8 @@ func New(cfg Config) *Supervisor {
 	}
 }
 
-// Open takes the data directory, finds the plugins and begins to start them, each
-// on its own. It fails only when nothing could work; a plugin that does not come
-// up shows in Status.
+// Open locks the data directory, finds the plugins and begins to start them, each independently. It fails only if
+// no plugin could work; a plugin that does not come up shows in Status.
 func (s *Supervisor) Open(ctx context.Context) (err error) {
 	if err := s.cfg.validate(); err != nil {
 		return err
@@ -107,7 +100,7 @@ func (s *Supervisor) Open(ctx context.Context) (err error) {
 	return nil
 }
 
-// spec is the configuration of a plugin; one that has none runs with the defaults.
+// spec returns the configuration of a plugin, or the defaults if it has none.
 func (s *Supervisor) spec(name string) Plugin {
 	n := slices.IndexFunc(s.cfg.Plugins, func(p Plugin) bool { return p.Name == name })
 	if n < 0 {
@@ -116,7 +109,7 @@ func (s *Supervisor) spec(name string) Plugin {
 	return s.cfg.Plugins[n]
 }
 
-// files are those of one plugin, the highest version first.
+// files returns the files of one plugin, the highest version first.
 func (s *Supervisor) files(name string) []file {
 	s.imu.RLock()
 	defer s.imu.RUnlock()
@@ -129,7 +122,7 @@ func (s *Supervisor) allFiles() map[string][]file {
 	return maps.Clone(s.found)
 }
 
-// pathOf is where a plugin's file would be looked for.
+// pathOf returns where a plugin's file would be.
 func (s *Supervisor) pathOf(name string) string { return filepath.Join(s.cfg.PluginDir, name) }
 
 func (s *Supervisor) instance(name string) *instance {
@@ -147,8 +140,8 @@ func (s *Supervisor) closed() bool {
 	}
 }
 
-// start begins the goroutines: one a plugin, one a plugin's log, one for the plugin
-// directory, and one that ends what an earlier host ran and nobody wants any more.
+// start starts the goroutines: one for each plugin, one for each plugin's log, one for the plugin directory, and
+// one for each recorded plugin that does not exist any more.
 func (s *Supervisor) start(parent context.Context, recorded []string) {
 	s.ctx, s.cancel = context.WithCancel(parent)
 	s.tail, s.stopTail = context.WithCancel(parent)
@@ -173,7 +166,7 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 	s.running.Go(func() { s.watchDir(s.ctx) })
 }
 
-// launchInstance gives an instance its goroutines.
+// launchInstance starts an instance's goroutines.
 func (s *Supervisor) launchInstance(i *instance) {
 	s.running.Go(func() { i.run(s.ctx) })
 	s.tailing.Go(func() {
@@ -193,14 +186,14 @@ func (s *Supervisor) retireRecord(ctx context.Context, name string) {
 		}
 	}
 	if err != nil {
-		i.log.Error("a plugin that is no longer there could not be ended", "error", err)
+		i.log.Error("a plugin that is no longer in the plugin directory could not be ended", "error", err)
 		return
 	}
 	i.log.Info("ended a plugin that is no longer in the plugin directory")
 }
 
-// Close lets go of the plugins, which run on or are stopped as the configuration
-// says, and waits for everything that Open began.
+// Close detaches the plugins, which keep running, or stops them, as the configuration says, and waits for
+// everything that Open started.
 func (s *Supervisor) Close() error {
 	s.close.Do(func() {
 		s.imu.Lock() // no plugin is added after this
@@ -216,37 +209,36 @@ func (s *Supervisor) Close() error {
 		s.stopTail()
 		s.tailing.Wait()
 		if s.runDir != filepath.Join(s.dir, "run") {
-			_ = os.Remove(s.runDir) // outside the data directory: gone when it is empty
+			_ = os.Remove(s.runDir) // outside the data directory; removed if empty
 		}
 		s.unlock()
 	})
 	return nil
 }
 
-// StopWithHost lets Close end the plugins, whatever the configuration says.
+// StopWithHost makes Close stop the plugins, whatever the configuration says.
 func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
 
-// stopsPlugins tells whether Close ends the plugins.
+// stopsPlugins says whether Close stops the plugins.
 func (s *Supervisor) stopsPlugins() bool {
 	return s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load()
 }
 
-// Handle is a borrowed generation of a plugin.
+// Handle is an acquired generation of a plugin.
 type Handle struct {
 	Conn    grpc.ClientConnInterface
 	Kind    string // such as "storage.v1"
 	Version string
-	// Retired is closed when another generation has taken over. Calls go on to their end;
-	// a stream that would never end should be opened anew, on another handle.
+	// Retired is closed when another generation has taken over. Calls can still finish; a stream that would never
+	// end should be opened again on a new handle.
 	Retired <-chan struct{}
 	// Ended is closed when the generation's process has ended.
 	Ended   <-chan struct{}
 	Release func() // must be called; further calls do nothing
 }
 
-// Acquire borrows the running generation of a plugin, streams included, until
-// Release. While the plugin is not up it waits until ctx ends; the error then
-// tells the plugin's state and why it is not up (ErrUnavailable).
+// Acquire acquires the current generation of a plugin, for calls and streams, until Release. While the plugin is
+// not up it waits until ctx ends; the error is then ErrUnavailable, with the plugin's state and the reason.
 func (s *Supervisor) Acquire(ctx context.Context, name string) (Handle, error) {
 	i := s.instance(name)
 	if i == nil {
@@ -259,7 +251,7 @@ func (s *Supervisor) Acquire(ctx context.Context, name string) (Handle, error) {
 	return Handle{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(), Release: release}, nil
 }
 
-// WaitReady waits until a plugin is up. Errors are those of Acquire.
+// WaitReady waits until a plugin is up. Its errors are those of Acquire.
 func (s *Supervisor) WaitReady(ctx context.Context, name string) error {
 	handle, err := s.Acquire(ctx, name)
 	if err != nil {
@@ -279,7 +271,7 @@ func (s *Supervisor) names() []string {
 	return slices.Sorted(maps.Keys(s.instances))
 }
 
-// Await waits until the status of the plugins is as done wants it.
+// Await waits until done accepts the status of the plugins.
 func (s *Supervisor) Await(ctx context.Context, done func([]Status) bool) error {
 	for {
 		changed := s.changed.Wait()
@@ -296,7 +288,7 @@ func (s *Supervisor) Await(ctx context.Context, done func([]Status) bool) error 
 	}
 }
 
-// Status of all plugins, by name.
+// Status returns the status of all plugins, sorted by name.
 func (s *Supervisor) Status() []Status {
 	names := s.names()
 	all := make([]Status, 0, len(names))

@@ -241,7 +241,7 @@ func TestPatienceEnds(t *testing.T) {
 		silence, unwell time.Duration
 		want            string
 	}{
-		"hung":   {"good", 200 * time.Millisecond, time.Hour, "it has not told its health for 200ms"},
+		"hung":   {"good", 200 * time.Millisecond, time.Hour, "it has sent no health report for 200ms"},
 		"unwell": {"unwell", time.Hour, 200 * time.Millisecond, "it has been unhealthy for 200ms: no driver answers"},
 	} {
 		w := newWorld(t)

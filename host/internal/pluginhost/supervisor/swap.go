@@ -13,19 +13,19 @@ import (
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
-// Swap is one change of the process that callers use, or an attempt at it.
+// Swap is one change, or attempted change, of the process that callers use.
 type Swap struct {
 	At time.Time `json:"at"`
-	// From and To are the two generations; To has no number where it never ran.
+	// From and To are the two generations; To has no number if it never ran.
 	From Side `json:"from"`
 	To   Side `json:"to"`
-	// Took is the time from the look at the binary until callers had the new process.
+	// Took is the time from the choice of the binary until callers used the new process.
 	Took time.Duration `json:"took"`
-	// Carried is how many calls and streams went on with the old process.
+	// Carried is how many calls and streams the old process still had to finish.
 	Carried int `json:"carried,omitempty"`
-	// Rollback: it went back to what had served before.
+	// Rollback says that the swap went back to the copy that had served before.
 	Rollback bool `json:"rollback,omitempty"`
-	// Error says why callers kept the old process; empty: they moved.
+	// Error says why callers kept the old process; empty if they moved.
 	Error string `json:"error,omitempty"`
 }
 
@@ -40,12 +40,11 @@ func (g *generation) side() Side {
 	return Side{Generation: g.number, Version: g.version, SHA256: g.sha}
 }
 
-// errSame: what runs is what should run.
+// errSame says that the right binary runs already.
 var errSame = errors.New("it runs already")
 
-// replace brings what should run up beside gen, lets callers move over, and leaves
-// gen to finish their calls. When it fails, callers have seen nothing of it: gen is
-// what it was, and nothing is left of the other.
+// replace brings the binary that should run up beside gen, moves callers to it, and leaves gen to finish their
+// calls. If it fails, callers notice nothing: gen still serves, and nothing of the new process is left.
 func (i *instance) replace(ctx context.Context, gen *generation) (*generation, error) {
 	began := time.Now()
 	src, err := i.choose()
@@ -70,7 +69,7 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 	swap.Carried = i.takeOver(ctx, gen, next)
 	swap.Took = time.Since(began)
 	failpoint.Here("swap", "moved")
-	i.drainLater(gen) //nolint:contextcheck // it goes on after the swap, and when the host closes
+	i.drainLater(gen) //nolint:contextcheck // outlasts the swap, and the close of the host
 	i.rec.swapped(swap)
 	what := EventSwapped
 	if swap.Rollback {
@@ -81,8 +80,8 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 	return next, i.rec.save(i.sup.dir)
 }
 
-// bringBeside starts a process beside the one that serves, and lets it serve, in
-// the record, if all is well with it.
+// bringBeside starts a process beside the serving one and, if it is healthy and passes the probe, records that it
+// serves.
 func (i *instance) bringBeside(ctx context.Context, gen *generation, src source) (next *generation, err error) {
 	if next, err = i.launch(ctx, src); err != nil {
 		return nil, err
@@ -97,7 +96,7 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 		return next, permanent{fmt.Errorf("it is of kind %s, and what runs is of kind %s", next.kind, gen.kind)}
 	}
 	if !next.firstHealth.healthy {
-		return next, fmt.Errorf("it says that it is unhealthy: %s", next.firstHealth.message)
+		return next, fmt.Errorf("it reports that it is unhealthy: %s", next.firstHealth.message)
 	}
 	if err := i.probe(ctx, next); err != nil {
 		return next, err
@@ -115,7 +114,7 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	return next, nil
 }
 
-// probe asks the host whether a process could do the work of the plugin.
+// probe asks the host whether a process could do the plugin's work.
 func (i *instance) probe(ctx context.Context, gen *generation) error {
 	if i.sup.cfg.Probe == nil {
 		return nil
@@ -135,8 +134,8 @@ func (i *instance) end(ctx context.Context, gen *generation) error {
 	return errors.Join(gen.stop(ctx), i.clear(ctx, gen.record, failedStop))
 }
 
-// notSwapped notes a swap that failed. The binary is not tried again until it
-// changes, or an operator asks for it; one that could not be copied is, after a while.
+// notSwapped records a failed swap. The binary is not tried again until its file changes, or an operator asks for
+// it. A binary that could not be copied is tried again after a while.
 func (i *instance) notSwapped(s Swap, src source, err error) {
 	s.Error, s.Took = err.Error(), time.Since(s.At)
 	switch copyErr := (notCopied{}); {
@@ -153,8 +152,8 @@ func (i *instance) notSwapped(s Swap, src source, err error) {
 	})
 }
 
-// takeOver moves the callers. It returns how many stay with the old process until
-// their calls are done. The events of both are read while both are there.
+// takeOver moves callers to the generation to, and returns how many still use from. The events of both are read
+// while both exist.
 func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried int) {
 	i.current.Store(to)
 	to.events = i.follow(ctx, to.conn, to.record, to.run.proc.Done())
@@ -162,7 +161,7 @@ func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried 
 	return from.userCount()
 }
 
-// drainLater lets a generation finish its calls, within DrainTimeout, and stops it.
+// drainLater lets a generation finish its calls within DrainTimeout, and then stops it.
 func (i *instance) drainLater(gen *generation) {
 	i.set("", "", func(s *Status) { s.Draining++ })
 	i.sup.draining.Go(func() {
@@ -181,7 +180,7 @@ func (i *instance) drainLater(gen *generation) {
 	})
 }
 
-// clearDrained takes generations that have drained out of the record.
+// clearDrained removes drained generations from the record.
 func (i *instance) clearDrained(ctx context.Context) {
 	i.mu.Lock()
 	gone := i.drained
@@ -189,27 +188,26 @@ func (i *instance) clearDrained(ctx context.Context) {
 	i.mu.Unlock()
 	for _, gen := range gone {
 		if err := i.clear(ctx, gen.record, failedStop); err != nil {
-			i.log.Warn("an old generation is not cleared away", "generation", gen.number, "error", err)
+			i.log.Warn("an old generation could not be removed from the record", "generation", gen.number, "error", err)
 		}
 	}
 }
 
-// onProbation says whether a generation took over so lately that what served before it
-// is gone back to when it fails.
+// onProbation says whether a generation took over so recently that a failure goes back to the copy before it.
 func (i *instance) onProbation(gen *generation) bool {
 	window := cmp.Or(i.spec.RollbackWindow, i.sup.cfg.RollbackWindow)
 	return !gen.record.TookOver.IsZero() && time.Since(gen.record.TookOver) <= window && i.rec.Pinned != gen.sha &&
 		i.rec.LastGood != gen.sha && i.canGoBack()
 }
 
-// canGoBack says whether there is a copy that served before, and was not refused.
+// canGoBack says whether there is an earlier copy that was not refused.
 func (i *instance) canGoBack() bool {
 	_, refused := i.rec.Refused[i.rec.LastGood]
 	return i.rec.LastGood != "" && !refused && i.sup.store.has(i.rec.LastGood, i.name)
 }
 
-// rollBack says whether a generation that failed goes back to what served before
-// it, and sees to that: its binary is refused.
+// refuseOnProbation refuses the binary of a generation that failed while on probation, so that the copy before it
+// is chosen next. It returns whether it did.
 func (i *instance) refuseOnProbation(gen *generation, why error) bool {
 	if !i.onProbation(gen) {
 		return false
@@ -218,15 +216,15 @@ func (i *instance) refuseOnProbation(gen *generation, why error) bool {
 	return true
 }
 
-// source is an executable that a process may be started from.
+// source is an executable to start a process from.
 type source struct {
 	sha  string
-	path string // in the plugin directory; empty: the copy that is kept already
+	path string // in the plugin directory; empty: use the kept copy
 }
 
-// choose says what should run: the copy that an operator pinned, else the highest
-// version of the plugin directory that the configuration allows and that was not
-// refused, else what served last, or before that.
+// choose returns the binary that should run: the copy that an operator pinned, else the highest version in the
+// plugin directory that the configuration allows and that was not refused, else the copy that served last, or the
+// one before it.
 func (i *instance) choose() (source, error) {
 	if i.rec.Pinned != "" {
 		return source{sha: i.rec.Pinned}, nil
@@ -253,7 +251,7 @@ func (i *instance) choose() (source, error) {
 		}
 	}
 	if refused != nil {
-		return *refused, nil // better tried again than nothing
+		return *refused, nil // better to try it again than to run nothing
 	}
 	if len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("open the plugin: %s: %w", i.sup.pathOf(i.name), syscall.ENOENT))
@@ -261,15 +259,15 @@ func (i *instance) choose() (source, error) {
 	return source{}, errors.Join(errs...)
 }
 
-// allowed are the plugin's files that the version constraint lets run, the highest
-// version first. What a file without a version in its name is, only its process tells.
+// allowed returns the plugin's files that satisfy the version constraint, the highest version first. A file
+// without a version in its name is always included, because only its process can report its version.
 func (i *instance) allowed() []file {
 	return slices.DeleteFunc(i.sup.files(i.name), func(f file) bool {
 		return f.version != nil && i.spec.checkVersion(f.version.String()) != nil
 	})
 }
 
-// hashed is the sum of a file as it was when it was last read.
+// hashed is the checksum of a file as it was when last read.
 type hashed struct {
 	size    int64
 	changed time.Time
@@ -277,7 +275,7 @@ type hashed struct {
 	sha     string
 }
 
-// sum hashes a file, again only where it has changed.
+// sum returns the checksum of a file. It reads the file only if it has changed.
 func (i *instance) sum(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {

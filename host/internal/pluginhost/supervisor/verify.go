@@ -12,10 +12,10 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// Verified is what a file turned out to be.
+// Verified is the result of verifying a file.
 type Verified struct {
-	Name    string // of the plugin that it stands for: the file's, without a version
-	Known   bool   // this host has a plugin of that name
+	Name    string // the plugin's name: the file's, without a version
+	Known   bool   // this host has a plugin with that name
 	Kind    string
 	Version string
 	SHA256  string
@@ -23,10 +23,10 @@ type Verified struct {
 	Message string // why it is not healthy
 }
 
-// Verify tries whether a file could serve as a plugin. A process of it is started beside
-// everything, brought up and probed as for a swap, with the configuration of the plugin
-// of its name, and ended; callers see nothing of it, and nothing of it is left. path must
-// be absolute. Errors: fs.ErrNotExist; ErrClosed; why a swap to the file would fail.
+// Verify tests whether a file could serve as a plugin. It starts the file beside the running plugins, with the
+// configuration of the plugin of its name, brings it up and probes it as for a swap, and ends it. Callers notice
+// nothing, and nothing is left. path must be absolute. Errors: fs.ErrNotExist; ErrClosed; why a swap to the file
+// would fail.
 func (s *Supervisor) Verify(ctx context.Context, path string) (Verified, error) {
 	s.imu.RLock()
 	if s.closed() {
@@ -38,7 +38,7 @@ func (s *Supervisor) Verify(ctx context.Context, path string) (Verified, error) 
 	defer s.running.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(s.ctx, cancel)() //nolint:contextcheck // the supervisor's end, beside the caller's
+	defer context.AfterFunc(s.ctx, cancel)() //nolint:contextcheck // also ends with the supervisor
 
 	v, err := s.verify(ctx, path)
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	return v, i.probe(ctx, gen)
 }
 
-// mayBePlugin says why a file would not be looked at in the plugin directory.
+// mayBePlugin returns why a file in the plugin directory would be ignored, or nil.
 func mayBePlugin(path, name string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -96,17 +96,16 @@ func mayBePlugin(path, name string) error {
 	case !goodName.MatchString(name):
 		return errors.New("its name is not that of a plugin: 1 to 64 letters, digits, - and _")
 	}
-	// Here the advice of checkInfo would be a bad one.
+	// Here the advice of checkInfo (chmod) would be wrong.
 	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode()&os.ModeSticky != 0 && dir.Mode().Perm()&0o022 != 0 {
 		return fmt.Errorf("everyone can write to %s: put it into a folder that only its owner can write to", filepath.Dir(path))
 	}
 	return nil
 }
 
-// newVerifier is an instance for a process that never serves. It has the plugin's name and
-// configuration, and a record of its own, which no plugin's can be mistaken for (see
-// goodName): a host that is killed leaves the process to the next one, which ends it as
-// it ends that of any plugin that is no longer there.
+// newVerifier makes an instance for a process that never serves. It has the plugin's name and configuration, and a
+// record under a name that no plugin can have (see goodName): if the host is killed, the next one ends the
+// process, as it does for any plugin that does not exist any more.
 func (s *Supervisor) newVerifier(name string) *instance {
 	id := process.NewToken()
 	i := newInstance(s, name, s.spec(name))
@@ -116,8 +115,8 @@ func (s *Supervisor) newVerifier(name string) *instance {
 	return i
 }
 
-// leave removes what a guest had besides its process. A process that could not be ended
-// is left, by its record, to the next host.
+// removeFiles removes what the instance of newVerifier had besides its process. If the process could not be ended,
+// the record stays for the next host.
 func (i *instance) removeFiles() error {
 	var errs []error
 	remove := []string{i.logPath, i.logPath + ".offset"}
@@ -130,7 +129,7 @@ func (i *instance) removeFiles() error {
 		}
 	}
 	if err := i.sup.collect(); err != nil {
-		i.log.Warn("old copies of plugins are left", "error", err)
+		i.log.Warn("old copies of plugins could not be removed", "error", err)
 	}
 	return errors.Join(errs...)
 }
