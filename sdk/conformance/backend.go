@@ -15,20 +15,20 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// backend is what calls are for. Kinds take the one or the other.
+// backend is what calls are made for: a CSI driver or a Consul, depending on the kind.
 type backend struct {
 	driver storage.Driver
 	consul service.Consul
-	marker string // begins the secrets that are passed
-	dir    string // where paths lie that are not there
-	proxy  string // that is registered, where the backend is real
-	// patience is how long a plugin may wait for the backend in a question.
+	marker string // prefix of the secrets that are passed
+	dir    string // directory of paths that do not exist
+	proxy  string // a registered proxy, if the backend is real
+	// patience is how long a plugin may wait for the backend during ask.
 	patience time.Duration
 }
 
 func (b backend) path(name string) string { return filepath.Join(b.dir, name) }
 
-// asked is the backend of questions: the real one where there is one.
+// asked returns the backend for ask: the real one if there is one.
 func (r *run) asked() backend {
 	if r.kind.missing(&r.cfg) == "" {
 		return r.real()
@@ -40,10 +40,10 @@ func (r *run) real() backend {
 	return backend{driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none"), proxy: r.cfg.ProxyID, patience: callTime / 2}
 }
 
-// away is a backend that is not there.
+// away returns a backend that does not exist.
 func (r *run) away() backend { return r.at(filepath.Join(r.dir, "away.sock"), r.secret) }
 
-// at is a backend on a socket, with a secret to pass.
+// at returns a backend on a socket, with a secret to pass.
 func (r *run) at(socket, secret string) backend {
 	return backend{
 		driver: storage.Driver{ID: "conformance", Endpoint: "unix://" + socket},
@@ -55,21 +55,21 @@ func (r *run) at(socket, secret string) backend {
 	}
 }
 
-// tokenFile has a secret that no Consul knows.
+// tokenFile returns the path of a file with a secret that no Consul knows.
 func (r *run) tokenFile(secret string) string {
 	path := filepath.Join(r.dir, "token-"+secret[len(secret)-8:])
 	if _, err := os.Stat(path); err != nil {
 		tmp := path + ".new"
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		// A file that cannot be written shows as a call that fails.
+		// If the file cannot be written, the call that reads it fails.
 		_ = os.WriteFile(tmp, []byte(secret+"\n"), 0o600)
 		_ = os.Rename(tmp, path)
 	}
 	return path
 }
 
-// silent is a backend that takes connections and never answers, until the check is over.
+// silent returns a backend that accepts connections and never answers, until the check is over.
 func (r *run) silent(c *checking) (backend, error) {
 	dir, err := r.folder()
 	if err != nil {
@@ -101,8 +101,8 @@ func (r *run) silent(c *checking) (backend, error) {
 	return r.at(socket, r.secret), nil
 }
 
-// echo is a backend that refuses every request with all that it was sent, as text. It
-// speaks HTTP: a driver's calls fail in another way there.
+// echo returns a backend that refuses every request and quotes all that it was sent. It speaks HTTP; calls of a
+// CSI driver fail for that reason.
 func (r *run) echo(c *checking, secret string) (at backend, socket string, err error) {
 	dir, err := r.folder()
 	if err != nil {
@@ -114,7 +114,7 @@ func (r *run) echo(c *checking, secret string) (at backend, socket string, err e
 		return backend{}, "", fmt.Errorf("make a backend that repeats what it gets: %w", err)
 	}
 	srv := &http.Server{ReadHeaderTimeout: callTime, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		body, _ := io.ReadAll(req.Body) // what there is of it
+		body, _ := io.ReadAll(req.Body) // as much as was sent
 		w.WriteHeader(http.StatusForbidden)
 		fmt.Fprintf(w, "refused: %s %v %s", req.URL, req.Header, body)
 	})}

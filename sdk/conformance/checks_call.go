@@ -25,15 +25,15 @@ import (
 var callChecks = []*Check{
 	{
 		ID:    "call.together",
-		Says:  "Calls that come at the same time get the same answer as one that comes alone.",
-		Fix:   "Guard what calls share; a call that changes nothing waits for no other.",
+		Says:  "Concurrent calls get the same answer as a single call.",
+		Fix:   "Guard the state that calls share. A call that changes nothing should not wait for others.",
 		after: configured,
 		run:   checkTogether,
 	},
 	{
 		ID:    "call.away",
-		Says:  "Where its backend is away, every call ends with a code that says so: not Internal, Unknown or Unimplemented.",
-		Fix:   "Return gRPC status errors: Unavailable for what is away, which a host tries again; the kind's package tells which code means what.",
+		Says:  "If its backend is unreachable, every call fails with a code that says so, and not with Internal, Unknown or Unimplemented.",
+		Fix:   "Return gRPC status errors: Unavailable for an unreachable backend, which a host retries. The kind's package documents the codes.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -52,29 +52,29 @@ var callChecks = []*Check{
 	},
 	{
 		ID:    "call.empty",
-		Says:  "A request with nothing in it is answered like any other: no panic, and the process lives.",
-		Fix:   "Check what a request must have and return InvalidArgument where it is missing.",
+		Says:  "An empty request is answered like any other: no panic, and the process keeps running.",
+		Fix:   "Check the required fields of a request and return InvalidArgument if one is missing.",
 		after: configured,
 		run:   checkEmpty,
 	},
 	{
 		ID:    "call.cancel",
-		Says:  "A call that its caller gives up ends in the plugin too, within 5 s, also while its backend does not answer.",
-		Fix:   "Pass the call's context on to whatever it waits for. A call that goes on holds up the end of the process, and with it a swap.",
+		Says:  "A call that its caller cancels ends in the plugin too, within 5 s, even if its backend does not answer.",
+		Fix:   "Pass the call's context to everything that it waits for. A call that continues delays the end of the process, and so a swap.",
 		after: append([]string{"stop.exit"}, configured...),
 		run:   checkCancel,
 	},
 	{
 		ID:    "call.killed",
-		Says:  "Killed in the middle of its calls, it leaves nothing that keeps a new process from answering as before.",
-		Fix:   "Keep no lock files and no half-written state: what must last belongs to the backend, and every call can be repeated by another process.",
+		Says:  "If it is killed during its calls, a new process answers as before.",
+		Fix:   "Keep no lock files and no half-written state. State that must last belongs into the backend, and another process may repeat any call.",
 		after: configured,
 		run:   checkKilled,
 	},
 	{
 		ID:    "call.generations",
-		Says:  "Two processes at once answer alike: a swap brings the new one up beside the old one.",
-		Fix:   "Take no lock, port or file for the life of a process: it never has the machine for itself.",
+		Says:  "Two processes that run at the same time give the same answers, because a swap starts the new one beside the old one.",
+		Fix:   "Do not hold a lock, a port or a file for the life of the process: another process of the plugin may run at the same time.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			var answers [2]string
@@ -99,7 +99,7 @@ var callChecks = []*Check{
 	},
 }
 
-// name is what a check calls its own volumes and workloads.
+// name returns the name of the volumes and workloads of a check.
 func (c *checking) name() string { return "conf-" + strings.ReplaceAll(c.check.ID, ".", "-") }
 
 // alike compares the results of all methods.
@@ -170,8 +170,8 @@ func checkEmpty(ctx context.Context, r *run, c *checking) error {
 	return errors.Join(errs...)
 }
 
-// blocked starts all methods with a backend that does not answer, and returns when they
-// have come to it. ended waits for their end.
+// blocked starts all methods with a backend that does not answer, and returns when their requests have reached it.
+// ended waits until they have returned.
 func (p *process) blocked(ctx context.Context, c *checking) (ended func(), err error) {
 	at, err := p.r.silent(c)
 	if err != nil {
@@ -203,15 +203,15 @@ func checkCancel(ctx context.Context, r *run, c *checking) error {
 	}
 	cancel()
 	ended()
-	// The caller's side ends at once. Whether the plugin's has ended shows at its own end,
-	// which waits for calls.
+	// The caller's side ends at once. Whether the plugin's side has ended shows when the process stops, because
+	// that waits for calls.
 	stopCtx, cancelStop := context.WithTimeout(ctx, callTime)
 	defer cancelStop()
 	if _, err := p.api.Stop(stopCtx, &pluginv1.StopRequest{}); err != nil {
 		return fmt.Errorf("stop: %w", err)
 	}
 	if !p.ended(afterCancel) {
-		return fmt.Errorf("calls that were given up %v ago still hold up the end of its process", afterCancel)
+		return fmt.Errorf("calls that were cancelled %v ago still hold up the end of its process", afterCancel)
 	}
 	return nil
 }
@@ -241,7 +241,7 @@ func checkKilled(ctx context.Context, r *run, c *checking) error {
 	return alike("the process that was killed", results, "the new one", r.kind.outcomes(ctx, second.conn, r.away(), c.name()))
 }
 
-// invokeEmpty calls a method with nothing but the backend.
+// invokeEmpty calls a method with a request that has only the backend.
 func invokeEmpty(ctx context.Context, conn grpc.ClientConnInterface, m protoreflect.MethodDescriptor, at backend) error {
 	req, err := newMessage(m.Input())
 	if err != nil {
@@ -274,7 +274,7 @@ func invokeEmpty(ctx context.Context, conn grpc.ClientConnInterface, m protorefl
 	}
 	for {
 		if err := stream.RecvMsg(res.Interface()); err != nil {
-			return err // also at its end: a stream has one
+			return err // io.EOF at the end of the stream
 		}
 		proto.Reset(res.Interface())
 	}
@@ -288,11 +288,11 @@ func newMessage(d protoreflect.MessageDescriptor) (protoreflect.Message, error) 
 	return t.New(), nil
 }
 
-// held is a backend before another one: it passes nothing on until it is released, and
-// tells when something has come.
+// held is a proxy before a backend: it passes nothing on until it is released, and reports when a request has
+// arrived.
 type held struct {
 	backend
-	came    chan struct{} // closed when something has come
+	came    chan struct{} // closed when a request has arrived
 	release func()
 }
 
@@ -332,12 +332,12 @@ func (r *run) hold(c *checking, socket string) (*held, error) {
 	c.ends(func() {
 		_ = l.Close()
 		h.release()
-		serving.Wait() // the plugin's process has ended, and with it its connections
+		serving.Wait() // the plugin's process has ended, and so have its connections
 	})
 	return h, nil
 }
 
-// pass carries bytes between a connection and a socket, until both sides have closed.
+// pass copies bytes between a connection and a socket, until both sides have closed.
 func pass(conn net.Conn, first []byte, socket string) {
 	to, err := net.Dial("unix", strings.TrimPrefix(socket, "unix://"))
 	if err != nil {
@@ -345,7 +345,7 @@ func pass(conn net.Conn, first []byte, socket string) {
 	}
 	var back sync.WaitGroup
 	back.Go(func() {
-		_, _ = io.Copy(conn, to) // its end is all that matters
+		_, _ = io.Copy(conn, to) // only its end matters
 		_ = conn.Close()
 	})
 	if _, err := to.Write(first); err == nil {

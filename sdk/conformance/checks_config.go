@@ -18,8 +18,8 @@ const strangeKey = "no_plugin_has_this_key"
 var configChecks = []*Check{
 	{
 		ID:    "config.valid",
-		Says:  "It takes its configuration, and takes it again while it runs.",
-		Fix:   "See why it was refused: give the test the configuration that the plugin needs, and let Configure be called at any time.",
+		Says:  "It accepts its configuration, and accepts it again while it runs.",
+		Fix:   "See why it was refused. Give the test the configuration that the plugin needs, and let Configure be called at any time.",
 		after: []string{"start.handshake", "info.kind"},
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -34,8 +34,8 @@ var configChecks = []*Check{
 	},
 	{
 		ID:    "config.unknown-key",
-		Says:  "A key that it does not know is refused by Validate as InvalidArgument, and the message names the key.",
-		Fix:   "Decode strictly (json.Decoder.DisallowUnknownFields) in Validate, and put the key into the error: a misspelt key that nobody reads is an operator's hour.",
+		Says:  "Validate refuses an unknown key with InvalidArgument, and the message names the key.",
+		Fix:   "Decode strictly (json.Decoder.DisallowUnknownFields) in Validate, and name the key in the error. If a misspelt key is ignored, an operator searches long for the reason.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			err := r.refused(ctx, c, fmt.Sprintf(`{%q:1}`, strangeKey))
@@ -50,8 +50,8 @@ var configChecks = []*Check{
 	},
 	{
 		ID:    "config.no-object",
-		Says:  "What is no JSON object is refused by Validate as InvalidArgument.",
-		Fix:   "Return the decoder's error from Validate: the SDK makes InvalidArgument of it.",
+		Says:  "Validate refuses anything but a JSON object with InvalidArgument.",
+		Fix:   "Return the decoder's error from Validate. The SDK turns it into InvalidArgument.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			for _, config := range []string{`[1]`, `{"half":`} {
@@ -64,8 +64,8 @@ var configChecks = []*Check{
 	},
 	{
 		ID:    "config.keeps-old",
-		Says:  "A configuration that is refused changes nothing: it answers as before.",
-		Fix:   "Build the new configuration beside the old one in Configure, and put it into place when all of it is right. Validate keeps nothing.",
+		Says:  "A refused configuration changes nothing: the plugin answers as before.",
+		Fix:   "In Configure, build the new configuration beside the old one, and replace the old one when the new one is complete. Validate stores nothing.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -80,9 +80,9 @@ var configChecks = []*Check{
 			callCtx, cancel := context.WithTimeout(ctx, callTime)
 			defer cancel()
 			if _, err := p.api.Configure(callCtx, &pluginv1.ConfigureRequest{Config: []byte(bad)}); err == nil {
-				return errors.New("it is configured with what it does not validate")
+				return errors.New("Configure accepts what Validate refuses")
 			}
-			return same("before", before, "after a configuration that was refused", r.kind.asked(ctx, p.conn, r.asked()))
+			return same("before", before, "after a refused configuration", r.kind.asked(ctx, p.conn, r.asked()))
 		},
 	},
 }
@@ -90,7 +90,7 @@ var configChecks = []*Check{
 // errRefused is in the chain of a refusal with the right code.
 var errRefused = errors.New("refused")
 
-// refused validates a configuration that is wrong, by a process of its own.
+// refused validates a wrong configuration, in a separate process.
 func (r *run) refused(ctx context.Context, c *checking, config string) error {
 	p, err := r.up(ctx, c)
 	if err != nil {
@@ -101,10 +101,10 @@ func (r *run) refused(ctx context.Context, c *checking, config string) error {
 	_, err = p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(config)})
 	switch status.Code(err) {
 	case codes.OK:
-		return errors.New("it is found valid")
+		return errors.New("Validate accepts it")
 	case codes.InvalidArgument:
 		return fmt.Errorf("%w: %w", errRefused, err)
 	default:
-		return fmt.Errorf("it is refused with another code than InvalidArgument: %w", err)
+		return fmt.Errorf("it is refused with a code other than InvalidArgument: %w", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 var healthChecks = []*Check{
 	{
 		ID:    "health.first",
-		Says:  "It tells its health as soon as a host attends it, within 10 s, and it is well.",
-		Fix:   "Let Health look only at what is the plugin's own, and answer within 5 s. What a call needs and is away is that call's error.",
+		Says:  "It reports its health within 10 s after a host attends it, and is healthy.",
+		Fix:   "Let Health check only the plugin itself, and answer within 5 s. If something that a call needs is unreachable, that is the call's error.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -22,15 +22,15 @@ var healthChecks = []*Check{
 			}
 			res, err := p.attend(ctx, c, time.Hour)
 			if err == nil && !res.GetHealthy() {
-				err = fmt.Errorf("it is unwell: %s", res.GetMessage())
+				err = fmt.Errorf("it is unhealthy: %s", res.GetMessage())
 			}
 			return err
 		},
 	},
 	{
 		ID:    "host.attended",
-		Says:  "It lives while a host attends it, longer than the orphan timeout too.",
-		Fix:   "Count the timeout from the end of the last Attend stream; the SDK does.",
+		Says:  "It keeps running while a host attends it, even for longer than the orphan timeout.",
+		Fix:   "Start the timeout at the end of the last Attend stream, as the SDK does.",
 		after: append([]string{"health.first"}, configured...),
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -49,7 +49,7 @@ var healthChecks = []*Check{
 	{
 		ID:    "host.gone",
 		Says:  "It ends by itself when no host has attended it for the orphan timeout.",
-		Fix:   "Let main return when the SDK's Main does, and keep no goroutine or child that holds the process. In another language: end when no Attend stream was open for orphan_timeout_ms.",
+		Fix:   "Call the SDK's Main last in main, and keep no child that holds its files open. In another language: end when no Attend stream was open for orphan_timeout_ms.",
 		after: append([]string{"health.first"}, configured...),
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -60,18 +60,18 @@ var healthChecks = []*Check{
 				return err
 			}
 			began := time.Now()
-			if err := p.conn.Close(); err != nil { // as the kernel does for a host that died
+			if err := p.conn.Close(); err != nil { // as the kernel does when a host dies
 				return err
 			}
 			if !p.ended(orphaned + stopTime) {
-				return fmt.Errorf("it still runs %v after its host went, which asked for %v", time.Since(began).Round(time.Second), orphaned)
+				return fmt.Errorf("it still runs %v after its host disconnected; the orphan timeout was %v", time.Since(began).Round(time.Second), orphaned)
 			}
 			return nil
 		},
 	},
 }
 
-// attend attends the process until the check is over, and returns the first health.
+// attend attends the plugin until the check is over, and returns the first health report.
 func (p *process) attend(ctx context.Context, c *checking, orphan time.Duration) (*pluginv1.AttendResponse, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	c.ends(cancel)
@@ -97,6 +97,6 @@ func (p *process) attend(ctx context.Context, c *checking, orphan time.Duration)
 		}
 		return a.res, nil
 	case <-timer.C:
-		return nil, errors.New("attend: no health within " + callTime.String())
+		return nil, errors.New("attend: no health report within " + callTime.String())
 	}
 }

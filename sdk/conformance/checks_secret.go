@@ -20,15 +20,15 @@ import (
 var secretChecks = []*Check{
 	{
 		ID:    "secret.echo",
-		Says:  "An error of a backend that repeats what it was sent reaches no log and no caller with a secret in it.",
-		Fix:   "Blank out what you have sent in what comes back, before it becomes an error or a log line.",
+		Says:  "If a backend's error quotes the request, the secrets in it reach neither the log nor the caller.",
+		Fix:   "Redact the secrets that were sent from the answer before it becomes an error or a log line.",
 		after: configured,
 		run:   checkEcho,
 	},
 	{
 		ID:    "secret.log",
-		Says:  "No secret that it was given is in its log, at the level trace too.",
-		Fix:   "Log names, never requests: volume secrets, mount flags, tokens, JWTs and headers are secrets, and so is what files hold that the configuration names.",
+		Says:  "Its log contains no secret that it was given, even at the level trace.",
+		Fix:   "Log names, never requests. Volume secrets, mount flags, tokens, JWTs and headers are secrets, and so are the contents of files that the configuration names.",
 		after: configured,
 		last:  true,
 		run: func(_ context.Context, r *run, _ *checking) error {
@@ -46,8 +46,8 @@ var secretChecks = []*Check{
 	},
 	{
 		ID:    "secret.error",
-		Says:  "No secret that it was given is in an error of a call, or in its health.",
-		Fix:   "Say in an error what was tried on what, not with what. What a library's error quotes may be the request.",
+		Says:  "Neither an error of a call nor its health contains a secret that it was given.",
+		Fix:   "Name the operation and its object in an error, but not its parameters. A library's error may quote the request.",
 		after: configured,
 		last:  true,
 		run: func(_ context.Context, r *run, _ *checking) error {
@@ -61,14 +61,14 @@ var secretChecks = []*Check{
 	},
 	{
 		ID:    "secret.process",
-		Says:  "No secret that it was given is in an argument or the environment of its process or its children.",
-		Fix:   "Pass secrets to programs by a pipe or a file that only their user may read.",
+		Says:  "Neither the arguments nor the environment of its process and its children contain a secret that it was given.",
+		Fix:   "Pass secrets to programs through a pipe, or a file that only their user may read.",
 		after: configured,
 		last:  true,
 		run: func(_ context.Context, r *run, _ *checking) error {
 			for _, w := range r.heard.all() {
 				if found := leak(w.text, r.secrets()); found != "" && w.isProcess() {
-					return fmt.Errorf("anybody can read of a process: %s", found)
+					return fmt.Errorf("others can read from a process: %s", found)
 				}
 			}
 			return nil
@@ -76,14 +76,14 @@ var secretChecks = []*Check{
 	},
 }
 
-// keep adds a secret that a backend has given.
+// keep adds a secret that a backend has issued.
 func (r *run) keep(secret string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.given = append(r.given, secret)
 }
 
-// secrets are all texts that nobody may find.
+// secrets returns all texts that must not be found.
 func (r *run) secrets() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +95,7 @@ func (r *run) secrets() []string {
 	return slices.DeleteFunc(out, func(s string) bool { return s == "" })
 }
 
-// leak is the line of a text that has a secret in it, with the secrets left out.
+// leak returns the line of a text that contains a secret, with the secrets removed.
 func leak(text string, secrets []string) string {
 	for line := range strings.Lines(text) {
 		clean := strings.TrimSpace(line)
@@ -122,7 +122,7 @@ func checkEcho(ctx context.Context, r *run, c *checking) error {
 	if err != nil {
 		return err
 	}
-	// Its own marker: what it finds, the other checks do not find again.
+	// The check has its own marker, so that the other checks do not report the same leak.
 	secret := "3ch0-" + rand.Text()
 	at, _, err := r.echo(c, secret)
 	if err != nil {
@@ -146,8 +146,8 @@ func checkEcho(ctx context.Context, r *run, c *checking) error {
 	return nil
 }
 
-// heard is all that the plugin has let others know: the errors of its calls, its
-// health, and what can be read of its processes.
+// heard collects everything that the plugin has made visible: the errors of its calls, its health, and what can be
+// read from its processes.
 type heard struct {
 	mu    sync.Mutex
 	words []words
@@ -167,7 +167,7 @@ func (h *heard) all() []words {
 	return append([]words(nil), h.words...)
 }
 
-// isProcess tells what was read of a process from what a call has answered.
+// isProcess distinguishes what was read from a process from the answer of a call.
 func (w words) isProcess() bool { return len(w.where) > 0 && w.where[0] != '/' }
 
 func (h *heard) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {

@@ -16,14 +16,14 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// configured is what nearly every check builds on.
+// configured are the checks that nearly every other check depends on.
 var configured = []string{"start.handshake", "info.kind", "config.valid"}
 
 var startChecks = []*Check{
 	{
 		ID:   "start.handshake",
-		Says: "Started by a host, it prints the handshake and answers over TLS on a unix socket in the folder that it was given, within 10 s.",
-		Fix:  "Call sdk.Main first thing in main and print nothing before it. In another language: print the line `1|VERSION|unix|PATH|grpc|` and serve with the bundle that PANNIER_PLUGIN_TLS names.",
+		Says: "Started by a host, it prints the handshake and answers over TLS on a unix socket in the directory that it was given, within 10 s.",
+		Fix:  "Call sdk.Main first in main and print nothing before it. In another language: print the line `1|VERSION|unix|PATH|grpc|` and serve with the bundle that PANNIER_PLUGIN_TLS names.",
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.start(c)
 			if err != nil {
@@ -35,7 +35,7 @@ var startChecks = []*Check{
 	},
 	{
 		ID:   "info.kind",
-		Says: "It tells its name and a kind that this host knows, and serves the kind's service.",
+		Says: "It reports its name and a kind that this host knows, and serves the kind's service.",
 		Fix:  "Give sdk.Info a name, and make the plugin with the kind's own function, such as storage.Plugin(impl).",
 		after: []string{
 			"start.handshake",
@@ -45,7 +45,7 @@ var startChecks = []*Check{
 	{
 		ID:    "info.version",
 		Says:  "Its version is a semantic version without a leading v.",
-		Fix:   "Set sdk.Info's Version to such as 1.2.3: a host compares it with the version that its plugin block asks for.",
+		Fix:   "Set sdk.Info's Version, for example to 1.2.3. A host compares it with the version constraint of its plugin block.",
 		after: []string{"start.handshake"},
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.start(c)
@@ -64,8 +64,8 @@ var startChecks = []*Check{
 	},
 	{
 		ID:    "info.same",
-		Says:  "It tells the same name, version and kind again, after it was configured too.",
-		Fix:   "Make the answer of constants: it needs no configuration and never changes during a process's life.",
+		Says:  "It reports the same name, version and kind again after it is configured.",
+		Fix:   "Use constants: the answer must not depend on the configuration or change while the process runs.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.start(c)
@@ -88,21 +88,21 @@ var startChecks = []*Check{
 	},
 	{
 		ID:   "start.by-hand",
-		Says: "Started by hand, without a host, it says so and exits with an error, within 10 s.",
-		Fix:  "Call sdk.Main first thing in main. In another language: look for the cookie PANNIER_PLUGIN in the environment, and exit with 1 where it is not.",
+		Says: "Started by hand, without a host, it prints an explanation and exits with an error within 10 s.",
+		Fix:  "Call sdk.Main first in main. In another language: check the environment for the cookie PANNIER_PLUGIN, and exit with 1 if it is missing.",
 		run:  checkByHand,
 	},
 	{
 		ID:    "start.tls",
-		Says:  "It talks to the host that started it only: not to a client without a certificate, or with another host's.",
-		Fix:   "Serve with wire.ServerTLS's configuration as it is: a client's certificate is required, and checked against the host's in the bundle.",
+		Says:  "It answers only the host that started it: no client without a certificate, and none with another host's certificate.",
+		Fix:   "Serve with the unchanged configuration of wire.ServerTLS, which requires a client certificate and verifies it with the host's certificate in the bundle.",
 		after: []string{"start.handshake"},
 		run:   checkTLS,
 	},
 	{
 		ID:    "start.reattach",
-		Says:  "A host that comes back connects to the process again and gets the same answers.",
-		Fix:   "Do not end with a connection, and keep nothing of the configuration or of calls in a connection.",
+		Says:  "A restarted host reconnects to the process and gets the same answers.",
+		Fix:   "Do not end when a connection closes, and do not tie configuration or state to a connection.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -118,7 +118,7 @@ var startChecks = []*Check{
 				return err
 			}
 			defer conn.Close()
-			return same("before", before, "to the host that came back", r.kind.asked(ctx, conn, r.asked()))
+			return same("before", before, "to the restarted host", r.kind.asked(ctx, conn, r.asked()))
 		},
 	},
 }
@@ -180,7 +180,7 @@ func checkByHand(ctx context.Context, r *run, _ *checking) error {
 	case !errors.As(err, &exit):
 		return err
 	case strings.TrimSpace(said.String()) == "":
-		return errors.New("it said nothing")
+		return errors.New("it printed nothing")
 	}
 	return nil
 }
@@ -215,6 +215,6 @@ func checkTLS(ctx context.Context, r *run, c *checking) error {
 	if _, err := pluginv1.NewPluginServiceClient(conn).Info(ctx, &pluginv1.InfoRequest{}); err == nil {
 		return errors.New("it answered another host")
 	}
-	_, err = p.info(ctx) // and still its own
+	_, err = p.info(ctx) // it still answers its own host
 	return err
 }

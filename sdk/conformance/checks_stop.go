@@ -20,8 +20,8 @@ import (
 var stopChecks = []*Check{
 	{
 		ID:    "stop.exit",
-		Says:  "Told to stop, it ends within 10 s with exit code 0.",
-		Fix:   "Let Close return nil and in time. In another language: take no new calls, finish those in flight, exit with 0.",
+		Says:  "After Stop it ends within 10 s with exit code 0.",
+		Fix:   "Let Close return nil in time. In another language: refuse new calls, finish those in flight, exit with 0.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.stopped(ctx, c)
@@ -33,8 +33,8 @@ var stopChecks = []*Check{
 	},
 	{
 		ID:    "stop.nothing-left",
-		Says:  "When it has ended, no child of it runs and its socket is gone.",
-		Fix:   "End what you start in Close, and leave nothing in the folder of the socket (PLUGIN_UNIX_SOCKET_DIR).",
+		Says:  "After it has ended, none of its children runs, and its socket is gone.",
+		Fix:   "End everything that you start in Close, and leave nothing in the directory of the socket (PLUGIN_UNIX_SOCKET_DIR).",
 		after: append([]string{"stop.exit"}, configured...),
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.stopped(ctx, c)
@@ -47,21 +47,21 @@ var stopChecks = []*Check{
 			}
 			left, err := filepath.Glob(filepath.Join(p.socket, "*"))
 			if err == nil && len(left) > 0 {
-				err = fmt.Errorf("it leaves %q in the folder of its socket", filepath.Base(left[0]))
+				err = fmt.Errorf("it leaves %q in the directory of its socket", filepath.Base(left[0]))
 			}
 			return err
 		},
 	},
 	{
 		ID:    "stop.in-flight",
-		Says:  "Told to stop in the middle of a call, it ends when the call has its answer, and not before.",
-		Fix:   "Finish the calls in flight before the process ends (grpc's GracefulStop; the SDK does): a swap moves no call from one process to another.",
+		Says:  "Stopped during a call, it ends after the call has its answer, and not before.",
+		Fix:   "Finish the calls in flight before the process ends (grpc's GracefulStop; the SDK does this). A swap does not move calls to the new process.",
 		after: append([]string{"stop.exit"}, configured...),
 		run:   checkInFlight,
 	},
 	{
 		ID:    "stop.streams",
-		Says:  "Told to stop while a stream is open, it ends the stream and itself within 10 s.",
+		Says:  "Stopped while a stream is open, it ends the stream and itself within 10 s.",
 		Fix:   "Return from a streaming method when its context ends.",
 		after: append([]string{"stop.exit"}, configured...),
 		run:   checkStopStreams,
@@ -69,7 +69,7 @@ var stopChecks = []*Check{
 	{
 		ID:    "stop.signal",
 		Says:  "SIGTERM ends it as Stop does, within 10 s.",
-		Fix:   "Leave SIGTERM to the SDK: take it with no signal.Notify or signal.Ignore of your own.",
+		Fix:   "Leave SIGTERM to the SDK: do not use signal.Notify or signal.Ignore for it.",
 		after: append([]string{"stop.exit"}, configured...),
 		run: func(ctx context.Context, r *run, c *checking) error {
 			p, err := r.up(ctx, c)
@@ -87,7 +87,7 @@ var stopChecks = []*Check{
 	},
 }
 
-// stopped is a process that was configured, asked a question and told to stop.
+// stopped returns a process that was configured, called once and told to stop.
 func (r *run) stopped(ctx context.Context, c *checking) (*process, error) {
 	p, err := r.up(ctx, c)
 	if err != nil {
@@ -110,7 +110,7 @@ func checkStopStreams(ctx context.Context, r *run, c *checking) error {
 	}
 	streamCtx, cancel := context.WithCancel(ctx)
 	opened, closed := make(chan struct{}), make(chan struct{})
-	var ended error // of the stream; read once closed is
+	var ended error // the stream's error; valid once closed is closed
 	go func() {
 		defer close(closed)
 		ended = r.kind.stream(streamCtx, p.conn, r.asked(), sync.OnceFunc(func() { close(opened) }))
@@ -126,16 +126,16 @@ func checkStopStreams(ctx context.Context, r *run, c *checking) error {
 	case <-closed:
 		return fmt.Errorf("the stream ended: %w", orSuccess(ended))
 	case <-timer.C:
-		return errors.New("the stream says nothing")
+		return errors.New("nothing was received on the stream")
 	}
 	return p.stop(ctx)
 }
 
 func checkInFlight(ctx context.Context, r *run, c *checking) error {
 	if r.kind.final == nil {
-		return skip("the kind's calls wait for no backend")
+		return skip("the kind's calls do not wait for a backend")
 	}
-	// Before the process is: the check ends them in reverse.
+	// Before the process is started: the check's cleanups run in reverse order.
 	socket := r.cfg.Driver.Endpoint
 	if r.report.Kind != storage.Kind {
 		var err error

@@ -15,8 +15,8 @@ var worked = append([]string{"work.whole"}, configured...)
 var workChecks = []*Check{
 	{
 		ID:    "work.whole",
-		Says:  "With a real backend it does its work, from the first call to the last.",
-		Fix:   "See the call and its error.",
+		Says:  "With a real backend all calls of its kind's work succeed.",
+		Fix:   "See the reported call and its error.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			return r.work(ctx, c, func(p *process, steps []step) error {
@@ -31,8 +31,8 @@ var workChecks = []*Check{
 	},
 	{
 		ID:    "work.repeat",
-		Says:  "Every call can be made twice: the second one succeeds too, with the same answer.",
-		Fix:   "Look first whether what is asked for is already so. A host repeats a call whose answer it has not seen.",
+		Says:  "Every call can be repeated: the second one succeeds too, with the same answer.",
+		Fix:   "First check whether the requested state exists already. A host repeats a call whose answer it has not received.",
 		after: worked,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			return r.work(ctx, c, func(p *process, steps []step) error {
@@ -47,8 +47,8 @@ var workChecks = []*Check{
 	},
 	{
 		ID:    "work.order",
-		Says:  "Taking away what was never made is success, or NotFound.",
-		Fix:   "Return nil where there is nothing to take away: a host that does not know whether a call has worked makes its opposite.",
+		Says:  "Removing something that was never made succeeds, or fails with NotFound.",
+		Fix:   "Return nil if there is nothing to remove: a host that does not know whether a call succeeded makes the opposite call.",
 		after: worked,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			return r.work(ctx, c, func(p *process, steps []step) error {
@@ -66,12 +66,12 @@ var workChecks = []*Check{
 	},
 	{
 		ID:    "work.refuse",
-		Says:  "What cannot be is refused with the code that the kind's package gives it.",
-		Fix:   "Return status.Error with that code: a host decides by it what to do next.",
+		Says:  "Impossible requests are refused with the code that the kind's package documents.",
+		Fix:   "Return status.Error with that code. A host uses it to decide what to do next.",
 		after: worked,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			if len(r.kind.refusals) == 0 {
-				return skip("the kind has none that every backend refuses")
+				return skip("the kind has no request that every backend refuses")
 			}
 			p, err := r.up(ctx, c)
 			if err != nil {
@@ -90,15 +90,15 @@ var workChecks = []*Check{
 	},
 	{
 		ID:    "work.killed",
-		Says:  "Killed in the middle of any call, a new process does that call and all that follow.",
-		Fix:   "Keep nothing in memory that a later call needs, and let every call go on from what it finds half done.",
+		Says:  "If it is killed during any call, a new process completes that call and all that follow.",
+		Fix:   "Keep nothing in memory that a later call needs, and let every call continue from a half-done state.",
 		after: worked,
 		run:   checkWorkKilled,
 	},
 	{
 		ID:    "work.generations",
-		Says:  "Two processes at once can share the work, call by call, and repeat each other's calls.",
-		Fix:   "Keep nothing in memory that another process would have to know: during a swap both are called.",
+		Says:  "Two processes that run at the same time can share the work, call by call, and repeat each other's calls.",
+		Fix:   "Keep nothing in memory that another process would need: during a swap both are called.",
 		after: worked,
 		run: func(ctx context.Context, r *run, c *checking) error {
 			other, err := r.up(ctx, c)
@@ -118,8 +118,7 @@ var workChecks = []*Check{
 	},
 }
 
-// work makes a job's steps with a process and lets do run them. What is left of a job
-// that fails is taken away by another process.
+// work lets do run a job's steps with a process. If the job fails, another process removes what is left.
 func (r *run) work(ctx context.Context, c *checking, do func(*process, []step) error) error {
 	if why := r.kind.missing(&r.cfg); why != "" {
 		return skip(why)
@@ -143,7 +142,7 @@ func (r *run) work(ctx context.Context, c *checking, do func(*process, []step) e
 	}
 	for _, s := range steps {
 		if s.undo {
-			_, _ = s.try(ctx, cleaner.conn) // what matters is the first error
+			_, _ = s.try(ctx, cleaner.conn) // only the first error matters
 		}
 	}
 	return err
@@ -160,8 +159,8 @@ func (s step) try(ctx context.Context, conn grpc.ClientConnInterface) (string, e
 	return answer, nil
 }
 
-// again is try for a call that another process may just be in: a host repeats what is
-// worth it.
+// again is try for a call that another process may just be making: like a host, it retries the errors that can be
+// retried.
 func (s step) again(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
 	for deadline := time.Now().Add(callTime); ; {
 		answer, err := s.try(ctx, conn)
@@ -176,7 +175,7 @@ func (s step) again(ctx context.Context, conn grpc.ClientConnInterface) (string,
 	}
 }
 
-// twice makes a call and repeats it, maybe by another process.
+// twice makes a call and repeats it, possibly with another process.
 func (s step) twice(ctx context.Context, first, second grpc.ClientConnInterface) error {
 	answer, err := s.try(ctx, first)
 	if err != nil {
@@ -198,7 +197,7 @@ func checkWorkKilled(ctx context.Context, r *run, c *checking) error {
 			called := make(chan struct{})
 			go func() {
 				defer close(called)
-				_, _ = s.try(ctx, p.conn) // however far it comes
+				_, _ = s.try(ctx, p.conn) // it may fail at any point
 			}()
 			time.Sleep(time.Duration(i%4) * time.Millisecond)
 			if err := p.die(ctx); err != nil {
@@ -218,7 +217,7 @@ func checkWorkKilled(ctx context.Context, r *run, c *checking) error {
 	})
 }
 
-// orSuccess is an error also where there is none.
+// orSuccess returns err, or an error that says "success" if err is nil.
 func orSuccess(err error) error {
 	if err == nil {
 		return fmt.Errorf("success")

@@ -22,44 +22,41 @@ type Config struct {
 	Binary string
 	// Args are its arguments, as in the agent's plugin block.
 	Args []string
-	// Kind it must be of, such as "storage.v1"; empty: the one that it tells.
+	// Kind that it must have, such as "storage.v1"; empty: any.
 	Kind string
 	// Config is the body of the plugin's config block as a JSON object; empty: {}.
 	Config []byte
-	// Secrets are texts that nobody may find in a log, an error, an argument or an
-	// environment, such as what stands in files that Config names. The kit knows
-	// those that it passes itself.
+	// Secrets are texts that must not appear in a log, an error, an argument or an environment, such as the
+	// contents of files that Config names. The kit adds the secrets that it passes itself.
 	Secrets []string
 
-	// Driver is a healthy CSI driver, for a storage plugin. The kit makes volumes
-	// there and deletes them.
+	// Driver is a healthy CSI driver for testing a storage plugin. The kit creates and deletes volumes there.
 	Driver storage.Driver
-	// Volume is used where the plugin cannot create one: nobody else may use it.
+	// Volume is used if the plugin cannot create one. Nothing else may use it.
 	Volume storage.Volume
 
-	// Consul is reached by the other kinds. What the kit puts there it takes out.
+	// Consul is for testing the other kinds. The kit removes what it puts there.
 	Consul service.Consul
-	// ProxyID is the service id of a proxy that is registered there, for a bootstrap
-	// plugin.
+	// ProxyID is the service id of a proxy that is registered there, for testing a bootstrap plugin.
 	ProxyID string
 }
 
-// Driver is a CSI driver at an endpoint: unix:///path, or a path.
+// Driver returns a CSI driver at an endpoint: unix:///path, or a path.
 func Driver(endpoint string) storage.Driver {
 	return storage.Driver{ID: "conformance", Endpoint: endpoint}
 }
 
-// The bounds that a plugin is held to. They are wide: what is looked for is what hangs.
+// Time limits for a plugin. They are generous, because they are meant to find calls that hang.
 const (
 	startTime = 10 * time.Second // from the start to the first answer
-	callTime  = 10 * time.Second // a call whose backend is there, or is away
+	callTime  = 10 * time.Second // a call whose backend answers, or is unreachable
 	checkTime = time.Minute      // one check
-	orphaned  = time.Second / 2  // the orphan timeout that the kit asks for
+	orphaned  = time.Second / 2  // the orphan timeout that the kit requests
 )
 
 var (
 	stopTime    = 10 * time.Second // from Stop to the end of the process
-	afterCancel = 5 * time.Second  // until calls that were given up hold up nothing any more
+	afterCancel = 5 * time.Second  // until cancelled calls must have ended
 )
 
 func (c *Config) check() error {
@@ -87,45 +84,44 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Storage proves a storage plugin, a subtest for each check. Without Config.Driver what
-// needs a CSI driver is skipped.
+// Storage tests a storage plugin, with a subtest for each check. Without Config.Driver the checks that need a CSI
+// driver are skipped.
 func Storage(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = storage.Kind
 	Test(t, cfg)
 }
 
-// Identity proves an identity plugin. Without Config.Consul what needs one is skipped.
+// Identity tests an identity plugin. Without Config.Consul the checks that need one are skipped.
 func Identity(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = identity.Kind
 	Test(t, cfg)
 }
 
-// Registration proves a registration plugin. Without Config.Consul what needs one is
-// skipped.
+// Registration tests a registration plugin. Without Config.Consul the checks that need one are skipped.
 func Registration(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = registration.Kind
 	Test(t, cfg)
 }
 
-// Bootstrap proves a bootstrap plugin. Without Config.Consul and Config.ProxyID what
-// needs them is skipped.
+// Bootstrap tests a bootstrap plugin. Without Config.Consul and Config.ProxyID the checks that need them are
+// skipped.
 func Bootstrap(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = bootstrap.Kind
 	Test(t, cfg)
 }
 
-// Device proves a device plugin, with the devices of this machine.
+// Device tests a device plugin with the devices of this machine.
 func Device(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = device.Kind
 	Test(t, cfg)
 }
 
-// Test proves a plugin of any kind.
+// Test tests a plugin of any kind.
 func Test(t *testing.T, cfg Config) {
 	t.Helper()
 	report, err := Run(t.Context(), cfg)

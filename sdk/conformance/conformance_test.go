@@ -23,23 +23,22 @@ import (
 
 var full = flag.Bool("full", false, "run the whole kit with every bad plugin")
 
-// sideBySide is how many plugins are checked at the same time: most of them wait.
+// sideBySide is how many plugins are checked in parallel: most of the time they wait.
 const sideBySide = "6"
 
 func TestMain(m *testing.M) {
 	conformance.Patience(4 * time.Second)
-	// m.Run parses the command line after this, and so a flag given there wins.
+	// m.Run parses the command line after this, so a flag given there has priority.
 	if err := flag.Set("test.parallel", sideBySide); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// check runs the kit, or one check of it, against the fixture in a mode, with a backend
-// of its own.
+// check runs the kit, or one check of it, against the fixture in a mode, with a backend for each fixture.
 func check(t *testing.T, mode, kind, one string) *conformance.Report {
 	t.Helper()
-	// Not t.TempDir, whose path may be too long for a socket's address.
+	// Not t.TempDir, whose path may be too long for a Unix socket's address.
 	dir, err := os.MkdirTemp("", "pnf-")
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +77,7 @@ func check(t *testing.T, mode, kind, one string) *conformance.Report {
 	return report
 }
 
-// serve is the fixture's backend: it says yes.
+// serve runs the fixture's backend, which answers every request with success.
 func serve(t *testing.T, socket string) string {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
@@ -126,7 +125,7 @@ func TestGood(t *testing.T) {
 	}
 }
 
-// bad says for every mode of the fixture which check fails, and what it says.
+// bad says for every mode of the fixture which check fails, and part of the reason.
 var bad = []struct{ mode, kind, check, says string }{
 	{"exits", "storage", "start.handshake", "the disk is on fire"},
 	{"prints", "storage", "start.handshake", "hello"},
@@ -139,9 +138,9 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"open-to-all", "storage", "start.tls", "without a certificate"},
 	{"one-host", "storage", "start.reattach", "its answer was"},
 	{"refuses", "storage", "config.valid", "not to its taste"},
-	{"lax", "storage", "config.unknown-key", "it is found valid"},
+	{"lax", "storage", "config.unknown-key", "Validate accepts it"},
 	{"wordless", "storage", "config.unknown-key", "does not name the key"},
-	{"careless", "storage", "config.no-object", "it is found valid"},
+	{"careless", "storage", "config.no-object", "Validate accepts it"},
 	{"forgets", "storage", "config.keeps-old", "forty-two"},
 	{"unwell", "storage", "health.first", "no disk"},
 	{"mute", "storage", "health.first", "no health"},
@@ -151,7 +150,7 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"internal", "storage", "call.away", "Internal"},
 	{"panics", "storage", "call.empty", "panicked"},
 	{"dies", "storage", "call.empty", "exit status 9"},
-	{"deaf", "storage", "call.cancel", "hold up the end"},
+	{"ignores-cancel", "storage", "call.cancel", "hold up the end"},
 	{"stale", "storage", "call.killed", "is locked"},
 	{"alone", "storage", "call.generations", "another process has it"},
 	{"broken", "storage", "work.whole", "it never works"},
@@ -165,10 +164,10 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"fickle-context", "storage", "work.repeat", "the second time"},
 	{"unstable", "bootstrap", "work.repeat", "the second time"},
 	{"strict", "storage", "work.order", "never staged"},
-	{"lenient", "storage", "work.refuse", "a volume that is not there: got success"},
-	{"lenient", "identity", "work.refuse", "a token that is not there: got success"},
+	{"lenient", "storage", "work.refuse", "a volume that does not exist: got success"},
+	{"lenient", "identity", "work.refuse", "a token that does not exist: got success"},
 	{"lenient", "bootstrap", "work.refuse", "token file that cannot be read: got success"},
-	{"lenient", "device", "work.refuse", "a device that is not there: got success"},
+	{"lenient", "device", "work.refuse", "a device that does not exist: got success"},
 	{"remembers", "storage", "work.killed", "has not published it"},
 	{"jealous", "storage", "work.generations", "another process has the volume"},
 	{"exits-badly", "storage", "stop.exit", "exit status 1"},
@@ -184,8 +183,8 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"shows", "storage", "secret.process", "PASSWORD=[the secret]"},
 }
 
-// TestBad sees that what a plugin does wrong fails its check, and no other: of a fifth of
-// the plugins, or of all with -full. The rest have that check only, and what it builds on.
+// TestBad checks that each fault of a plugin fails its check, and no other. With -full all checks run with every
+// bad plugin, otherwise with every fifth one; the rest run only their own check and those that it depends on.
 func TestBad(t *testing.T) {
 	requireRoot(t, "the kit with plugins that mount")
 	tried := map[string]bool{}
@@ -208,13 +207,13 @@ func TestBad(t *testing.T) {
 				}
 			}
 			if !made {
-				t.Errorf("%s was not made", tc.check)
+				t.Errorf("%s was not run", tc.check)
 			}
 		})
 	}
 	for _, c := range conformance.Checks() {
 		if !tried[c.ID] {
-			t.Errorf("no plugin is bad enough for %s", c.ID)
+			t.Errorf("no bad plugin fails %s", c.ID)
 		}
 	}
 }

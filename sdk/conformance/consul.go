@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// theCluster is Pannier's cluster in what the kit puts into a Consul.
+// theCluster is the Pannier cluster of everything that the kit puts into a Consul.
 const theCluster = "conformance"
 
 func needsConsul(cfg *Config) string {
@@ -32,7 +32,7 @@ func needsConsul(cfg *Config) string {
 
 var identityKind = &kind{
 	service: identityv1.File_pannier_plugin_identity_v1_identity_proto.Services().ByName("IdentityService"),
-	// A cluster that nobody has: other checks make tokens at the same time.
+	// Use a cluster that does not exist, because other checks make tokens at the same time.
 	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
 		tokens, err := identity.NewClient(conn).List(ctx, at.consul, "nobodys")
 		return fmt.Sprint(tokens), err
@@ -60,7 +60,7 @@ var identityKind = &kind{
 		_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
 		return err
 	},
-	refusals: []refusal{{"to read a token that is not there", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+	refusals: []refusal{{"to read a token that does not exist", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
 		_, err := identity.NewClient(conn).Read(ctx, r.cfg.Consul, uuid())
 		return err
 	}}},
@@ -70,7 +70,7 @@ func subject(name string) identity.Subject {
 	return identity.Subject{Cluster: theCluster, Node: "node", Namespace: "default", Workload: name, Service: "web"}
 }
 
-// uuid is a random one (RFC 9562, version 4).
+// uuid returns a random UUID (RFC 9562, version 4).
 func uuid() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -110,7 +110,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 
 var registrationKind = &kind{
 	service: registrationv1.File_pannier_plugin_registration_v1_registration_proto.Services().ByName("RegistrationService"),
-	// An owner that has nothing.
+	// An owner that has registered nothing.
 	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
 		req := registration.SyncRequest{Owner: registration.Owner{Cluster: theCluster, Node: "nobodys"}}
 		_, changes, err := registration.NewClient(conn).Sync(ctx, at.consul, req)
@@ -152,7 +152,7 @@ func instance(name string) registration.Instance {
 	}
 }
 
-// markedInstance has a check with a header that nobody may see.
+// markedInstance returns an instance whose check has a secret in a header.
 func markedInstance(at backend, name string) registration.Instance {
 	i := instance(name)
 	i.Service.Checks = append(i.Service.Checks, service.Check{
@@ -168,7 +168,7 @@ func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name
 		{name: "Register", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
 			proxy, err := registration.NewClient(conn).Register(ctx, r.cfg.Consul, i)
 			if err == nil && proxy == "" {
-				err = fmt.Errorf("it tells no proxy of a service with a sidecar")
+				err = fmt.Errorf("it returns no proxy for a service with a sidecar")
 			}
 			return proxy, err
 		}},
@@ -194,7 +194,7 @@ var bootstrapKind = &kind{
 	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
 		req := bootstrapRequest(at.proxy, at.patience)
 		req.TokenFile = at.consul.TokenFile
-		req.Admin.Port++ // tells it from the work, in our tests
+		req.Admin.Port++ // distinguishes it from the work in the kit's own tests
 		out, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
 		return fmt.Sprintf("%x", digest(string(out))), err
 	},
@@ -225,7 +225,7 @@ var bootstrapKind = &kind{
 			if err == nil && !json.Valid(out) {
 				err = fmt.Errorf("the bootstrap is not JSON")
 			}
-			return fmt.Sprintf("%d bytes, %x", len(out), digest(string(out))), err // it has a secret in it
+			return fmt.Sprintf("%d bytes, %x", len(out), digest(string(out))), err // it contains a secret
 		}}}, nil
 	},
 	refusals: []refusal{{"to generate with a token file that cannot be read", codes.FailedPrecondition, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {

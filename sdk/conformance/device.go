@@ -15,7 +15,7 @@ import (
 	devicev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/device/v1"
 )
 
-// A device plugin's backend is the machine: there is nothing to name.
+// A device plugin's backend is the machine, so no backend has to be configured.
 var deviceKind = &kind{
 	service: devicev1.File_pannier_plugin_device_v1_device_proto.Services().ByName("DeviceService"),
 	ask: func(ctx context.Context, conn grpc.ClientConnInterface, _ backend) (string, error) {
@@ -32,7 +32,7 @@ var deviceKind = &kind{
 	}}},
 	missing: func(*Config) string { return "" },
 	job:     deviceJob,
-	refusals: []refusal{{"to reserve a device that is not there", codes.NotFound, func(ctx context.Context, _ *run, conn grpc.ClientConnInterface) error {
+	refusals: []refusal{{"to reserve a device that does not exist", codes.NotFound, func(ctx context.Context, _ *run, conn grpc.ClientConnInterface) error {
 		_, err := device.NewClient(conn).Reserve(ctx, []string{"no-such-device"})
 		return err
 	}}},
@@ -52,10 +52,10 @@ func deviceGroups(ctx context.Context, conn grpc.ClientConnInterface) (groups []
 	return groups, err
 }
 
-// maxReserved bounds how many devices of a plugin are tried.
+// maxReserved bounds how many devices of a plugin are reserved.
 const maxReserved = 4
 
-// deviceJob reserves devices that are healthy, one by one. Nothing takes a reservation back.
+// deviceJob reserves healthy devices, one by one. Reservations need not be released.
 func deviceJob(ctx context.Context, _ *run, conn grpc.ClientConnInterface, _ string) ([]step, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
@@ -91,7 +91,7 @@ func deviceJob(ctx context.Context, _ *run, conn grpc.ClientConnInterface, _ str
 	return steps, nil
 }
 
-// checkReservation looks for what a host could not give to a workload.
+// checkReservation checks that a host could give the reservation to a workload.
 func checkReservation(r device.Reservation) error {
 	var paths []string
 	for _, m := range r.Mounts {

@@ -1,16 +1,14 @@
-// Package conformance proves a plugin's binary: it starts it as a host does and tells,
-// check by check, what holds and what does not, with what the author does about it.
-// `pannier plugin test BINARY` is the same from a command line; docs/conformance.md lists
-// the checks.
+// Package conformance tests a plugin's binary: it starts the binary as a host does, and reports for each check
+// whether it passed and, if not, how to correct the plugin. `pannier plugin test BINARY` does the same from a
+// command line; docs/conformance.md lists the checks.
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Storage(t, conformance.Config{Binary: "./my-plugin", Driver: conformance.Driver("/run/my-driver.sock")})
 //	}
 //
-// A check that needs a backend (a CSI driver, a Consul) is skipped where Config names
-// none, and says so. All others run with backends of the kit's own: one that is away, one
-// that never answers.
+// A check that needs a real backend (a CSI driver, a Consul) is reported as skipped if Config has none. All others
+// run with the kit's own backends, such as one that is unreachable and one that never answers.
 //
-// It imports the SDK only. It leaves no process and no file, whatever the plugin does:
-// every process leads a group and carries a mark, and is killed with its children.
+// The kit leaves no process and no file, whatever the plugin does: every process leads a group and carries a mark,
+// and is killed with its children.
 package conformance

@@ -10,12 +10,11 @@ import (
 	"github.com/pannier/pannier/sdk/conformance"
 )
 
-var update = flag.Bool("update", false, "write docs/conformance.md anew")
+var update = flag.Bool("update", false, "rewrite the table in docs/conformance.md")
 
 const page = "../../docs/conformance.md"
 
-// The page's table of checks is made of the checks: go test ./sdk/conformance -run
-// TestPage -update.
+// The table of checks in docs/conformance.md is generated: go test ./sdk/conformance -run TestPage -update.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -35,7 +34,7 @@ func TestPage(t *testing.T) {
 		return
 	}
 	if string(text) != want {
-		t.Errorf("%s is not of these checks: go test ./sdk/conformance -run TestPage -update", page)
+		t.Errorf("%s does not match the checks: go test ./sdk/conformance -run TestPage -update", page)
 	}
 }
 

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Patience sets how long a plugin has to end: what never ends need not be waited for
-// as long as a busy machine may need.
+// Patience sets how long a plugin may take to end. For plugins that never end it can be shorter than the default,
+// which allows for a busy machine.
 func Patience(d time.Duration) { stopTime, afterCancel = d, d }
 
-// RunOne is Run with one check and those that it builds on; with all of them, when it
-// looks at what they have left.
+// RunOne is Run with one check and those that it depends on, or with all checks if the one inspects what the
+// others have left.
 func RunOne(ctx context.Context, cfg Config, id string) (*Report, error) {
 	byID := map[string]*Check{}
 	for _, c := range checks {

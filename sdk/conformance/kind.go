@@ -20,34 +20,34 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// kind is what the checks need to know of a kind.
+// kind is what the checks know about a kind.
 type kind struct {
-	// service is the kind's.
+	// service is the kind's gRPC service.
 	service protoreflect.ServiceDescriptor
-	// ask is a call that changes nothing, with its answer in a form that can be compared.
+	// ask makes a call that changes nothing, and returns its answer in a form that can be compared.
 	ask func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error)
-	// methods are calls of what every plugin of the kind has, with all that a host passes.
+	// methods are calls that every plugin of the kind has, with all fields that a host sets.
 	methods []method
 	// missing says what a Config lacks for a job; empty: nothing.
 	missing func(*Config) string
-	// job is work with a real backend, from making to taking away.
+	// job returns the steps of a job with a real backend, from making to removing.
 	job func(ctx context.Context, r *run, conn grpc.ClientConnInterface, name string) ([]step, error)
-	// refusals are calls that must fail with a certain code, with a real backend.
+	// refusals are calls to a real backend that must fail with a certain code.
 	refusals []refusal
-	// final is a call that the backend behind socket answers with a final error.
+	// final makes a call that the backend behind the socket answers with a final error.
 	final func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error
-	// stream opens a stream that ends with its context only; nil: the kind has none. It
-	// calls opened with the first answer.
+	// stream opens a stream that ends only with its context; nil: the kind has none. It calls opened at the first
+	// answer.
 	stream func(ctx context.Context, conn grpc.ClientConnInterface, at backend, opened func()) error
 }
 
-// method is one call. name is unique for a check, and so is what is made of it.
+// method is one call. name is unique for each check, and so is what the call makes.
 type method struct {
 	name string
 	call func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error
 }
 
-// refusal is a call with the code that the kind's documentation gives it.
+// refusal is a call that must fail with the code that the kind's documentation gives.
 type refusal struct {
 	what string
 	code codes.Code
@@ -57,9 +57,9 @@ type refusal struct {
 // step is one call of a job. It can be repeated, also by another process.
 type step struct {
 	name string
-	// base steps come before all others, also where these are not made.
+	// base steps run before all others, even if the job ends early.
 	base bool
-	// undo steps take away; what is not there is no error.
+	// undo steps remove something; they succeed if it does not exist.
 	undo bool
 	do   func(ctx context.Context, conn grpc.ClientConnInterface) (answer string, err error)
 }
@@ -74,14 +74,14 @@ var kinds = map[string]*kind{
 
 func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(kinds)), ", ") }
 
-// The times that calls have which are expected to fail, or to hang.
+// Time limits of calls that are expected to fail, or to hang.
 const (
 	hopeless = time.Second
-	patient  = 10 * time.Second       // of a call that had no answer in time: the machine may be busy
-	underway = 200 * time.Millisecond // until a call has come to its backend
+	patient  = 10 * time.Second       // for a call that had no answer in time, because the machine may be busy
+	underway = 200 * time.Millisecond // for a call to reach its backend
 )
 
-// asked is the answer of ask, or what kind of error came instead.
+// asked returns the answer of ask, or the outcome of its error.
 func (k *kind) asked(ctx context.Context, conn grpc.ClientConnInterface, at backend) string {
 	ctx, cancel := context.WithTimeout(ctx, at.patience+2*time.Second)
 	defer cancel()
@@ -92,24 +92,24 @@ func (k *kind) asked(ctx context.Context, conn grpc.ClientConnInterface, at back
 	return answer
 }
 
-// outcome is what a host makes of an error: whether it is worth another try, or its code.
+// outcome is how a host treats an error: it retries, or uses the code.
 func outcome(err error) string {
 	switch code := status.Code(err); code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
-		return "an error that is worth another try"
+		return "an error that is retried"
 	default:
 		return "the error " + code.String() + ": " + status.Convert(err).Message()
 	}
 }
 
-// within makes one call, which has so much time.
+// within makes one call with a time limit.
 func (m method) within(ctx context.Context, limit time.Duration, conn grpc.ClientConnInterface, at backend, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return m.call(ctx, conn, at, name)
 }
 
-// outcomes calls all methods side by side and gives the result of each.
+// outcomes calls all methods in parallel and returns the result of each.
 func (k *kind) outcomes(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) map[string]error {
 	type result struct {
 		name string
@@ -133,7 +133,7 @@ func (k *kind) outcomes(ctx context.Context, conn grpc.ClientConnInterface, at b
 	return out
 }
 
-// served says whether the plugin has the kind's service.
+// served checks that the plugin has the kind's service.
 func (k *kind) served(ctx context.Context, conn grpc.ClientConnInterface) error {
 	methods := k.service.Methods()
 	m := methods.Get(0)

@@ -34,7 +34,7 @@ type process struct {
 	server string // the name in its certificate
 }
 
-// start runs the binary and connects to it. The process is ended with the check.
+// start runs the binary and connects to it. The process ends with the check.
 func (r *run) start(c *checking) (*process, error) {
 	mark := rand.Text()
 	p := &process{r: r, server: strings.ToLower(mark) + ".plugin.pannier"}
@@ -80,7 +80,7 @@ func (p *process) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Run
 	return p.program, nil
 }
 
-// environment is what a host passes on of its own.
+// environment returns the part of the host's environment that a plugin gets.
 func environment() []string {
 	var env []string
 	for _, key := range []string{"PATH", "HOME", "LANG", "TZ"} {
@@ -103,20 +103,20 @@ func (p *process) connect() error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	p.conn = raw.(*grpc.ClientConn) // wire.Plugins gives no other
+	p.conn = raw.(*grpc.ClientConn) // wire.Plugins returns nothing else
 	p.api = pluginv1.NewPluginServiceClient(p.conn)
-	// The plugin has read it, and a host removes it.
+	// The plugin has read the file; a host removes it too.
 	return os.Remove(filepath.Join(p.socket, "tls.pem"))
 }
 
-// again is a second connection to the process, as of a host that was started anew.
+// again opens a second connection to the process, as a restarted host does.
 func (p *process) again(tlsConfig *tls.Config) (*grpc.ClientConn, error) {
 	addr := p.client.ReattachConfig().Addr.String()
 	return grpc.NewClient("unix:"+addr, grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)),
 		grpc.WithChainUnaryInterceptor(p.r.heard.unary), grpc.WithChainStreamInterceptor(p.r.heard.stream))
 }
 
-// up is start, and configured as the run is.
+// up starts a process and configures it with the run's configuration.
 func (r *run) up(ctx context.Context, c *checking) (*process, error) {
 	p, err := r.start(c)
 	if err != nil {
@@ -154,7 +154,7 @@ func (p *process) stop(ctx context.Context) error {
 	return nil
 }
 
-// end notes what others could read of the process, and kills what is left of it.
+// end records what others could read from the process, and kills what is left of it.
 func (p *process) end() {
 	if p.done != nil {
 		for _, pid := range p.family() {
@@ -165,7 +165,7 @@ func (p *process) end() {
 	p.client.Kill()
 }
 
-// lastWords is the end of what the process has logged.
+// lastWords returns the end of the process's log.
 func (p *process) lastWords() string {
 	text, _ := os.ReadFile(p.log)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
@@ -179,8 +179,8 @@ func (p *process) lastWords() string {
 // envMark marks a process and what it starts, as a host does.
 const envMark = "PANNIER_PROCESS_ID"
 
-// marked are the living processes that carry a mark or are in the group of its leader,
-// a pid. Those that were there before the leader was started are not looked at.
+// marked returns the running processes that carry a mark, or are in the process group of leader. It ignores
+// processes that started before since.
 func marked(mark string, leader int, since uint64) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -196,7 +196,7 @@ func marked(mark string, leader int, since uint64) []int {
 		if s.state == "Z" || s.state == "" || s.start < since {
 			continue
 		}
-		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // not ours: not marked
+		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // unreadable: another user's, so not marked
 		if s.group == leader || bytes.Contains(environ, []byte(envMark+"="+mark)) {
 			found = append(found, pid)
 		}
@@ -204,7 +204,7 @@ func marked(mark string, leader int, since uint64) []int {
 	return found
 }
 
-// stat is of proc(5), /proc/PID/stat; empty where the process is gone.
+// stat holds fields of /proc/PID/stat (proc(5)); empty if the process is gone.
 type stat struct {
 	state string
 	group int
@@ -216,7 +216,7 @@ func statOf(pid int) (s stat) {
 	if err != nil {
 		return s
 	}
-	// The name, in parentheses, may have anything in it. The state is the third field.
+	// The name, in parentheses, may contain anything. The state is the third field.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < 20 {
 		return s
@@ -227,7 +227,7 @@ func statOf(pid int) (s stat) {
 	return s
 }
 
-// public is what others may read of a process: its arguments and its environment.
+// public returns what others may read from a process: its arguments and its environment.
 func public(pid int) string {
 	var out strings.Builder
 	for _, name := range []string{"cmdline", "environ"} {

@@ -14,11 +14,11 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// together is how many checks run side by side: most of them wait.
+// together is how many checks run in parallel: most of the time they wait.
 const together = 6
 
-// Run checks the binary and reports. An error is a configuration with which nothing
-// can be checked; what the plugin does wrong is in the report.
+// Run checks the binary and reports. It returns an error only if the configuration makes checking impossible; the
+// plugin's faults are in the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return runChecks(ctx, cfg, checks)
 }
@@ -27,10 +27,10 @@ func runChecks(ctx context.Context, cfg Config, checks []*Check) (*Report, error
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	// Short: the sockets' paths have 107 bytes (unix(7)).
+	// A short path, because a Unix socket's address has at most 107 bytes (unix(7)).
 	dir, err := os.MkdirTemp("", "pnc-")
 	if err != nil {
-		return nil, fmt.Errorf("make the folder of the run: %w", err)
+		return nil, fmt.Errorf("make the directory of the run: %w", err)
 	}
 	r := &run{cfg: cfg, dir: dir, heard: &heard{}, secret: "s3cr3t-" + rand.Text()}
 	if r.authority, err = wire.NewAuthority(); err == nil {
@@ -49,27 +49,27 @@ type run struct {
 	dir       string
 	authority *wire.Authority
 	heard     *heard
-	secret    string // begins every secret that the kit passes
+	secret    string // prefix of every secret that the kit passes
 	report    Report
-	kind      *kind // once info.kind has passed
+	kind      *kind // set once info.kind has passed
 
 	mu        sync.Mutex
 	processes []*process
 	folders   int
-	given     []string // secrets that a backend has given
+	given     []string // secrets that a backend has issued
 }
 
-// checking is one check that runs.
+// checking is a check in progress.
 type checking struct {
 	check *Check
-	done  chan struct{} // closed when its result is there
+	done  chan struct{} // closed when its result is available
 	res   Result
 
 	mu   sync.Mutex
 	undo []func()
 }
 
-// ends runs f when the check is over, the last one first.
+// ends registers f to run when the check is over, in reverse order.
 func (c *checking) ends(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,12 +82,12 @@ func (c *checking) end() {
 	}
 }
 
-// skip is the error of a check that cannot be made.
+// skip is the error of a check that cannot be run.
 type skip string
 
 func (s skip) Error() string { return string(s) }
 
-// all runs the checks, each when those that it builds on have passed.
+// all runs the checks, each after those that it depends on.
 func (r *run) all(ctx context.Context, checks []*Check) {
 	slots := make(chan struct{}, together)
 	running := map[string]*checking{}
@@ -125,7 +125,7 @@ func (r *run) all(ctx context.Context, checks []*Check) {
 	}
 }
 
-// blocked is why a check that builds on another one is not made.
+// blocked returns why a check that depends on another one is not run.
 func blocked(before *Result) error {
 	switch before.Status {
 	case Passed:
@@ -149,7 +149,7 @@ func (c *checking) conclude(err error) {
 	}
 }
 
-// one makes a check. Whatever it has started has ended when it returns.
+// one runs a check. Everything that it started has ended when it returns.
 func (r *run) one(ctx context.Context, c *checking) (err error) {
 	began := time.Now()
 	defer func() {
@@ -173,7 +173,7 @@ func (r *run) started(p *process) {
 	r.processes = append(r.processes, p)
 }
 
-// folder is a new one of the check's own, made.
+// folder makes a new directory for the check.
 func (r *run) folder() (string, error) {
 	r.mu.Lock()
 	r.folders++
@@ -182,14 +182,14 @@ func (r *run) folder() (string, error) {
 	return path, os.Mkdir(path, 0o700)
 }
 
-// clear removes the run's folder, but nothing that is mounted in it: a plugin that does
-// not unmount must not cost anybody data.
+// clear removes the run's directory, but nothing that is mounted in it: a plugin that does not unmount must not
+// destroy data.
 func (r *run) clear() (err error) {
 	if r.report.Left, err = mountsBelow(r.dir); err != nil || len(r.report.Left) > 0 {
 		return err
 	}
 	if err := os.RemoveAll(r.dir); err != nil {
-		return fmt.Errorf("remove the folder of the run: %w", err)
+		return fmt.Errorf("remove the directory of the run: %w", err)
 	}
 	return nil
 }

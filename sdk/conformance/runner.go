@@ -14,19 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// program is go-plugin's view of a process: it leads a group of its own, writes its
-// log into a file, and its end is known exactly.
+// program is go-plugin's view of a process. The process leads its own process group and logs to a file.
 type program struct {
 	path   string
 	args   []string
 	env    []string
-	log    string // the file that it writes its standard error to
-	socket string // the folder that its socket must be in
-	mark   string // in its environment and its children's
+	log    string // the file for its standard error
+	socket string // the directory that its socket must be in
+	mark   string // in the environment of the process and its children
 
 	cmd    *exec.Cmd
 	stdout *os.File
-	born   uint64        // when it was started, in clock ticks since boot
+	born   uint64        // start time in clock ticks since boot
 	done   chan struct{} // closed when it has ended
 }
 
@@ -51,14 +50,14 @@ func (p *program) Start(context.Context) error {
 	}
 	p.stdout, p.born, p.done = reader, statOf(p.pid()).start, make(chan struct{})
 	go func() {
-		_ = p.cmd.Wait() // its state tells
+		_ = p.cmd.Wait() // the state has the result
 		close(p.done)
 	}()
 	return nil
 }
 
-// start tries again while a child that was just forked has the binary open for writing
-// (ETXTBSY, execve(2)): tests build it and run it at once.
+// start retries while another process that is just being forked has the binary open for writing (ETXTBSY,
+// execve(2)), because tests build a binary and run it at once.
 func (p *program) start() error {
 	for try := 0; ; try++ {
 		cmd := *p.cmd
@@ -74,7 +73,7 @@ func (p *program) start() error {
 	}
 }
 
-// ended says within the time whether the process has ended.
+// ended waits up to within and returns whether the process has ended.
 func (p *program) ended(within time.Duration) bool {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
@@ -86,15 +85,15 @@ func (p *program) ended(within time.Duration) bool {
 	}
 }
 
-// exit is how it ended; it must have.
+// exit describes how the process ended. It must have ended.
 func (p *program) exit() string { return p.cmd.ProcessState.String() }
 
 func (p *program) pid() int { return p.cmd.Process.Pid }
 
-// family are the processes that it has started and that live, itself with them.
+// family returns the running processes that it has started, including itself.
 func (p *program) family() []int { return marked(p.mark, p.pid(), p.born) }
 
-// kill ends the process, its group and all that carry its mark.
+// kill ends the process, its group and all processes that carry its mark.
 func (p *program) kill() {
 	if p.done == nil {
 		return
@@ -107,13 +106,14 @@ func (p *program) kill() {
 		if len(left) == 0 {
 			break
 		}
-		time.Sleep(time.Millisecond) // a killed process is there until it is reaped
+		time.Sleep(time.Millisecond) // a killed process exists until it is reaped
 	}
 	<-p.done
 	_ = p.stdout.Close()
 }
 
-// die kills the process alone, as a crash would, and waits until it is gone: who comes after it must not find it still dying.
+// die kills the process alone, as a crash would, and waits until it is gone, so that its successor does not find
+// it dying.
 func (p *program) die(ctx context.Context) error {
 	if err := unix.Kill(p.pid(), unix.SIGKILL); err != nil {
 		return fmt.Errorf("kill its process: %w", err)
@@ -126,7 +126,7 @@ func (p *program) die(ctx context.Context) error {
 	}
 }
 
-// The rest is what go-plugin's runner.Runner wants.
+// The remaining methods implement go-plugin's runner.Runner.
 
 func (p *program) Wait(context.Context) error                       { <-p.done; return nil }
 func (p *program) Kill(context.Context) error                       { p.kill(); return nil }
@@ -143,7 +143,7 @@ func (p *program) ID() string {
 	return strconv.Itoa(p.pid())
 }
 
-// PluginToHost refuses an address that is not a socket in the folder that was given.
+// PluginToHost refuses an address that is not a socket in the directory that the plugin was given.
 func (p *program) PluginToHost(network, addr string) (string, string, error) {
 	if network != "unix" || !strings.HasPrefix(addr, p.socket+"/") {
 		return "", "", fmt.Errorf("it listens on %s %q, not on a unix socket in %s (PLUGIN_UNIX_SOCKET_DIR)", network, addr, p.socket)

@@ -28,7 +28,7 @@ var storageKind = &kind{
 		return ""
 	},
 	job: storageJob,
-	refusals: []refusal{{"to validate a volume that is not there", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+	refusals: []refusal{{"to validate a volume that does not exist", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
 		return validateGone(ctx, conn, r.cfg.Driver)
 	}}},
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
@@ -36,17 +36,17 @@ var storageKind = &kind{
 	},
 	stream: func(ctx context.Context, conn grpc.ClientConnInterface, at backend, opened func()) error {
 		opts := fingerprintWithin(at.patience)
-		opts.Interval /= 2 // tells it from a question, in our tests
+		opts.Interval /= 2 // distinguishes it from ask in the kit's own tests
 		return storage.NewClient(conn).Fingerprint(ctx, at.driver, opts, func(storage.Fingerprint) error { opened(); return nil })
 	},
 }
 
-// fingerprintWithin makes a driver that is away a report after a time.
+// fingerprintWithin makes an unreachable driver be reported after d.
 func fingerprintWithin(d time.Duration) storage.FingerprintOptions {
 	return storage.FingerprintOptions{Interval: time.Hour, ProbeTimeout: d}
 }
 
-// plain is what every driver has.
+// plain is a capability that every driver has.
 var plain = storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
 
 func validateGone(ctx context.Context, conn grpc.ClientConnInterface, d storage.Driver) error {
@@ -73,12 +73,12 @@ func askStorage(ctx context.Context, conn grpc.ClientConnInterface, at backend) 
 	if err != nil {
 		return "", err
 	}
-	fp.Message = "" // for people: it may tell a time
+	fp.Message = "" // for people: it may contain a time
 	text, err := json.Marshal(fp)
 	return string(text), err
 }
 
-// A volume whose secrets and mount flags are markers, for backends of the kit's own.
+// markedVolume returns a volume whose secrets and mount flags are markers, for the kit's own backends.
 func markedVolume(at backend, name string) storage.Volume {
 	secret := at.marker
 	return storage.Volume{
@@ -116,16 +116,16 @@ var storageMethods = []method{
 	}},
 }
 
-// volumeSize is what the kit asks for, in bytes: small, and enough for ext4 and xfs.
+// volumeSize is the size that the kit requests, in bytes: small, but enough for ext4 and xfs.
 const volumeSize = 320 << 20
 
-// volumeJob is one volume on its way through the driver.
+// volumeJob takes one volume through the driver.
 type volumeJob struct {
 	driver  storage.Driver
 	volume  storage.Volume
-	node    string            // the driver's id of this node
+	node    string            // the driver's id for this node
 	publish map[string]string // the publish context
-	staging string            // empty where the driver does not stage
+	staging string            // empty if the driver does not stage
 	target  string
 }
 
@@ -181,7 +181,7 @@ func (j *volumeJob) create(ctx context.Context, conn grpc.ClientConnInterface) (
 		Name: j.volume.Name, CapacityMin: volumeSize, Capabilities: []storage.Capability{plain}, Secrets: j.volume.Secrets,
 	})
 	if err == nil && res.ExternalID == "" {
-		err = errors.New("it tells no external id")
+		err = errors.New("it returns no external id")
 	}
 	if err == nil {
 		j.volume.ExternalID, j.volume.Context = res.ExternalID, res.Context
@@ -243,7 +243,7 @@ func (j *volumeJob) delete(ctx context.Context, conn grpc.ClientConnInterface) (
 	return "", storage.NewClient(conn).Delete(ctx, j.driver, j.volume)
 }
 
-// mountsBelow are the mount points below a folder.
+// mountsBelow returns the mount points below a directory.
 func mountsBelow(dir string) ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {

@@ -148,7 +148,7 @@ func (p Plugin) checksum() (string, error) {
 func (p Plugin) checkVersion(got string) error {
 	v, err := version.NewSemver(got)
 	if err != nil {
-		return fmt.Errorf("the plugin reports the version %q: %w", got, err)
+		return fmt.Errorf("the plugin reports that its version is %q: %w", got, err)
 	}
 	if p.Version == "" {
 		return nil

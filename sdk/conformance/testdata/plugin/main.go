@@ -168,7 +168,7 @@ func (p *plugin) reach(ctx context.Context, endpoint, name, secret string) error
 	if !ok {
 		return status.Error(codes.InvalidArgument, "no endpoint")
 	}
-	if p.mode == "deaf" {
+	if p.mode == "ignores-cancel" {
 		ctx = context.WithoutCancel(ctx)
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
