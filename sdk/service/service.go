@@ -112,7 +112,7 @@ type Connect struct {
 	Gateway        *Gateway        `json:"gateway,omitempty"`
 }
 
-// Proxied says whether a proxy stands for the service: a sidecar or a gateway.
+// Proxied says whether the service has a proxy: a sidecar, or itself as a gateway.
 func (s *Service) Proxied() bool {
 	return s.Connect != nil && !s.Connect.Native
 }
@@ -134,12 +134,12 @@ type Proxy struct {
 	LocalServicePort int32      `json:"local_service_port,omitempty"`
 	Upstreams        []Upstream `json:"upstreams,omitempty"`
 	Expose           *Expose    `json:"expose,omitempty"`
-	// Config is opaque to Pannier but for the envoy_* keys that a bootstrap is made of.
+	// Config is opaque to Pannier, except the envoy_* keys, which affect the bootstrap.
 	Config      map[string]any `json:"config,omitempty"`
 	MeshGateway *MeshGateway   `json:"mesh_gateway,omitempty"`
 }
 
-// Upstream is a service that the sidecar brings to a local port or socket.
+// Upstream is a service that the sidecar makes available on a local port or socket.
 type Upstream struct {
 	DestinationName string `json:"destination_name,omitempty"`
 	// DestinationType is service or prepared_query; empty: service.
@@ -162,13 +162,13 @@ type MeshGateway struct {
 	Mode string `json:"mode,omitempty"`
 }
 
-// Expose opens paths of the service to callers outside of the mesh.
+// Expose opens paths of the service to callers outside the mesh.
 type Expose struct {
 	Checks bool         `json:"checks,omitempty"`
 	Paths  []ExposePath `json:"paths,omitempty"`
 }
 
-// ExposePath is one such path.
+// ExposePath is one exposed path.
 type ExposePath struct {
 	Path string `json:"path,omitempty"`
 	// Protocol is http or http2.
@@ -196,7 +196,7 @@ type GatewayProxy struct {
 	Config                          map[string]any         `json:"config,omitempty"`
 }
 
-// BindAddress is where a gateway listens.
+// BindAddress is an address that a gateway listens on.
 type BindAddress struct {
 	Address string `json:"address,omitempty"`
 	Port    int32  `json:"port,omitempty"`
@@ -216,7 +216,7 @@ type IngressTLS struct {
 	CipherSuites  []string `json:"cipher_suites,omitempty"`
 }
 
-// IngressListener is one listener and what is behind it.
+// IngressListener is one listener with its services.
 type IngressListener struct {
 	Port int32 `json:"port,omitempty"`
 	// Protocol is tcp, http, http2 or grpc; empty: tcp.
@@ -235,7 +235,7 @@ type Terminating struct {
 	Services []LinkedService `json:"services,omitempty"`
 }
 
-// LinkedService is a service outside of the mesh.
+// LinkedService is a service outside the mesh.
 type LinkedService struct {
 	Name     string `json:"name,omitempty"`
 	CAFile   string `json:"ca_file,omitempty"`
@@ -244,5 +244,5 @@ type LinkedService struct {
 	SNI      string `json:"sni,omitempty"`
 }
 
-// Mesh makes a mesh gateway; it has nothing to say.
+// Mesh makes the service a mesh gateway. It has no settings.
 type Mesh struct{}

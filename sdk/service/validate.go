@@ -12,8 +12,7 @@ import (
 
 // Problem is one fault of a service.
 type Problem struct {
-	// Pointer is the field's place in the JSON of the list of services (RFC 6901), such
-	// as "/0/checks/0/interval".
+	// Pointer is the JSON pointer (RFC 6901) of the field in the list of services, such as "/0/checks/0/interval".
 	Pointer string
 	// Path names the field for people, such as `service "web": check "alive": interval`.
 	Path string
@@ -23,17 +22,16 @@ type Problem struct {
 
 func (p *Problem) Error() string { return p.Path + ": " + p.Text }
 
-// Validate checks all that can be known of the services of one workload without Consul, and
-// returns every fault. ports are the labels of the workload's ports. Variables (${…})
-// may stand in texts that are for people and for Consul to keep, not in names,
-// numbers, types and durations.
+// Validate checks everything about the services of one workload that can be checked without Consul, and returns
+// every fault. ports are the labels of the workload's ports. Variables (${…}) are allowed in descriptive texts and
+// opaque values, not in names, numbers, types and durations.
 func Validate(services []Service, ports map[string]bool) []*Problem {
 	v := &validator{ports: ports}
 	names := map[string]bool{}
 	for i := range services {
 		s := &services[i]
 		at := field{fmt.Sprint("/", i), fmt.Sprintf("service %q", s.Name)}
-		if names[s.Name] { // the name is a part of the id in Consul
+		if names[s.Name] { // the name is part of the id in Consul
 			v.fail(at.in("name"), "another service of the workload has it too; each needs a name of its own")
 		}
 		names[s.Name] = true
@@ -67,7 +65,7 @@ func (v *validator) service(at field, s *Service) {
 	}
 }
 
-// Bounds of Consul's (agent/structs).
+// Consul's bounds (agent/structs).
 const (
 	maxPort      = 65535
 	maxMeta      = 64
@@ -82,8 +80,7 @@ var (
 	labelForm   = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_-]{0,62}$`)
 )
 
-// CheckLabel refuses what may not be the label of a port: a label is no number, and
-// stands in a variable, ${port.LABEL}.
+// CheckLabel checks the label of a port. A label must not be a number, and is used in a variable, ${port.LABEL}.
 func CheckLabel(label string) error {
 	if !labelForm.MatchString(label) {
 		return fmt.Errorf("%q is no label: up to 63 letters, digits, - and _, beginning with a letter or _", label)
@@ -100,12 +97,12 @@ func (f field) in(name string) field {
 	return field{f.pointer + "/" + pointerEscapes.Replace(name), f.path + ": " + name}
 }
 
-// element is one of a list, which people know by its name.
+// element is one element of a list, identified by its name.
 func (f field) element(list string, i int, name string) field {
 	return field{fmt.Sprintf("%s/%s/%d", f.pointer, list, i), f.path + ": " + name}
 }
 
-// quoted names an element of a list, by its number where it has no name.
+// quoted names an element of a list, by its number if it has no name.
 func quoted(kind, name string, i int) string {
 	if name == "" {
 		return fmt.Sprintf("%s %d", kind, i+1)
@@ -122,8 +119,8 @@ func (v *validator) fail(at field, format string, args ...any) {
 	v.problems = append(v.problems, &Problem{Pointer: at.pointer, Path: at.path, Text: fmt.Sprintf(format, args...)})
 }
 
-// serviceName follows RFC 1123, section 2.1, so that DNS can find the service. The ACL
-// system knows names in small letters only (service identities).
+// serviceName follows RFC 1123, section 2.1, so that DNS can find the service. Names in the ACL system (service
+// identities) are lower case.
 func (v *validator) serviceName(at field, name string, meshed bool) {
 	switch {
 	case name == "":
@@ -135,7 +132,7 @@ func (v *validator) serviceName(at field, name string, meshed bool) {
 	}
 }
 
-// port takes a number or a label; empty is none.
+// port accepts a number, a label, or nothing.
 func (v *validator) port(at field, port string) {
 	if port == "" {
 		return
@@ -161,7 +158,7 @@ func listed(ports map[string]bool) string {
 	return strings.Join(sorted(ports), ", ")
 }
 
-// address takes any name or IP address but those that mean all addresses.
+// address accepts any name or IP address except those that mean all addresses.
 func (v *validator) address(at field, address string) {
 	if ip, err := netip.ParseAddr(address); err == nil && ip.IsUnspecified() {
 		v.fail(at, "%q is no address that others can reach", address)
@@ -194,21 +191,21 @@ func (v *validator) between(at field, n, lowest, highest int32) {
 	}
 }
 
-// duration takes Go's form, of a shortest length.
+// duration accepts a Go duration that is not below shortest.
 func (v *validator) duration(at field, text string, shortest time.Duration) {
 	if d, err := time.ParseDuration(text); err != nil || d < shortest {
 		v.fail(at, "a duration of %s or more such as \"10s\" is required, not %q", shortest, text)
 	}
 }
 
-// oneOf also takes the empty text.
+// oneOf accepts an allowed text or nothing.
 func (v *validator) oneOf(at field, text string, allowed ...string) {
 	if text != "" && !slices.Contains(allowed, text) {
 		v.fail(at, "%q is not one of %s", text, strings.Join(allowed, ", "))
 	}
 }
 
-// absolute takes a path that begins with / or with a variable.
+// absolute accepts a path that begins with / or with a variable.
 func (v *validator) absolute(at field, path string) {
 	switch {
 	case path == "":

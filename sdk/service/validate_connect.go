@@ -82,7 +82,7 @@ func (v *validator) upstreams(at field, upstreams []Upstream) {
 	}
 }
 
-// bind checks where an upstream is brought to, and says where that is.
+// bind checks the local address of an upstream, and returns it.
 func (v *validator) bind(at field, u *Upstream) string {
 	v.between(at.in("local_bind_port"), u.LocalBindPort, 0, maxPort)
 	switch {

@@ -63,8 +63,8 @@ func (v *validator) ingress(at field, g *Ingress) {
 	}
 }
 
-// behind checks the services of a listener, as the config entry of an ingress
-// gateway wants them: a listener of tcp cannot tell one from the other.
+// behind checks the services of a listener, as the config entry of an ingress gateway requires: a tcp listener
+// cannot distinguish services.
 func (v *validator) behind(at field, l *IngressListener) {
 	plain := l.Protocol == "" || l.Protocol == "tcp"
 	switch {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// good is a service with something of everything, which is valid.
+// good returns a valid service that uses every feature.
 func good() *Service {
 	return &Service{
 		Name: "web", Port: "http", Address: "${node.name}.example", Tags: []string{"${node.name}"},

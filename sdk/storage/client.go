@@ -13,8 +13,7 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
-// NewClient makes the host's side of a storage plugin on a connection to it.
-// Errors are the plugin's gRPC status errors as they came.
+// NewClient returns the host's client of a storage plugin. Errors are the plugin's gRPC status errors, unchanged.
 func NewClient(conn grpc.ClientConnInterface) Client {
 	return &client{rpc: storagev1.NewStorageServiceClient(conn)}
 }

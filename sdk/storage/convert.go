@@ -9,9 +9,8 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
-// The functions below put each message of the protocol beside its Go type: xTo
-// makes the message and xFrom reads it. An absent message reads as the zero
-// value, and empty lists and maps read as nil.
+// For each message of the protocol, xTo converts the Go type to it and xFrom converts it back. An absent message
+// becomes the zero value, and empty lists and maps become nil.
 
 // each converts a list.
 func each[A, B any](in []A, convert func(A) B) []B {
@@ -25,13 +24,12 @@ func each[A, B any](in []A, convert func(A) B) []B {
 	return out
 }
 
-// milliseconds rounds up: a duration that is not zero must not become the zero
-// that means "the default".
+// milliseconds rounds up: a small duration must not become zero, which means the default.
 func milliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// entries bounds the size of a page to what the protocol can say.
+// entries limits the size of a page to the protocol's range.
 func entries(n int) int32 {
 	return int32(min(n, math.MaxInt32))
 }
@@ -282,8 +280,8 @@ func usageFrom(m *storagev1.Usage) Usage {
 	return Usage{Unit: units.from(m.GetUnit()), Available: m.GetAvailable(), Total: m.GetTotal(), Used: m.GetUsed()}
 }
 
-// names puts an enum of the protocol beside its Go strings. A value that only
-// one side knows becomes the unspecified one, "" in Go: both sides refuse it.
+// names maps the Go strings of an enum to the protocol's values. A value that only one side knows becomes the
+// unspecified one, "" in Go, which both sides refuse.
 type names[S ~string, E ~int32] map[S]E
 
 func (n names[S, E]) to(s S) E { return n[s] }

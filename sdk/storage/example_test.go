@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// links is a plugin whose volumes are folders below the driver's endpoint. A workload gets one by a symbolic link;
-// examples/plugins/dirs mounts them. It keeps nothing in memory, and every call may be repeated.
+// links is a plugin whose volumes are directories below the driver's endpoint. A workload gets a volume as a
+// symbolic link; examples/plugins/dirs mounts them. It keeps nothing in memory, and every call may be repeated.
 type links struct{}
 
 func volumes(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
@@ -32,7 +32,7 @@ func (links) Fingerprint(ctx context.Context, d storage.Driver, _ storage.Finger
 	if err := report(f); err != nil {
 		return err
 	}
-	<-ctx.Done() // a real plugin looks again from time to time, and reports each change
+	<-ctx.Done() // a real plugin checks its driver from time to time, and reports each change
 	return ctx.Err()
 }
 
@@ -48,8 +48,7 @@ func (links) ValidateVolume(_ context.Context, d storage.Driver, req storage.Val
 	return nil, nil
 }
 
-// There is nothing to attach and nothing to stage. The fingerprint names no such capability, so a host calls none of
-// these four.
+// There is nothing to attach or stage. The fingerprint has no such capability, so a host calls none of these four.
 
 func (links) Attach(context.Context, storage.Driver, storage.AttachRequest) (map[string]string, error) {
 	return nil, nil
@@ -101,7 +100,7 @@ func Example() {
 	if err := os.Mkdir(filepath.Join(dir, "notes"), 0o750); err != nil {
 		log.Fatal(err)
 	}
-	for range 2 { // a host repeats a call whose answer it has not seen
+	for range 2 { // a host repeats a call whose answer it has not received
 		fmt.Println(host.Publish(ctx, driver, request))
 	}
 	fmt.Println(host.Unpublish(ctx, driver, notes, request.TargetPath))

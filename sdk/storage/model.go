@@ -153,8 +153,7 @@ type CreateRequest struct {
 	Topology                 TopologyRequirement
 }
 
-// CreateResponse tells of the volume that was made. Capacity is in bytes, 0
-// when the driver does not say.
+// CreateResponse describes the volume that was made. Capacity is in bytes, 0 if the driver does not report it.
 type CreateResponse struct {
 	ExternalID         string
 	Capacity           int64
@@ -196,8 +195,7 @@ type ExpandRequest struct {
 	CapacityMin, CapacityMax int64
 }
 
-// ExpandResponse tells the new size in bytes, and whether ExpandNode must
-// follow where the volume is in use.
+// ExpandResponse has the new size in bytes, and says whether ExpandNode must follow if the volume is in use.
 type ExpandResponse struct {
 	Capacity              int64
 	NodeExpansionRequired bool
@@ -217,8 +215,8 @@ type CreateSnapshotRequest struct {
 	Parameters map[string]string
 }
 
-// Snapshot is a snapshot as the driver tells it. Size is in bytes, 0 when the
-// driver does not say; Ready says that it can be the source of a volume.
+// Snapshot is a snapshot as the driver reports it. Size is in bytes, 0 if the driver does not report it; Ready
+// says that it can be the source of a volume.
 type Snapshot struct {
 	ID               string
 	VolumeExternalID string
@@ -227,8 +225,7 @@ type Snapshot struct {
 	Ready            bool
 }
 
-// ListSnapshotsRequest asks for a page of snapshots, of one volume or with one
-// id where these are set.
+// ListSnapshotsRequest asks for a page of snapshots, optionally of one volume or with one id.
 type ListSnapshotsRequest struct {
 	Page             Page
 	VolumeExternalID string

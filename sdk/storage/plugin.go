@@ -15,9 +15,8 @@ import (
 // Kind is the kind's protocol with its version.
 const Kind = "storage.v1"
 
-// Plugin serves an implementation: sdk.Main(info, storage.Plugin(impl)). What
-// impl can do besides Storage is told by which of Provisioner, Expander,
-// Snapshotter and StatsReader it implements.
+// Plugin serves an implementation: sdk.Main(info, storage.Plugin(impl)). The plugin also supports those of
+// Provisioner, Expander, Snapshotter and StatsReader that impl implements.
 func Plugin(impl Storage) sdk.Plugin {
 	return sdk.Plugin{
 		Kind: Kind,
@@ -28,13 +27,13 @@ func Plugin(impl Storage) sdk.Plugin {
 	}
 }
 
-// server is the protocol's side of an implementation.
+// server adapts an implementation to the protocol.
 type server struct {
 	storagev1.UnimplementedStorageServiceServer
 	impl Storage
 }
 
-// optional gives the implementation's further ability T, or Unimplemented.
+// optional returns impl as T, or Unimplemented.
 func optional[T any](impl Storage, what string) (T, error) {
 	v, ok := impl.(T)
 	if !ok {

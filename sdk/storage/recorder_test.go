@@ -11,14 +11,13 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// arguments is what a call of the recorder was given, besides the driver.
+// arguments are the driver and the other arguments of a call.
 type arguments struct {
 	Driver Driver
 	Args   []any
 }
 
-// recorder is an implementation that keeps what it was called with and answers
-// what it was told to.
+// recorder is an implementation that records its arguments and returns prepared answers.
 type recorder struct {
 	got    arguments
 	answer any
@@ -132,7 +131,7 @@ func (r *recorder) VolumeStats(_ context.Context, d Driver, req StatsRequest) (S
 	return answer[Stats](r)
 }
 
-// dial serves impl and gives a client of it; opts are for the client's side.
+// dial serves impl and returns a client of it; opts are for the client.
 func dial(t *testing.T, impl Storage, opts ...grpc.DialOption) Client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)

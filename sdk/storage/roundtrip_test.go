@@ -21,8 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// a call of every method, with arguments drawn by gen, and the answer that it is
-// to give back.
+// calls has a call of every method, with arguments drawn by gen and the answer that the plugin must return.
 var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want, got any, err error){
 	"Probe": func(c Client, r *recorder, g *gen) (arguments, any, any, error) {
 		timeout, d := draw[time.Duration](g), draw[Driver](g)
@@ -97,7 +96,7 @@ func onVolume(method func(Client, context.Context, Driver, Volume, string) error
 	}
 }
 
-// gen draws values: random ones, or such that no field is zero.
+// gen draws values: random ones, or values without zero fields.
 type gen struct {
 	ctx  context.Context
 	t    *rapid.T
@@ -113,7 +112,7 @@ func draw[T any](g *gen) T {
 	return rapid.MakeCustom[T](valid).Draw(g.t, "value")
 }
 
-// will draws the answer that the recorder is to give.
+// will draws the answer that the recorder returns.
 func will[T any](r *recorder, g *gen) T {
 	v := draw[T](g)
 	r.answer = v
@@ -122,7 +121,7 @@ func will[T any](r *recorder, g *gen) T {
 
 func sampled[T any](values ...T) *rapid.Generator[any] { return rapid.SampledFrom(values).AsAny() }
 
-// valid keeps to the values that the protocol can say.
+// valid restricts values to those that the protocol can represent.
 var valid = rapid.MakeConfig{
 	Types: map[reflect.Type]*rapid.Generator[any]{
 		reflect.TypeFor[AccessMode](): sampled("", SingleNodeReaderOnly, SingleNodeWriter, SingleNodeSingleWriter,
@@ -142,7 +141,7 @@ var valid = rapid.MakeConfig{
 	},
 }
 
-// fill sets every field to something that is not zero.
+// fill sets every field to a value that is not zero.
 func fill(v reflect.Value) {
 	switch v.Interface().(type) {
 	case AccessMode:
@@ -196,7 +195,7 @@ func TestEveryMethodIsTested(t *testing.T) {
 	}
 }
 
-// What the host gives to a call arrives, and what the plugin answers comes back.
+// The plugin receives the host's arguments unchanged, and the host the plugin's answer.
 func TestRoundTrip(t *testing.T) {
 	for name, do := range calls {
 		t.Run(name, func(t *testing.T) {
@@ -218,8 +217,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// Every field of the protocol has its place in the Go types.
-func TestNoFieldOfTheProtocolIsForgotten(t *testing.T) {
+// Every field of the protocol has a field in the Go types.
+func TestEveryProtocolFieldIsConverted(t *testing.T) {
 	for name, do := range calls {
 		t.Run(name, func(t *testing.T) {
 			r := &recorder{}
@@ -260,7 +259,7 @@ func (s *checkedStream) RecvMsg(m any) error {
 	return err
 }
 
-// checkSet fails for each field that is not set, however deep.
+// checkSet fails for each field that is not set, recursively.
 func checkSet(t *testing.T, m protoreflect.Message) {
 	t.Helper()
 	fields := m.Descriptor().Fields()
@@ -280,7 +279,7 @@ func checkSet(t *testing.T, m protoreflect.Message) {
 	}
 }
 
-// An error keeps its code and message, whatever the method.
+// An error keeps its code and message in every method.
 func TestErrorsComeBack(t *testing.T) {
 	for name, do := range calls {
 		r := &recorder{err: status.Error(codes.FailedPrecondition, "no such thing")}
@@ -291,7 +290,7 @@ func TestErrorsComeBack(t *testing.T) {
 	}
 }
 
-// A plugin that can do no more than it must answers Unimplemented to the rest.
+// A plugin without the optional interfaces returns Unimplemented for their methods.
 func TestOptionalInterfaces(t *testing.T) {
 	must := map[string]bool{
 		"Fingerprint": true, "Probe": true, "ValidateVolume": true, "Attach": true, "Detach": true,
@@ -328,7 +327,7 @@ func TestMillisecondsNeverBecomeTheDefault(t *testing.T) {
 	}
 }
 
-// canonical is a value as data, in which nil and empty are the same.
+// canonical returns a value as data in which nil and empty are equal.
 func canonical(v any) any {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -1,10 +1,7 @@
-// Package storage is the SDK's kind "storage": CSI volumes. An author
-// implements Storage, and the optional interfaces for what else the plugin can
-// do, and serves it with sdk.Main(storage.Plugin(...)). The protocol below is
-// pannier.plugin.storage.v1.
-//
-// It imports neither host nor cluster. A plugin keeps no state: each call
-// names its driver and carries all that it needs.
+// Package storage is the kind "storage": CSI volumes. An author implements Storage, optionally also Provisioner,
+// Expander, Snapshotter and StatsReader, and serves it with sdk.Main(storage.Plugin(...)). The protocol is
+// pannier.plugin.storage.v1. A plugin keeps no state: each call names its driver and carries everything that it
+// needs.
 package storage
 
 import (
@@ -12,23 +9,21 @@ import (
 	"time"
 )
 
-// Storage is what a plugin of the kind "storage" must do. The host calls it
-// through the same interface (Client), so one reading serves both sides.
+// Storage is the interface of a plugin of the kind "storage". The host calls it through the same interface
+// (Client).
 //
-// Errors are gRPC status errors with the codes that the CSI spec gives them
-// (section "Error Scheme"); any other error reaches the host as Internal. Every
-// call may be repeated with the same arguments, at any time and by another
-// process of the same plugin: an implementation keeps nothing that must last.
+// Errors are gRPC status errors with the codes of the CSI spec (section "Error Scheme"); any other error reaches
+// the host as Internal. Every call may be repeated with the same arguments, at any time and by another process of
+// the same plugin.
 type Storage interface {
-	// Fingerprint calls report with what the driver is and can do, at once and
-	// then on each change, until ctx ends; it then returns ctx.Err(). A driver
-	// that is away is a report with Healthy false, never an error. An error from
-	// report ends the call.
+	// Fingerprint calls report with the driver's identity, capabilities and health, at once and then on each
+	// change, until ctx ends; it then returns ctx.Err(). An unreachable driver is a report with Healthy false,
+	// never an error. An error from report ends the call.
 	Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions, report func(Fingerprint) error) error
 	// Probe asks the driver once whether it is ready, within timeout (0: 5 s).
 	Probe(ctx context.Context, d Driver, timeout time.Duration) (ready bool, err error)
-	// ValidateVolume compares what is asked with what the driver confirms.
-	// FailedPrecondition lists all differences; warnings are for the operator.
+	// ValidateVolume compares the request with what the driver confirms. FailedPrecondition lists all differences;
+	// warnings are for the operator.
 	ValidateVolume(ctx context.Context, d Driver, req ValidateRequest) (warnings []string, err error)
 
 	// Attach makes the volume available on a node (ControllerPublishVolume) and
@@ -46,10 +41,9 @@ type Storage interface {
 	Unpublish(ctx context.Context, d Driver, v Volume, targetPath string) error
 }
 
-// Provisioner makes, deletes and lists volumes. Optional: the host gets
-// Unimplemented from a plugin that has it not.
+// Provisioner makes, deletes and lists volumes. It is optional: without it the host gets Unimplemented.
 type Provisioner interface {
-	// Create provisions a volume, or gives back the one of that name (CreateVolume).
+	// Create makes a volume, or returns the existing one of that name (CreateVolume).
 	Create(ctx context.Context, d Driver, req CreateRequest) (CreateResponse, error)
 	// Delete deprovisions a volume (DeleteVolume). NotFound is success.
 	Delete(ctx context.Context, d Driver, v Volume) error
@@ -61,14 +55,14 @@ type Provisioner interface {
 type Expander interface {
 	// Expand grows the volume (ControllerExpandVolume).
 	Expand(ctx context.Context, d Driver, req ExpandRequest) (ExpandResponse, error)
-	// ExpandNode grows what is mounted on this node (NodeExpandVolume) and returns
-	// the new size in bytes, 0 when the driver does not say.
+	// ExpandNode grows the volume mounted on this node (NodeExpandVolume) and returns the new size in bytes, 0 if
+	// the driver does not report it.
 	ExpandNode(ctx context.Context, d Driver, req ExpandNodeRequest) (capacity int64, err error)
 }
 
 // Snapshotter makes, deletes and lists snapshots. Optional.
 type Snapshotter interface {
-	// CreateSnapshot makes a snapshot, or gives back the one of that name (CreateSnapshot).
+	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
 	CreateSnapshot(ctx context.Context, d Driver, req CreateSnapshotRequest) (Snapshot, error)
 	// DeleteSnapshot deletes a snapshot (DeleteSnapshot). NotFound is success.
 	DeleteSnapshot(ctx context.Context, d Driver, snapshotID string, secrets map[string]string) error
@@ -82,8 +76,8 @@ type StatsReader interface {
 	VolumeStats(ctx context.Context, d Driver, req StatsRequest) (Stats, error)
 }
 
-// Client is the host's side of a storage plugin. What the plugin does not
-// implement answers Unimplemented.
+// Client is the host's client of a storage plugin. Methods that the plugin does not implement return
+// Unimplemented.
 type Client interface {
 	Storage
 	Provisioner

@@ -399,10 +399,10 @@ func TestAPluginThatIsAwayHasNoDevicesToGive(t *testing.T) {
 	silent := tells()
 	silent.silent = true
 	h.put(t, "p", silent)
-	if e := h.happened(t, "unhealthy", "p/a"); !strings.Contains(e.Message, "does not tell of its devices") {
+	if e := h.happened(t, "unhealthy", "p/a"); !strings.Contains(e.Message, "has not reported its devices") {
 		t.Errorf("the event: %+v", e)
 	}
-	if _, err := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be asked`) {
+	if _, err := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be reached`) {
 		t.Errorf("%v", err)
 	}
 	h.put(t, "p", tells(group("T4", well("a"))))
@@ -417,7 +417,7 @@ func TestAPluginThatTellsWhatIsWrongIsNotBelieved(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, err := h.Pick(ctx, workload("w"), []Request{{"gpu", 1}})
-	if !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be asked: what it tells of its devices is wrong`) || len(h.List()) != 0 {
+	if !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be reached: its report of its devices is invalid`) || len(h.List()) != 0 {
 		t.Errorf("%v, %+v", err, h.List())
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrTooFew says that this node has too few of the devices that are asked for, or too
-// few that are free and healthy. The message tells who has them.
+// ErrTooFew says that this node has too few of the requested devices, or too few that are free and healthy. The
+// message lists who has them.
 var ErrTooFew = errcode.FailedPrecondition.New("too few devices")
 
-// Request asks for devices by their group.
+// Request asks for devices of a group.
 type Request struct {
 	Name  string // TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME
 	Count int    // above 0
@@ -25,21 +25,21 @@ type Request struct {
 // Given is a device that a workload has.
 type Given struct {
 	Ref
-	Request string `json:"request"` // the name that it was asked for by
+	Request string `json:"request"` // the name in the request
 	Group   string `json:"group"`   // VENDOR/TYPE/NAME
 }
 
-// CheckName says whether devices can be asked for by a name.
+// CheckName checks that a name has the form of a request for devices.
 func CheckName(name string) error {
 	for _, part := range strings.SplitN(name, "/", 3) {
 		if part == "" {
-			return fmt.Errorf("%q is no name of devices: TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME is needed", name)
+			return fmt.Errorf("%q does not name devices: want TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME", name)
 		}
 	}
 	return nil
 }
 
-// matches says whether a group is one of those that a name asks for.
+// matches says whether a name selects a group.
 func matches(name string, g Group) bool {
 	switch parts := strings.SplitN(name, "/", 3); len(parts) {
 	case 1:
@@ -51,9 +51,9 @@ func matches(name string, g Group) bool {
 	}
 }
 
-// Pick gives a workload free and healthy devices for all requests, or none. While a
-// plugin has not told of its devices yet, as after a start of the host, it waits for that
-// until ctx ends where they may be needed. The error is ErrTooFew.
+// Pick allocates free and healthy devices to a workload for all requests, or none. While a plugin has not reported
+// its devices yet, as after a start of the host, Pick waits for it until ctx ends if its devices may be needed.
+// The error is ErrTooFew.
 func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Request) ([]Given, error) {
 	for {
 		r.mu.Lock()
@@ -71,7 +71,7 @@ func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Re
 	}
 }
 
-// waitsFor names the plugins that may still tell of devices. mu is held.
+// waitsFor names the plugins that may still report devices. The caller holds mu.
 func (r *Registry) waitsFor() (out []string) {
 	if !r.listed {
 		return []string{"all plugins"}
@@ -88,9 +88,9 @@ func (r *Registry) waitsFor() (out []string) {
 	return out
 }
 
-// pick is Pick with what is known now. mu is held.
+// pick is Pick with the devices known now. The caller holds mu.
 func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given, err error) {
-	// Whoever asks more closely has the first choice: then all are served if they can be.
+	// More specific requests choose first, so that all are served if possible.
 	want = slices.Clone(want)
 	slices.SortStableFunc(want, func(a, b Request) int { return cmp.Compare(strings.Count(b.Name, "/"), strings.Count(a.Name, "/")) })
 	groups := r.groups()
@@ -122,10 +122,10 @@ func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given
 	return given, nil
 }
 
-// maxReasons bounds how many devices an error tells of.
+// maxReasons bounds how many devices an error lists.
 const maxReasons = 8
 
-// tooFew says what keeps a request from being met, device by device.
+// tooFew explains, device by device, why a request cannot be satisfied.
 func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 	var reasons, names []string
 	for _, g := range groups {
@@ -157,7 +157,7 @@ func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 	return fmt.Errorf("device %q: %w: %d asked for, %d free: %s", req.Name, ErrTooFew, req.Count, min(free, req.Count), why)
 }
 
-// withSilent adds to an error why plugins have told of no devices. mu is held.
+// withSilent adds to an error why plugins have reported no devices. The caller holds mu.
 func (r *Registry) withSilent(err error) error {
 	for _, plugin := range slices.Sorted(maps.Keys(r.told)) {
 		if t := r.told[plugin]; !t.once && t.away != "" {
@@ -167,7 +167,7 @@ func (r *Registry) withSilent(err error) error {
 	return err
 }
 
-// Hold notes what a workload was given before a restart of the host.
+// Hold records the devices that a workload had before a restart of the host.
 func (r *Registry) Hold(holder claim.WorkloadRef, given []Given) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +177,7 @@ func (r *Registry) Hold(holder claim.WorkloadRef, given []Given) {
 	r.changed.Notify()
 }
 
-// Free takes all devices of a workload back. One that has none is fine.
+// Free frees all devices of a workload. It does nothing if there are none.
 func (r *Registry) Free(holder claim.WorkloadRef) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

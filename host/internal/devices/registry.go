@@ -1,11 +1,9 @@
-// Package devices knows the devices of this node: which there are and how they are, as
-// the device plugins' fingerprints say, and which workload has which.
+// Package devices knows the devices of this node: their existence and health, from the device plugins'
+// fingerprints, and which workload has which device.
 //
-// A plugin that is swapped or started again says nothing about its devices: what was
-// known stands for a while. Who has which device is kept in memory only; it is in the
-// workloads' records, from which it is put back by Hold before anything else is given.
-//
-// It imports the SDK's kind and package events, and knows plugins as functions only.
+// A plugin that is swapped or restarted reports nothing for a while, so its last report stays valid for some time.
+// Allocations are kept in memory only. They are also in the workloads' records, from which Hold restores them
+// before any device is allocated.
 package devices
 
 import (
@@ -26,18 +24,18 @@ import (
 	"github.com/pannier/pannier/sdk/device"
 )
 
-// Plugins are the device plugins of this host (catalog.Catalog).
+// Plugins is the part of catalog.Catalog that the registry uses.
 type Plugins interface {
-	// AwaitDevicePlugins waits until the plugins' names are others than seen, or those of
-	// the plugins that may turn out to be some are others than unknown.
+	// AwaitDevicePlugins waits until the names of the device plugins differ from seen, or the names of plugins
+	// that may turn out to be device plugins differ from unknown.
 	AwaitDevicePlugins(ctx context.Context, seen, unknown []string) (names, pending []string, err error)
-	// Device borrows a plugin until release is called.
+	// Device acquires a plugin until release is called.
 	Device(ctx context.Context, name string) (client device.Client, release func(), err error)
-	// DoDevice runs fn with a plugin, again where its process ends in the middle.
+	// DoDevice runs fn with a plugin, and again if its process ends during the call.
 	DoDevice(ctx context.Context, name string, fn func(ctx context.Context, client device.Client) error) error
 }
 
-// Registry knows this node's devices. Run keeps it true.
+// Registry knows this node's devices. Run keeps it up to date.
 type Registry struct {
 	plugins Plugins
 	events  *events.Bus
@@ -46,30 +44,30 @@ type Registry struct {
 
 	mu      sync.Mutex
 	told    map[string]*told // by plugin
-	listed  bool             // the plugins' names are known
+	listed  bool             // the names of the plugins are known
 	pending []string         // plugins that may turn out to have devices
 	holders map[Ref]claim.WorkloadRef
 	changed notify.Broadcast
 }
 
-// told is what one plugin says.
+// told is the last report of one plugin.
 type told struct {
 	groups []device.Group
-	once   bool   // it has said so
-	away   string // why what it said does not count any more; empty: it does
+	once   bool   // it has reported at least once
+	away   string // why the report is not valid any more; empty: it is valid
 }
 
 type timing struct {
-	// stand is how long what a plugin has said counts while the plugin is away, and how
-	// long its first word may take.
+	// stand is how long a report stays valid while the plugin is unavailable, and how long its first report may
+	// take.
 	stand              time.Duration
 	retryMin, retryMax time.Duration // the pause between two streams
-	sample             time.Duration // bounds one sample of statistics
+	sample             time.Duration // timeout of one sample of statistics
 }
 
 var defaultTiming = timing{stand: 30 * time.Second, retryMin: 50 * time.Millisecond, retryMax: 2 * time.Second, sample: 5 * time.Second}
 
-// New makes a registry of the plugins' devices.
+// New returns a registry of the plugins' devices.
 func New(plugins Plugins, bus *events.Bus, log hclog.Logger) *Registry {
 	return &Registry{
 		plugins: plugins, events: bus, log: log, timing: defaultTiming,
@@ -77,7 +75,7 @@ func New(plugins Plugins, bus *events.Bus, log hclog.Logger) *Registry {
 	}
 }
 
-// Ref names one device of this node.
+// Ref identifies one device of this node.
 type Ref struct {
 	Plugin string `json:"plugin"`
 	ID     string `json:"id"`
@@ -85,7 +83,7 @@ type Ref struct {
 
 func (r Ref) String() string { return r.Plugin + "/" + r.ID }
 
-// Group is devices that are alike, of one plugin.
+// Group is a set of identical devices of one plugin.
 type Group struct {
 	Plugin             string
 	Vendor, Type, Name string
@@ -93,26 +91,26 @@ type Group struct {
 	Devices            []Device // by id
 }
 
-// String is VENDOR/TYPE/NAME.
+// String returns VENDOR/TYPE/NAME.
 func (g Group) String() string { return g.Vendor + "/" + g.Type + "/" + g.Name }
 
-// Device is one device as it is now.
+// Device is the current state of one device.
 type Device struct {
 	ID       string
 	Healthy  bool
 	Message  string // why it is not healthy
 	Locality string
-	Holder   claim.WorkloadRef // zero: it is free
+	Holder   claim.WorkloadRef // zero: free
 }
 
-// List tells of all devices, by group and plugin.
+// List returns all devices, sorted by group and plugin.
 func (r *Registry) List() []Group {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.groups()
 }
 
-// groups is List. mu is held.
+// groups is List. The caller holds mu.
 func (r *Registry) groups() (out []Group) {
 	for plugin, t := range r.told {
 		for _, g := range t.groups {
@@ -134,10 +132,10 @@ func (r *Registry) groups() (out []Group) {
 	return out
 }
 
-// Changed is closed when anything that List tells next changes.
+// Changed returns a channel that is closed when the result of List next changes.
 func (r *Registry) Changed() <-chan struct{} { return r.changed.Wait() }
 
-// change changes what is known and tells of the devices whose health is then another.
+// change runs do, and publishes an event for each device whose health it changed.
 func (r *Registry) change(do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,7 +156,7 @@ func (r *Registry) change(do func()) {
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(before), compareRefs) {
 		if _, there := now[ref]; !there {
-			r.event("gone", ref, before[ref], "its plugin does not tell of it any more")
+			r.event("gone", ref, before[ref], "its plugin does not report it any more")
 		}
 	}
 }
@@ -187,7 +185,7 @@ func (r *Registry) event(kind string, ref Ref, d grouped, why string) {
 	details := map[string]string{"group": d.group}
 	if d.Holder != (claim.WorkloadRef{}) {
 		details["workload"] = d.Holder.String()
-		why = strings.TrimPrefix(fmt.Sprintf("%s; workload %q has it and goes on", why, d.Holder), "; ")
+		why = strings.TrimPrefix(fmt.Sprintf("%s; workload %q has it and continues", why, d.Holder), "; ")
 	}
 	r.events.Publish(events.Event{Topic: events.TopicDevice, Type: kind, Subject: ref.String(), Message: why, Details: details})
 }

@@ -15,9 +15,8 @@ import (
 	"github.com/pannier/pannier/sdk/device"
 )
 
-// Reserve asks the plugins what a workload needs to use the devices that it was given.
-// It may be repeated. Errors are the plugins' gRPC status errors; FailedPrecondition where
-// an answer cannot be used.
+// Reserve asks the plugins what a workload needs to use its devices. It may be repeated. Errors are the plugins'
+// gRPC status errors; FailedPrecondition if an answer cannot be used.
 func (r *Registry) Reserve(ctx context.Context, given []Given) (device.Reservation, error) {
 	ids := map[string][]string{}
 	for _, g := range given {
@@ -45,20 +44,20 @@ func (r *Registry) Reserve(ctx context.Context, given []Given) (device.Reservati
 		}
 	}
 	if err := all.Validate(); err != nil {
-		return all, status.Errorf(codes.FailedPrecondition, "what the device plugins answer cannot be used: %v", err)
+		return all, status.Errorf(codes.FailedPrecondition, "the device plugins' answer cannot be used: %v", err)
 	}
 	return all, nil
 }
 
-// Sample is how the devices of one plugin are used.
+// Sample is the use of one plugin's devices.
 type Sample struct {
 	Plugin  string
 	Devices []device.Stats
-	// Err says why there are none; nil with none: the plugin has no statistics.
+	// Err says why there are no statistics; nil if the plugin does not support them.
 	Err error
 }
 
-// Sample asks each plugin once how its devices are used.
+// Sample reads from each plugin once how its devices are used.
 func (r *Registry) Sample(ctx context.Context) []Sample {
 	r.mu.Lock()
 	names := slices.Sorted(maps.Keys(r.told))
@@ -82,7 +81,7 @@ func (r *Registry) sample(ctx context.Context, plugin string) Sample {
 		defer cancel()
 		err := client.Stats(ctx, time.Minute, func(devices []device.Stats) error {
 			out.Devices, got = devices, true
-			cancel() // one is enough
+			cancel() // one report is enough
 			return nil
 		})
 		if got {

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/sdk/device"
 )
 
-// Run follows the device plugins, all that there are at any time, until ctx ends.
+// Run follows all device plugins until ctx ends.
 func (r *Registry) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -29,7 +29,7 @@ func (r *Registry) Run(ctx context.Context) {
 	for {
 		var err error
 		if names, pending, err = r.plugins.AwaitDevicePlugins(ctx, names, pending); err != nil {
-			return // the host stops
+			return // the host is stopping
 		}
 		for name, stop := range watched {
 			if !slices.Contains(names, name) {
@@ -37,7 +37,7 @@ func (r *Registry) Run(ctx context.Context) {
 				delete(watched, name)
 			}
 		}
-		r.list(names, pending) // before any of them tells something
+		r.list(names, pending) // before any of them reports
 		for _, name := range names {
 			if watched[name] == nil {
 				watching, stop := context.WithCancel(ctx)
@@ -48,7 +48,7 @@ func (r *Registry) Run(ctx context.Context) {
 	}
 }
 
-// list takes in which plugins there are.
+// list updates the list of plugins.
 func (r *Registry) list(names, pending []string) {
 	r.change(func() {
 		r.listed, r.pending = true, pending
@@ -61,11 +61,10 @@ func (r *Registry) list(names, pending []string) {
 	})
 }
 
-// watch holds a fingerprint stream of a plugin, over one of its processes after the
-// other, until ctx ends.
+// watch keeps a fingerprint stream of a plugin open until ctx ends, with one process after the other.
 func (r *Registry) watch(ctx context.Context, plugin string) {
 	pause := &backoff.ExponentialBackOff{InitialInterval: r.timing.retryMin, MaxInterval: r.timing.retryMax, Multiplier: 2, RandomizationFactor: 0.3}
-	last := time.Now() // when the plugin was last heard
+	last := time.Now() // when the plugin last reported
 	for {
 		heard, err := r.fingerprint(ctx, plugin)
 		if ctx.Err() != nil {
@@ -87,13 +86,12 @@ func (r *Registry) watch(ctx context.Context, plugin string) {
 }
 
 var (
-	// errSilent: the plugin is there and says nothing.
-	errSilent = errors.New("it does not tell of its devices")
-	errWrong  = errors.New("what it tells of its devices is wrong")
+	// errSilent says that the plugin runs but has reported nothing.
+	errSilent = errors.New("it has not reported its devices")
+	errWrong  = errors.New("its report of its devices is invalid")
 )
 
-// fingerprint is one stream over one lease of the plugin. heard says whether it told
-// anything.
+// fingerprint runs one stream with one process of the plugin. heard says whether anything was reported.
 func (r *Registry) fingerprint(ctx context.Context, plugin string) (heard bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -119,8 +117,8 @@ func (r *Registry) fingerprint(ctx context.Context, plugin string) (heard bool, 
 	return heard, err
 }
 
-// report takes in what a plugin says; one that is not watched any more says nothing, and
-// one that repeats itself nothing new.
+// report stores a plugin's report. Reports of plugins that are not watched any more are ignored, and so are
+// unchanged ones.
 func (r *Registry) report(ctx context.Context, plugin string, groups []device.Group) {
 	r.mu.Lock()
 	t := r.told[plugin]
@@ -136,16 +134,16 @@ func (r *Registry) report(ctx context.Context, plugin string, groups []device.Gr
 	})
 }
 
-// away lets what a plugin said not count any more.
+// away marks a plugin's report as not valid any more.
 func (r *Registry) away(plugin string, why error) {
-	text := fmt.Sprintf("plugin %q cannot be asked: %v", plugin, why)
+	text := fmt.Sprintf("plugin %q cannot be reached: %v", plugin, why)
 	r.change(func() {
 		t := r.told[plugin]
 		if t == nil || t.away == text {
 			return
 		}
 		if t.away == "" {
-			r.log.Warn("a device plugin does not tell of its devices; they are given to no workload", "plugin", plugin, "error", why)
+			r.log.Warn("a device plugin does not report its devices; they are allocated to no workload", "plugin", plugin, "error", why)
 		}
 		r.told[plugin] = &told{groups: t.groups, once: t.once, away: text}
 	})

@@ -192,7 +192,7 @@ func TestADeviceDoesNotLieWhereAVolumeIs(t *testing.T) {
 
 func TestRequestsForDevicesThatCannotBeMet(t *testing.T) {
 	for want, requests := range map[string][]DeviceRequest{
-		"is no name of devices":      {{Name: "a//b", Count: 1}},
+		"does not name devices":     {{Name: "a//b", Count: 1}},
 		"is there twice":             {{Name: "gpu", Count: 1}, {Name: "gpu", Count: 1}},
 		"count 0 must be from 1":     {{Name: "gpu"}},
 		"count 257 must be from 1 t": {{Name: "gpu", Count: 257}},

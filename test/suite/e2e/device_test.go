@@ -128,7 +128,7 @@ func TestAWorkloadKeepsItsDevice(t *testing.T) {
 	h.Write("sick/zero-0", "it wobbles")
 	devicesAre(t, h, "zero-0 unhealthy default/w")
 	h.Eventually("it is told of", func() error {
-		if out := h.Run("events", "-recent", "100"); !strings.Contains(out, `it wobbles; workload "w" has it and goes on`) {
+		if out := h.Run("events", "-recent", "100"); !strings.Contains(out, `it wobbles; workload "w" has it and continues`) {
 			return fmt.Errorf("events:\n%s", out)
 		}
 		return nil

@@ -1,11 +1,8 @@
-// Package ports gives the node's ports to workloads, each to one at a time.
+// Package ports allocates the node's ports to workloads, each to one at a time.
 //
-// A port is given when no other workload has it and nothing listens on it at that
-// moment, whoever it is: who asks is told at once what is in the way. It keeps
-// nothing on disk: what was given before a restart of the host is in the workloads'
-// records, and is put back by Restore before anything else is given.
-//
-// It imports the standard library only.
+// A port is allocated only if no other workload has it and no program listens on it at that moment. Otherwise the
+// caller learns at once what is in the way. The package keeps nothing on disk: after a restart of the host,
+// Restore puts back the ports in the workloads' records before any new port is allocated.
 package ports
 
 import (
@@ -20,14 +17,13 @@ import (
 	"syscall"
 )
 
-// The range that ports are picked from where nothing else is asked for; Nomad's.
+// The default range for ports that are not static. It is Nomad's.
 const (
 	DefaultMin = 20000
 	DefaultMax = 32000
 )
 
-// ErrTaken says that the port is another workload's, or that another program listens
-// on it.
+// ErrTaken says that another workload has the port, or that another program listens on it.
 var ErrTaken = errors.New("the port is taken")
 
 // ErrExhausted says that no port of the range is free.
@@ -36,10 +32,10 @@ var ErrExhausted = errors.New("no port is free")
 // Request asks for one port.
 type Request struct {
 	Label  string // for errors
-	Static int    // 0: any free one of the range
+	Static int    // 0: any free port of the range
 }
 
-// Allocator knows who has which port of this node. It is safe for concurrent use.
+// Allocator records which workload has which port of this node. It is safe for concurrent use.
 type Allocator struct {
 	min, max int
 
@@ -47,14 +43,13 @@ type Allocator struct {
 	holders map[int]string // by port
 }
 
-// New makes an allocator that picks ports from first to last.
+// New returns an allocator that picks ports from first to last.
 func New(first, last int) *Allocator {
 	return &Allocator{min: first, max: last, holders: map[int]string{}}
 }
 
-// Take gives a holder the ports that it asks for, in the same order, or none of
-// them. A static one may lie outside of the range. The error is ErrTaken or
-// ErrExhausted and names the label and who is in the way.
+// Take allocates the requested ports to a holder, in the same order, or none of them. A static port may be outside
+// the range. The error is ErrTaken or ErrExhausted and names the label and whatever is in the way.
 func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +60,7 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 			got = nil
 		}
 	}()
-	for n, r := range want { // the static ones first: none of them is picked then
+	for n, r := range want { // static ports first, so that none of them is picked for another request
 		if r.Static == 0 {
 			continue
 		}
@@ -86,8 +81,8 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 	return got, nil
 }
 
-// Restore notes what a holder was given before a restart of the host. Its programs
-// may listen there already. A port that another one has is ErrTaken.
+// Restore records the ports that a holder had before a restart of the host. Its programs may listen on them
+// already. ErrTaken: another holder has one of them.
 func (a *Allocator) Restore(holder string, ports ...int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -102,7 +97,7 @@ func (a *Allocator) Restore(holder string, ports ...int) error {
 	return nil
 }
 
-// Release takes all ports of a holder back. One that has none is fine.
+// Release frees all ports of a holder. It does nothing if there are none.
 func (a *Allocator) Release(holder string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,7 +108,7 @@ func (a *Allocator) Release(holder string) {
 	}
 }
 
-// Held is how many ports are held.
+// Held returns how many ports are held.
 func (a *Allocator) Held() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -126,8 +121,8 @@ func (a *Allocator) forget(ports []int) {
 	}
 }
 
-// pick finds a free port, beginning anywhere: one that was just released is not
-// given at once, while somebody may still believe in it.
+// pick finds a free port, starting at a random one, so that a port that was just released is not reused while
+// others may still connect to it.
 func (a *Allocator) pick() (int, error) {
 	size := a.max - a.min + 1
 	if size <= 0 {
@@ -154,21 +149,21 @@ func heldError(port int, holder string) error {
 	return fmt.Errorf("%w: %d is held by %s", ErrTaken, port, holder)
 }
 
-// unused fails where a program listens on the port, on any address of the node.
+// unused fails if a program listens on the port, on any address of the node.
 func unused(port int) error {
 	address := net.JoinHostPort("", strconv.Itoa(port))
 	var cfg net.ListenConfig
 	stream, err := cfg.Listen(context.Background(), "tcp", address)
 	if err == nil {
-		_ = stream.Close() // it was for the test only
+		_ = stream.Close() // opened only for the test
 		var packets net.PacketConn
 		if packets, err = cfg.ListenPacket(context.Background(), "udp", address); err == nil {
-			_ = packets.Close() // as above
+			_ = packets.Close() // likewise
 			return nil
 		}
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%w: %d is used by a program that is no workload's (see: ss -lntup sport = :%d)", ErrTaken, port, port)
+		return fmt.Errorf("%w: %d is used by a program that is not a workload's (see: ss -lntup sport = :%d)", ErrTaken, port, port)
 	}
 	var call *os.SyscallError
 	if errors.As(err, &call) {

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// temporary begins the name of a file that is being written.
+// temporary is the prefix of files that are being written.
 const temporary = ".writing-"
 
-// folder is an open folder of a service.
+// folder is an open directory of a service.
 type folder struct{ fd int }
 
-func (f folder) close() { _ = unix.Close(f.fd) } // nothing is written through it
+func (f folder) close() { _ = unix.Close(f.fd) } // only closes a directory: no data can be lost
 
-// enter opens the folder of a place, each one in the one above, no link among them.
-// Where uid is given they are made, and the last one is that user's.
+// enter opens the directory of a place, each level relative to the one above, without following links. If uid is
+// given, it makes missing directories, and the last one belongs to that user.
 func (d *Dir) enter(p Place, uid *int) (folder, error) {
 	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -33,7 +33,7 @@ func (d *Dir) enter(p Place, uid *int) (folder, error) {
 			owner, mode = *uid, 0o700
 		}
 		next, err := open(fd, name, uid != nil, owner, mode)
-		_ = unix.Close(fd) // nothing was written through it
+		_ = unix.Close(fd) // no data can be lost
 		if err != nil {
 			return folder{}, fmt.Errorf("folder %q: %w", name, err)
 		}
@@ -42,8 +42,7 @@ func (d *Dir) enter(p Place, uid *int) (folder, error) {
 	return folder{fd}, nil
 }
 
-// open opens a folder, and makes it before where it is to: of that owner, with that
-// mode whatever the umask is.
+// open opens a directory. If it is to be made, it gets that owner and mode, whatever the umask is.
 func open(in int, name string, made bool, owner int, mode uint32) (int, error) {
 	fresh := false
 	if made {
@@ -54,20 +53,20 @@ func open(in int, name string, made bool, owner int, mode uint32) (int, error) {
 	}
 	fd, err := unix.Openat(in, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		return 0, fmt.Errorf("%w: a link or a file, not a folder", ErrForeign)
+		return 0, fmt.Errorf("%w: a link or a file, not a directory", ErrForeign)
 	}
 	if err != nil || !made {
 		return fd, err
 	}
 	if err = adopt(fd, fresh, owner, mode); err != nil {
-		_ = unix.Close(fd) // as it was opened
+		_ = unix.Close(fd) // it was only opened
 		return 0, err
 	}
 	return fd, nil
 }
 
-// adopt gives a folder that was just made its owner. One that was there before, or was
-// made by a host that was killed in between, must be the owner's or the host's.
+// adopt sets the owner of a directory that was just made. A directory that existed before, perhaps made by a host
+// that was killed meanwhile, must belong to the owner or the host.
 func adopt(fd int, fresh bool, owner int, mode uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -85,7 +84,7 @@ func adopt(fd int, fresh bool, owner int, mode uint32) error {
 	return unix.Fchmod(fd, mode)
 }
 
-// replace writes a file beside the one of its name and renames it.
+// replace writes a temporary file beside the named one and renames it.
 func (f folder) replace(name string, data []byte, uid int) (err error) {
 	other := temporary + rand.Text()
 	fd, err := unix.Openat(f.fd, other, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o400)
@@ -95,7 +94,7 @@ func (f folder) replace(name string, data []byte, uid int) (err error) {
 	file := os.NewFile(uintptr(fd), other)
 	defer func() {
 		if err != nil {
-			_ = unix.Unlinkat(f.fd, other, 0) // it may be renamed already
+			_ = unix.Unlinkat(f.fd, other, 0) // fails if it was renamed already
 		}
 		err = errors.Join(err, file.Close())
 	}()
@@ -108,7 +107,7 @@ func (f folder) replace(name string, data []byte, uid int) (err error) {
 	if err := unix.Renameat(f.fd, other, f.fd, name); err != nil {
 		return err
 	}
-	// The folder is the user's: what was renamed may be another file of its own.
+	// The directory belongs to the user, who may have replaced the temporary file.
 	var written, there unix.Stat_t
 	if err := errors.Join(unix.Fstat(fd, &written), unix.Fstatat(f.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
 		return err
@@ -119,9 +118,9 @@ func (f folder) replace(name string, data []byte, uid int) (err error) {
 	return nil
 }
 
-// read reads what is a regular file of the user, and of nobody else.
+// read reads a regular file that belongs to the user and that nobody else can read.
 func (f folder) read(name string, uid int) ([]byte, error) {
-	// O_NONBLOCK: a pipe in its place must not hold the host.
+	// O_NONBLOCK: if the user puts a pipe there, opening it must not block the host.
 	fd, err := unix.Openat(f.fd, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("%w: it is a link", ErrForeign)
@@ -137,20 +136,20 @@ func (f folder) read(name string, uid int) ([]byte, error) {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return nil, fmt.Errorf("%w: it is no regular file", ErrForeign)
+		return nil, fmt.Errorf("%w: it is not a regular file", ErrForeign)
 	case int(st.Uid) != uid:
 		return nil, fmt.Errorf("%w: it belongs to uid %d, not to %d", ErrForeign, st.Uid, uid)
 	case st.Mode&0o077 != 0:
 		return nil, fmt.Errorf("%w: its mode is %#o, others may read it", ErrForeign, st.Mode&0o7777)
 	case st.Nlink != 1:
-		return nil, fmt.Errorf("%w: it has %d names", ErrForeign, st.Nlink)
+		return nil, fmt.Errorf("%w: it has %d hard links", ErrForeign, st.Nlink)
 	case st.Size > maxFile:
 		return nil, fmt.Errorf("%w: it has %d bytes", ErrForeign, st.Size)
 	}
 	return io.ReadAll(io.LimitReader(file, maxFile))
 }
 
-// remove removes one name; what has one in it goes with it.
+// remove removes a name, recursively if it is a directory.
 func (f folder) remove(name string) error {
 	err := unix.Unlinkat(f.fd, name, 0)
 	if errors.Is(err, unix.EISDIR) {

@@ -13,18 +13,17 @@ import (
 )
 
 const (
-	// source is what the mount table says of a tmpfs that was mounted here.
+	// source is the source of our tmpfs in the mount table.
 	source = "pannier-secrets"
-	// mark is the file that makes the directory ours.
+	// mark is the file that marks the directory as ours.
 	mark = ".pannier-secrets"
-	// size bounds a tmpfs that is mounted here: some thousand services' files.
+	// size bounds our tmpfs. It is enough for the files of some thousand services.
 	size = "64m"
 )
 
-// Mount makes the directory and sees to it that it is on a tmpfs: one is mounted there
-// where it is not. Write does so too; who calls it before learns of a fault early. A
-// directory that holds anything else is refused, for what is not known there is
-// removed.
+// Mount makes the directory and mounts a tmpfs there unless it is on one already. Write does this too; calling
+// Mount earlier reports faults earlier. A directory with other content is refused, because unknown files in it
+// would be removed.
 func (d *Dir) Mount() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -59,14 +58,14 @@ func (d *Dir) own() error {
 		return err
 	}
 	if len(entries) > 0 && !ours {
-		return fmt.Errorf("%w: it holds %q: give secrets_dir a directory of its own", ErrForeign, entries[0].Name())
+		return fmt.Errorf("%w: it holds %q: set secrets_dir to an empty directory", ErrForeign, entries[0].Name())
 	}
 	if !inMemory {
 		if err := unix.Mount(source, d.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711,size="+size); err != nil {
-			return fmt.Errorf("it is on a disk, and a tmpfs cannot be mounted there: %w: run the agent as root, or give secrets_dir a directory on a tmpfs, such as one below /run", err)
+			return fmt.Errorf("it is on a disk, and a tmpfs cannot be mounted there: %w: run the agent as root, or set secrets_dir to a directory on a tmpfs, such as one below /run", err)
 		}
 	}
-	if err := os.Chmod(d.path, 0o711); err != nil { // the umask may have taken some
+	if err := os.Chmod(d.path, 0o711); err != nil { // the umask may have removed some bits
 		return err
 	}
 	file, err := os.OpenFile(filepath.Join(d.path, mark), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o400)
@@ -84,12 +83,12 @@ func (d *Dir) marked() (bool, error) {
 	return err == nil, err
 }
 
-// Close takes the tmpfs away that was mounted here, by this process or an earlier one,
-// where nothing lies in it. It may be called more than once.
+// Close unmounts the tmpfs that was mounted here, by this process or an earlier one, if it is empty. It may be
+// called more than once.
 func (d *Dir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	path, err := filepath.EvalSymlinks(d.path) // as the mount table has it
+	path, err := filepath.EvalSymlinks(d.path) // as in the mount table
 	if err != nil {
 		return ignore(err, fs.ErrNotExist)
 	}
@@ -103,7 +102,7 @@ func (d *Dir) Close() error {
 	}
 	err = unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
 	if errors.Is(err, unix.EBUSY) {
-		return nil // somebody looks at it: the next one takes it away
+		return nil // somebody has it open: the next host unmounts it
 	}
 	return err
 }

@@ -1,20 +1,15 @@
-// Package secretsdir keeps the files that carry a secret of a workload's service:
+// Package secretsdir keeps the files with the secrets of workloads' services:
 //
 //	<dir>/<namespace>/<workload>/<service>/si_token
 //
-// What must stay true:
+// Invariants:
 //
-//   - They are on a tmpfs, never on a disk: where the directory is not on one, one is
-//     mounted there.
-//   - A file is 0400 and a service's folder 0700, both of the workload's user; what is
-//     above them is 0711 of the agent's.
-//   - A file is there as a whole or not at all: it is written to another name in its
-//     folder and renamed.
-//   - No link is followed below the directory. The user of a workload may put there what
-//     it likes: it harms itself alone.
-//   - Only what lies in a directory that bears this package's mark is ever removed.
-//
-// It imports the standard library, golang.org/x/sys/unix and host/internal/csi/mounts only.
+//   - The files are on a tmpfs, never on a disk. If the directory is not on a tmpfs, one is mounted there.
+//   - A file has mode 0400 and a service's directory 0700; both belong to the workload's user. The directories
+//     above have mode 0711 and belong to the agent.
+//   - A file is complete or absent: it is written under another name in its directory and then renamed.
+//   - No link below the directory is followed. Whatever a workload's user puts there harms only that user.
+//   - Only what is in a directory with this package's mark is ever removed.
 package secretsdir
 
 import (
@@ -30,52 +25,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrForeign says that what is there is not what was written: a link, a folder, or
-// somebody else's.
+// ErrForeign says that something else is in the place of what was written: a link, a directory, or a file of
+// another user.
 var ErrForeign = errors.New("it is not the host's")
 
 // ErrFull says that the tmpfs has no room left. Nothing was changed.
 var ErrFull = errors.New("the secrets directory is full")
 
-// maxFile bounds a file that is read, in bytes.
+// maxFile bounds the size of a file that is read, in bytes.
 const maxFile = 4 << 20
 
-// Place is the folder of one service of a workload.
+// Place is the directory of one service of a workload.
 type Place struct{ Namespace, Workload, Service string }
 
 func (p Place) parts() []string { return []string{p.Namespace, p.Workload, p.Service} }
 
-// check refuses names that would lead elsewhere.
+// check refuses names that would lead outside the directory.
 func (p Place) check(file string) error {
 	for _, name := range append(p.parts(), file) {
 		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-			return fmt.Errorf("%q can be no name of a file or folder for secrets", name)
+			return fmt.Errorf("%q cannot be the name of a file or directory for secrets", name)
 		}
 	}
 	return nil
 }
 
-// Dir is the directory of all workloads' secrets on this node. It is safe for
-// concurrent use.
+// Dir is the directory of all workloads' secrets on this node. It is safe for concurrent use.
 type Dir struct {
 	path string
-	mu   sync.Mutex // one change at a time: a parent that is empty is removed
+	mu   sync.Mutex // one change at a time, because empty parents are removed
 }
 
-// New names the directory; nothing is made before it is needed.
+// New returns the Dir at path. It makes nothing before it is needed.
 func New(path string) *Dir { return &Dir{path: path} }
 
-// Path is where a file is.
+// Path returns the path of a file.
 func (d *Dir) Path(p Place, file string) string { return filepath.Join(d.Folder(p), file) }
 
-// Folder is the service's folder.
+// Folder returns the service's directory.
 func (d *Dir) Folder(p Place) string { return filepath.Join(d.Workload(p), p.Service) }
 
-// Workload is the folder of all services of the place's workload.
+// Workload returns the directory of all services of the place's workload.
 func (d *Dir) Workload(p Place) string { return filepath.Join(d.path, p.Namespace, p.Workload) }
 
-// Write puts a file there for a user, 0400, in place of what has its name. On an error
-// what was there before stays; ErrFull when there is no room.
+// Write writes a file for a user, with mode 0400, replacing one of the same name. On an error the old file stays.
+// ErrFull: there is no room.
 func (d *Dir) Write(p Place, file string, data []byte, uid int) error {
 	if err := p.check(file); err != nil {
 		return err
@@ -90,7 +84,7 @@ func (d *Dir) Write(p Place, file string, data []byte, uid int) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fmt.Errorf("write %s: %w: remove what workloads have put below %s, or mount a bigger tmpfs there: %w", d.Path(p, file), ErrFull, d.path, err)
+		return fmt.Errorf("write %s: %w: remove what workloads have written below %s, or mount a larger tmpfs there: %w", d.Path(p, file), ErrFull, d.path, err)
 	default:
 		return fmt.Errorf("write %s: %w", d.Path(p, file), err)
 	}
@@ -105,8 +99,8 @@ func (d *Dir) write(p Place, file string, data []byte, uid int) error {
 	return folder.replace(file, data, uid)
 }
 
-// Read reads a file of a user. fs.ErrNotExist: there is none; ErrForeign: it is a link,
-// or another's, or others may read it.
+// Read reads a file of a user. fs.ErrNotExist: there is none; ErrForeign: it is a link, belongs to another user,
+// or can be read by others.
 func (d *Dir) Read(p Place, file string, uid int) ([]byte, error) {
 	if err := p.check(file); err != nil {
 		return nil, err
@@ -122,7 +116,7 @@ func (d *Dir) Read(p Place, file string, uid int) ([]byte, error) {
 	return nil, fmt.Errorf("read %s: %w", d.Path(p, file), err)
 }
 
-// RemoveFile removes one file, whatever it is. One that is not there is success.
+// RemoveFile removes one file of any type. It succeeds if there is none.
 func (d *Dir) RemoveFile(p Place, file string) error {
 	if err := p.check(file); err != nil {
 		return err
@@ -140,8 +134,8 @@ func (d *Dir) RemoveFile(p Place, file string) error {
 	return nil
 }
 
-// Remove removes a service's folder with all that is in it, and the folders above it
-// that are empty then. One that is not there is success.
+// Remove removes a service's directory with its content, and the directories above it that are then empty. It
+// succeeds if there is none.
 func (d *Dir) Remove(p Place) error {
 	if err := p.check("x"); err != nil {
 		return err
@@ -151,15 +145,14 @@ func (d *Dir) Remove(p Place) error {
 	return d.within(func(root *os.Root) error { return remove(root, p.parts()) })
 }
 
-// Sweep removes what lies in the directory and is in none of the places that are to be
-// kept, and of those what a write that was cut short has left. It returns what it
-// removed.
+// Sweep removes everything that is not in a place to be kept, and within those the temporary files of interrupted
+// writes. It returns what it removed.
 func (d *Dir) Sweep(keep func(p Place) bool) (removed []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err = d.within(func(root *os.Root) error {
 		if _, err := root.Lstat(mark); err != nil {
-			return ignore(err, fs.ErrNotExist) // it was never used
+			return ignore(err, fs.ErrNotExist) // never used
 		}
 		s := sweep{root: root, keep: keep}
 		err := s.folder(nil)
@@ -171,8 +164,8 @@ func (d *Dir) Sweep(keep func(p Place) bool) (removed []string, err error) {
 	return removed, err
 }
 
-// within opens the directory for removals; none is success. No name in fn leads out of
-// it, and what is removed is never a link's target.
+// within opens the directory for removals, and succeeds if there is none. No name in fn leads outside it, and
+// links are removed, not followed.
 func (d *Dir) within(fn func(root *os.Root) error) error {
 	root, err := os.OpenRoot(d.path)
 	if err != nil {
@@ -182,7 +175,7 @@ func (d *Dir) within(fn func(root *os.Root) error) error {
 	return fn(root)
 }
 
-// remove removes a folder and its empty parents.
+// remove removes a directory and its empty parents.
 func remove(root *os.Root, parts []string) error {
 	if err := root.RemoveAll(filepath.Join(parts...)); err != nil {
 		return err
@@ -206,7 +199,7 @@ type sweep struct {
 	removed []string
 }
 
-// folder looks at what is in a folder that stays.
+// folder sweeps a directory that stays.
 func (s *sweep) folder(parts []string) error {
 	entries, err := fs.ReadDir(s.root.FS(), filepath.Join(append([]string{"."}, parts...)...))
 	if err != nil {
@@ -221,7 +214,7 @@ func (s *sweep) folder(parts []string) error {
 				return err
 			}
 			if len(path) < 3 {
-				_ = s.root.Remove(filepath.Join(path...)) // where it is empty now
+				_ = s.root.Remove(filepath.Join(path...)) // succeeds only if it is empty now
 			}
 		case len(path) == 4 && !strings.HasPrefix(e.Name(), temporary):
 		default:

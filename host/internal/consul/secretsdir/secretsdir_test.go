@@ -250,7 +250,7 @@ func TestAFullTmpfs(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := d.Write(web, "si_token", bytes.Repeat([]byte("y"), 100), alice)
-	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), d.Path(web, "si_token")) || !strings.Contains(err.Error(), "bigger tmpfs") {
+	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), d.Path(web, "si_token")) || !strings.Contains(err.Error(), "larger tmpfs") {
 		t.Errorf("got %v", err)
 	}
 	if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "old" {

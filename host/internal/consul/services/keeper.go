@@ -15,32 +15,32 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// settle is how long after a change the next sync begins: changes come in bursts.
+// settle is how long after a change the next sync begins, because changes come in bursts.
 const settle = 200 * time.Millisecond
 
-// errChanged is why a sync is cut off.
+// errChanged is the reason why a sync is cancelled.
 var errChanged = errors.New("the instances have changed")
 
-// keeper keeps the services of one Consul.
+// keeper keeps the services of one Consul in sync.
 type keeper struct {
 	r      *Registrar
 	name   string
 	consul service.Consul
 
-	wakeSync, wakeBeat chan struct{} // hold a token when something has changed
+	wakeSync, wakeBeat chan struct{} // hold a token after a change
 
 	mu sync.Mutex
-	// held are the instances that were registered here and not taken out again, gone
-	// those that were taken out and still stand in Config.Instances.
+	// held are the instances that were registered here and not deregistered; gone are those that were deregistered
+	// but are still in Config.Instances.
 	held map[string]registration.Instance
 	gone map[string]bool
-	// cut ends the sync under way, and over is closed when it has ended; nil: none.
+	// cut cancels the sync in progress, and over is closed when it has ended; nil: none.
 	cut      context.CancelCauseFunc
 	over     chan struct{}
 	problems map[activity]string
 }
 
-// activity is what may fail on its own.
+// activity names what can fail independently.
 type activity string
 
 const (
@@ -56,7 +56,7 @@ func newKeeper(r *Registrar, name string, c service.Consul) *keeper {
 	}
 }
 
-// hold makes an instance one of this Consul's, before the plugin is asked.
+// hold adds an instance to this Consul's, before the plugin is called.
 func (k *keeper) hold(ctx context.Context, i registration.Instance) error {
 	return k.change(ctx, func() {
 		k.held[i.ID] = i
@@ -64,9 +64,8 @@ func (k *keeper) hold(ctx context.Context, i registration.Instance) error {
 	})
 }
 
-// registered tells how a registration went. One that failed is the caller's to try
-// again: the sync does not, since an instance that Consul refuses would keep the
-// others from being in sync.
+// registered records how a registration went. The caller retries a failed one, and the sync does not: an instance
+// that Consul refuses would prevent the sync of the others.
 func (k *keeper) registered(i registration.Instance, err error) {
 	if err != nil {
 		k.mu.Lock()
@@ -76,7 +75,7 @@ func (k *keeper) registered(i registration.Instance, err error) {
 	signal(k.wakeBeat)
 }
 
-// letGo makes an instance none of this Consul's any more.
+// letGo removes an instance from this Consul's.
 func (k *keeper) letGo(ctx context.Context, id string) error {
 	return k.change(ctx, func() {
 		delete(k.held, id)
@@ -84,10 +83,9 @@ func (k *keeper) letGo(ctx context.Context, id string) error {
 	})
 }
 
-// change waits until a sync that goes by the list from before has ended. The
-// plugin learns of that end before it hears of the caller's own call: both go over
-// one connection. While a plugin is replaced there are two; should the old process
-// still act on its list then, the sync that follows puts it right.
+// change waits until a sync that uses the old list has ended. Both calls use one connection, so the plugin learns
+// that the sync was cancelled before it receives the caller's call. While a plugin is replaced there are two
+// connections; if the old process still applies its list, the next sync corrects it.
 func (k *keeper) change(ctx context.Context, fn func()) error {
 	k.mu.Lock()
 	fn()
@@ -104,8 +102,8 @@ func (k *keeper) change(ctx context.Context, fn func()) error {
 	}
 }
 
-// touch begins everything anew. over is closed when the sync under way, which is cut
-// off, has ended; nil: there is none.
+// touch starts a new sync and heartbeat. over is closed when the sync in progress, which is cancelled, has ended;
+// nil: there is none.
 func (k *keeper) touch() (over <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -118,8 +116,8 @@ func (k *keeper) touch() (over <-chan struct{}) {
 	return k.over
 }
 
-// begin makes the context of one sync, which a change from now on cuts off, and what
-// ends it. Changes until now are in its list.
+// begin returns the context of one sync, which any later change cancels, and a function that ends it. Its list
+// includes all earlier changes.
 func (k *keeper) begin(ctx context.Context) (_ context.Context, end func()) {
 	ctx, cut := context.WithCancelCause(ctx)
 	over := make(chan struct{})
@@ -139,9 +137,9 @@ func (k *keeper) begin(ctx context.Context) (_ context.Context, end func()) {
 	}
 }
 
-// instances are what Consul is to have now, by id.
+// instances returns the instances that Consul should have, by id.
 func (k *keeper) instances() []registration.Instance {
-	known := k.r.cfg.Instances()[k.name] // not under the lock: it takes others
+	known := k.r.cfg.Instances()[k.name] // not under the lock, because it takes other locks
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	want, listed := make([]registration.Instance, 0, len(known)), map[string]bool{}
@@ -163,11 +161,11 @@ func (k *keeper) instances() []registration.Instance {
 	return want
 }
 
-// report tells of a failure once, however often it is repeated, and of its end.
+// report logs and publishes a failure once, however often it is repeated, and its end.
 func (k *keeper) report(what activity, err error) {
 	text := ""
 	if err != nil {
-		text = fmt.Sprintf("%s with Consul %q fails and is tried again: %v", what, k.name, err)
+		text = fmt.Sprintf("%s with Consul %q fails and is retried: %v", what, k.name, err)
 	}
 	k.mu.Lock()
 	before := k.problems[what]
@@ -179,7 +177,7 @@ func (k *keeper) report(what activity, err error) {
 		k.r.cfg.Log.Info("the "+string(what)+" of services works again", "consul", k.name)
 		k.event(string(what)+"-restored", k.name, fmt.Sprintf("%s with Consul %q works again", what, k.name))
 	default:
-		k.r.cfg.Log.Warn("the "+string(what)+" of services fails, it is tried again", "consul", k.name, "error", err)
+		k.r.cfg.Log.Warn("the "+string(what)+" of services fails and is retried", "consul", k.name, "error", err)
 		k.event(string(what)+"-failed", k.name, text)
 	}
 }
@@ -190,7 +188,7 @@ func (k *keeper) event(kind, subject, message string) {
 	})
 }
 
-// problem is what fails now.
+// problem returns the current failures.
 func (k *keeper) problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -211,8 +209,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// rest waits for d, or until woken and the changes have settled; without a d
-// (negative) until woken. It says whether ctx still stands.
+// rest waits for d, or until it is woken and the changes have settled; with a negative d it waits until it is
+// woken. It returns false when ctx has ended.
 func rest(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	var late <-chan time.Time
 	if d >= 0 {

@@ -1,21 +1,16 @@
-// Package services keeps the services of this node's workloads in Consul, through
-// the registration plugin, and has the bootstraps of their proxies made by the
-// bootstrap plugin. It says which Consul is meant, and who registers: a workload only
-// knows the name of the agent's consul block.
+// Package services keeps the services of this node's workloads registered in Consul, through the registration
+// plugin, and lets the bootstrap plugin make their proxies' bootstraps. It knows the Consuls and the owner; a
+// workload knows only the name of the agent's consul block.
 //
-// What must stay true:
+// Invariants:
 //
-//   - A sync never takes out what is just being registered, and never puts back what
-//     is just being taken out: a Register or a Deregister counts from the moment it is
-//     called, and ends a sync under way, which went by the list from before.
-//   - Where nothing changes a Consul is asked one blocking query after the other.
-//   - A Consul that is away is told of once, in the log and as an event, and asked
-//     again with a growing pause. It keeps no other Consul's services from being in sync.
-//   - The codes of the plugins' errors stay as they are: the caller decides by them
-//     whether to try again.
-//
-// It imports the SDK's kinds and the events. Plugins and workloads are functions
-// that it is given.
+//   - A sync never removes an instance that is just being registered, and never restores one that is just being
+//     deregistered: Register and Deregister take effect when they are called, and cancel a sync that uses the
+//     old list.
+//   - While nothing changes, a Consul gets only one blocking query after the other.
+//   - An unreachable Consul is reported once, in the log and as an event, and retried with increasing pauses. It
+//     does not delay the sync of other Consuls.
+//   - The codes of the plugins' errors are kept: the caller uses them to decide whether to retry.
 package services
 
 import (
@@ -35,24 +30,22 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Config is what a Registrar works with. All of it is needed.
+// Config is the configuration of a Registrar. All fields are required.
 type Config struct {
-	// Node and the cluster's id are the mark on all that is registered. The id may have to be
-	// waited for.
+	// Node and the cluster's id mark all that is registered. The cluster's id may not be known at once.
 	Node      string
 	ClusterID func(ctx context.Context) (string, error)
-	// Consuls by the names of the agent's consul blocks.
+	// Consuls are the agent's consul blocks by name.
 	Consuls map[string]service.Consul
-	// Registration runs fn with a client of the registration plugin, within the bound of
-	// one call (catalog.Catalog.DoRegistration).
+	// Registration runs fn with a client of the registration plugin, within the deadline of one call
+	// (catalog.Catalog.DoRegistration).
 	Registration func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error
-	// Bootstraps does so with the bootstrap plugin (catalog.Catalog.DoBootstrap).
+	// Bootstraps is the same for the bootstrap plugin (catalog.Catalog.DoBootstrap).
 	Bootstraps func(ctx context.Context, fn func(ctx context.Context, c bootstrap.Bootstrap) error) error
-	// Instances are those of this node's workloads by Consul, which an earlier life of
-	// the host may have registered. What goes through Register and Deregister is known
-	// without it.
+	// Instances returns the instances of this node's workloads by Consul, as earlier runs of the host may have
+	// registered them. It need not include what goes through Register and Deregister.
 	Instances func() map[string][]registration.Instance
-	// Beats are the health of the instances' processes now, by Consul.
+	// Beats returns the current health of the instances' processes, by Consul.
 	Beats  func() map[string][]registration.Beat
 	Events *events.Bus
 	Log    hclog.Logger
@@ -61,14 +54,13 @@ type Config struct {
 // ErrUnknownConsul says that the agent has no consul block of that name.
 var ErrUnknownConsul = errcode.FailedPrecondition.New("unknown consul")
 
-// Registrar puts services into the node's Consuls, takes them out, and keeps them so
-// while Run runs.
+// Registrar registers services in the node's Consuls, deregisters them, and keeps them in sync while Run runs.
 type Registrar struct {
 	cfg     Config
 	keepers map[string]*keeper // by Consul; fixed
 }
 
-// New makes a registrar; Run keeps what is registered in sync.
+// New returns a Registrar. Run keeps what is registered in sync.
 func New(cfg Config) *Registrar {
 	r := &Registrar{cfg: cfg, keepers: map[string]*keeper{}}
 	for name, c := range cfg.Consuls {
@@ -77,8 +69,8 @@ func New(cfg Config) *Registrar {
 	return r
 }
 
-// Check says whether the agent has a consul block of that name; empty is
-// service.DefaultConsul. The error is ErrUnknownConsul and names those that there are.
+// Check checks that the agent has a consul block of that name; empty means service.DefaultConsul. The error is
+// ErrUnknownConsul and lists the existing names.
 func (r *Registrar) Check(consul string) error {
 	_, err := r.keeper(consul)
 	return err
@@ -109,8 +101,8 @@ func (r *Registrar) owner(ctx context.Context) (registration.Owner, error) {
 	return registration.Owner{Cluster: id, Node: r.cfg.Node}, err
 }
 
-// Register makes Consul say what the instance says, and returns its proxy's id,
-// empty where it has none. Owner is filled in. It may be repeated.
+// Register makes Consul match the instance, and returns the id of its proxy, empty if it has none. Owner is filled
+// in. Register may be repeated.
 func (r *Registrar) Register(ctx context.Context, consul string, i registration.Instance) (proxyID string, err error) {
 	k, err := r.keeper(consul)
 	if err != nil {
@@ -130,9 +122,8 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 	return proxyID, err
 }
 
-// Deregister takes an instance out, with its sidecar; one that is not there is
-// success. Where it fails, the sync goes on trying: the instance is none of this
-// node's any more.
+// Deregister removes an instance with its sidecar. It succeeds if the instance does not exist. If it fails, the
+// sync keeps trying, because the instance no longer belongs to this node.
 func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 	k, err := r.keeper(consul)
 	if err != nil {
@@ -146,7 +137,7 @@ func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 	})
 }
 
-// Bootstrap makes the file that a service's proxy is started with.
+// Bootstrap returns the file that a service's proxy starts with.
 func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.Request) (file []byte, err error) {
 	k, err := r.keeper(consul)
 	if err != nil {
@@ -159,16 +150,14 @@ func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.
 	return file, err
 }
 
-// Changed tells that Instances or Beats have changed: both are told to the Consuls
-// again, soon. It does not block.
+// Changed says that Instances or Beats have changed: both are sent to the Consuls again soon. It does not block.
 func (r *Registrar) Changed() {
 	for _, k := range r.keepers {
 		k.touch()
 	}
 }
 
-// Problems say for each Consul what keeps its services from being in sync; empty:
-// nothing does.
+// Problems returns for each Consul what keeps its services from being in sync; empty if nothing does.
 func (r *Registrar) Problems() map[string]string {
 	all := map[string]string{}
 	for name, k := range r.keepers {
@@ -177,8 +166,8 @@ func (r *Registrar) Problems() map[string]string {
 	return all
 }
 
-// Run keeps all Consuls in sync until ctx ends. What is registered then stays. A host
-// without consul blocks has nothing to do, and needs no plugin.
+// Run keeps all Consuls in sync until ctx ends. Services stay registered then. A host without consul blocks has
+// nothing to do, and needs no plugin.
 func (r *Registrar) Run(ctx context.Context) {
 	owner, err := r.owner(ctx)
 	if err != nil {

@@ -13,17 +13,15 @@ import (
 )
 
 const (
-	// syncWait bounds one blocking query. Consul waits for up to a sixteenth longer.
+	// syncWait bounds one blocking query. Consul may wait for a sixteenth longer.
 	syncWait = 2 * time.Minute
-	// syncMargin is what a sync has for its work within the bound of a call, once its
-	// query is answered.
+	// syncMargin is the time within a call's deadline that a sync has for its work after its query.
 	syncMargin = 20 * time.Second
-	// syncEvery is the least time from one sync to the next where a catalog never rests.
+	// syncEvery is the minimum time between two syncs of a catalog that changes all the time.
 	syncEvery = time.Second
 )
 
-// keep makes Consul say what the instances say, again whenever either changes. Once
-// there are none, and Consul has none, there is nothing to ask for.
+// keep makes Consul match the instances whenever either changes. It stops asking when neither has any.
 func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 	retry := &backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, MaxInterval: 30 * time.Second, Multiplier: 2, RandomizationFactor: 0.3}
 	var index uint64
@@ -34,7 +32,7 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 		case ctx.Err() != nil:
 			return
 		case changed:
-			index = 0 // of an answer to another list
+			index = 0 // the index belongs to another list
 			alive = rest(ctx, -1, k.wakeSync)
 		case err != nil:
 			k.report(syncing, err)
@@ -54,7 +52,7 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 	}
 }
 
-// sync is one call of Sync, for n instances. changed: it was cut off by a change.
+// sync makes one call of Sync, for n instances. changed says that a change cancelled it.
 func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint64) (next uint64, n int, changed bool, err error) {
 	ctx, end := k.begin(ctx)
 	defer end()
@@ -77,7 +75,7 @@ func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint6
 	return next, len(req.Instances), errors.Is(context.Cause(ctx), errChanged), err
 }
 
-// waitWithin is how long a query may block within the bound of its call.
+// waitWithin returns how long a query may block within the deadline of its call.
 func waitWithin(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -87,14 +85,14 @@ func waitWithin(ctx context.Context) time.Duration {
 }
 
 const (
-	// minPause is the least pause between heartbeats: Consul takes no check below a second.
+	// minPause is the minimum pause between heartbeats: Consul allows no check interval below a second.
 	minPause = 300 * time.Millisecond
-	// beatTimeout bounds one heartbeat that has a short interval.
+	// beatTimeout bounds one heartbeat of a check with a short interval.
 	beatTimeout = 5 * time.Second
 )
 
-// beat tells Consul how the processes are, where a service has a check of type
-// process: at once after a change, and three times in the shortest check's interval.
+// beat reports the processes' health to Consul, if a service has a check of type process: at once after a change,
+// and three times in the interval of the most frequent check.
 func (k *keeper) beat(ctx context.Context) {
 	for alive := ctx.Err() == nil; alive; {
 		every, checked := processChecks(k.instances())
@@ -129,15 +127,15 @@ func (k *keeper) heartbeat(ctx context.Context, timeout time.Duration, checked m
 	})
 }
 
-// processChecks are the instances that have a check of type process, and a third of
-// the shortest interval of these.
+// processChecks returns the instances that have a check of type process, and a third of the shortest interval of
+// these.
 func processChecks(instances []registration.Instance) (every time.Duration, checked map[string]bool) {
 	checked = map[string]bool{}
 	for _, i := range instances {
 		for _, c := range i.Service.Checks {
 			interval, err := time.ParseDuration(c.Interval)
 			if c.Type != service.CheckProcess || err != nil {
-				continue // an interval that is none was refused at the start
+				continue // invalid intervals were refused at the start
 			}
 			if len(checked) == 0 || interval/3 < every {
 				every = interval / 3

@@ -1,23 +1,20 @@
-// Package tokens is the authority over workloads' Consul tokens: it has them made,
-// knows of each in the ledger, and ends those that nothing needs any more. It
-// implements servicesteps.Tokens.
+// Package tokens is the authority over workloads' Consul tokens: it has them made, records each in the ledger, and
+// revokes those that are not needed any more. It implements servicesteps.Tokens.
 //
-// What must stay true:
+// Invariants:
 //
-//   - A token is in the ledger before Consul is asked for it, and until Consul has said
-//     that it is gone. What Consul has and the ledger does not is ended by the sweep.
-//   - Consul is asked only for what the ledger says: a service of a workload that runs
-//     on the node that asks. A caller cannot ask for a policy.
-//   - One token is derived or revoked by one caller at a time; what was revoked is not
-//     derived again.
+//   - A token is in the ledger before Consul is asked for it, and until Consul has confirmed that it is gone. The
+//     sweep revokes tokens that Consul has and the ledger has not.
+//   - A token is requested only for what the ledger says: a service of a workload that runs on the node that asks.
+//     A caller cannot ask for a policy.
+//   - One token is derived or revoked by one caller at a time; a revoked token is not derived again.
 //   - No secret is in a log, an event, an error or the ledger.
 //
-// A token that was minted has its ledger id as its accessor, so one command of the
-// ledger is all that it needs. One that was given by login has an accessor of Consul's,
-// noted afterwards; it is ended with its own secret, and by itself where nobody has that.
+// A minted token has its ledger id as its accessor, so one command of the ledger is enough. A token from a login
+// has an accessor that Consul chose, which is recorded afterwards. It is revoked with its own secret; if that is
+// lost, the token expires.
 //
-// It reaches Consul through plugins of the kind identity alone. It imports cluster, the
-// SDK's identity and service, and secrets.
+// Consul is reached only through plugins of the kind identity.
 package tokens
 
 import (
@@ -44,7 +41,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Ledger is what the authority needs of cluster.Node.
+// Ledger is the part of cluster.Node that the authority uses.
 type Ledger interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error)
@@ -53,41 +50,39 @@ type Ledger interface {
 	Identity(ctx context.Context) (claim.Cluster, error)
 }
 
-// Config is what an Authority works with.
+// Config is the configuration of an Authority.
 type Config struct {
 	Ledger Ledger
 	// Consuls are the agent's consul blocks by name.
 	Consuls map[string]service.Consul
-	// Audiences are the aud of the JWTs for a Consul's auth method, by the name of the
-	// block; absent: DefaultAudience.
+	// Audiences are the aud of the JWTs for a Consul's auth method, by the name of the consul block; absent:
+	// DefaultAudience.
 	Audiences map[string]string
-	// Identity runs fn with a client of the identity plugin, within the bound of one
-	// call, and again when the plugin ended in the middle of it
-	// (catalog.Catalog.DoIdentity).
+	// Identity runs fn with a client of the identity plugin, within the deadline of one call, and again if the
+	// plugin ended during the call (catalog.Catalog.DoIdentity).
 	Identity func(ctx context.Context, fn func(ctx context.Context, c identity.Identity) error) error
-	// Sealer keeps the private part of the signing key from the ledger's readers.
+	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer
 	Events *events.Bus
 	Log    hclog.Logger
 }
 
-// Authority gives tokens and takes them back. It is safe for concurrent use and owns no
-// goroutine.
+// Authority issues and revokes tokens. It is safe for concurrent use and owns no goroutine.
 type Authority struct {
 	Config
 
 	tokens  kmutex.Locks[string] // by id
-	revokes *rate.Limiter        // of the sweep
+	revokes *rate.Limiter        // limits the sweep
 
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet
 	signer  *signer
-	// doubtful are the tokens that Consul was asked for and has not answered: a request
-	// that is on its way may still make one after it was revoked.
+	// doubtful are the tokens that Consul was asked for but has not answered: a request that is still on its way
+	// may make the token after it was revoked.
 	doubtful map[string]bool // by id
 }
 
-// New makes an authority.
+// New returns an Authority.
 func New(cfg Config) *Authority {
 	return &Authority{
 		Config:  cfg,
@@ -97,8 +92,8 @@ func New(cfg Config) *Authority {
 	}
 }
 
-// Intend notes in the ledger that Consul will be asked for t. Errors:
-// FailedPrecondition where its workload does not run on its node, or the id is taken.
+// Intend records in the ledger that Consul will be asked for t. Errors: FailedPrecondition if its workload does
+// not run on its node, or if the id is taken.
 func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
 	if _, err := a.consul(t.Consul); err != nil {
 		return err
@@ -107,8 +102,7 @@ func (a *Authority) Intend(ctx context.Context, t claim.Token) error {
 	return ledgerError(err)
 }
 
-// OnNode lists the ledger's tokens of a node, those of workloads that are gone
-// included.
+// OnNode lists the ledger's tokens of a node, including those of workloads that are gone.
 func (a *Authority) OnNode(ctx context.Context, node string) (all []claim.Token, err error) {
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		all, err = tx.TokensOn(node)
@@ -120,12 +114,12 @@ func (a *Authority) OnNode(ctx context.Context, node string) (all []claim.Token,
 // Listed is a token of the ledger.
 type Listed struct {
 	claim.Token
-	// Orphan: its workload is gone, so the next sweep revokes it.
+	// Orphan says that its workload is gone, so the next sweep revokes it.
 	Orphan bool
 }
 
-// List reads the tokens of a namespace, or with an empty one of all, and of a workload,
-// or with an empty one of all, from the ledger.
+// List reads tokens from the ledger: those of a namespace, or of all if it is empty, and of a workload, or of all
+// if it is empty.
 func (a *Authority) List(ctx context.Context, namespace, workload string) (all []Listed, err error) {
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		found, err := tx.Tokens(namespace)
@@ -147,8 +141,7 @@ func (a *Authority) List(ctx context.Context, namespace, workload string) (all [
 	return all, ledgerError(err)
 }
 
-// Read reads a token back from this node's Consul agent. NotFound: the agent does not
-// know it, or not yet.
+// Read reads a token back from this node's Consul agent. NotFound: the agent does not know it, or not yet.
 func (a *Authority) Read(ctx context.Context, consul, secret string) error {
 	c, err := a.consul(consul)
 	if err != nil {
@@ -164,7 +157,7 @@ func (a *Authority) Read(ctx context.Context, consul, secret string) error {
 	return nil
 }
 
-// consul finds one of the agent's consul blocks.
+// consul returns one of the agent's consul blocks.
 func (a *Authority) consul(name string) (service.Consul, error) {
 	c, ok := a.Consuls[name]
 	if ok {
@@ -177,7 +170,7 @@ func (a *Authority) consul(name string) (service.Consul, error) {
 	return c, coded(codes.FailedPrecondition, fmt.Errorf("no consul block is named %q: %s", name, known))
 }
 
-// clusterID is what tells this cluster's tokens from those of others.
+// clusterID returns the id that marks this cluster's tokens.
 func (a *Authority) clusterID(ctx context.Context) (string, error) {
 	a.mu.Lock()
 	id := a.cluster
@@ -195,8 +188,7 @@ func (a *Authority) clusterID(ctx context.Context) (string, error) {
 	return c.ID, nil
 }
 
-// codedError is an error of the authority itself, with a gRPC code like those that come
-// from a plugin.
+// codedError is an error of the authority itself, with a gRPC code like the plugins' errors.
 type codedError struct {
 	code codes.Code
 	err  error
@@ -206,14 +198,14 @@ func (e *codedError) Error() string { return e.err.Error() }
 
 func (e *codedError) Unwrap() error { return e.err }
 
-// GRPCStatus tells the code, for status.FromError.
+// GRPCStatus returns the code for status.FromError.
 func (e *codedError) GRPCStatus() *status.Status { return status.New(e.code, e.Error()) }
 
 func coded(code codes.Code, err error) error { return &codedError{code, err} }
 
-// otherPurpose: whoever asks for t, or for its end, is not whom it was noted for.
+// otherPurpose is the error if t differs from what the ledger has recorded for its id.
 func otherPurpose(t claim.Token) error {
-	return coded(codes.PermissionDenied, fmt.Errorf("the ledger has noted the id %s for something else", t.ID))
+	return coded(codes.PermissionDenied, fmt.Errorf("the ledger has recorded the id %s for another purpose", t.ID))
 }
 
 // ledgerError gives an error of the ledger its gRPC code, which says whether a retry makes sense.

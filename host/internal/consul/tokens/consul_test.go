@@ -286,7 +286,7 @@ func TestGivenByLogin(t *testing.T) {
 	}
 	w.stop("lost")
 	report := w.sweep(false)
-	if _, left := swept(report); report.Err() != nil || len(left) != 1 || !strings.Contains(left[lost.ID], "ends by itself at "+kept.ExpiresAt.UTC().Format(time.RFC3339)) {
+	if _, left := swept(report); report.Err() != nil || len(left) != 1 || !strings.Contains(left[lost.ID], "cannot be revoked and expires at "+kept.ExpiresAt.UTC().Format(time.RFC3339)) {
 		t.Errorf("without a token of the plugin's own: %v, left %v", report.Err(), left)
 	}
 	if len(w.noted()) != 1 {

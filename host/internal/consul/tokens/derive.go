@@ -15,23 +15,23 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 )
 
-// undoTimeout bounds the attempt to end a token that was given and cannot be kept.
+// undoTimeout bounds the attempt to revoke a token that was issued but cannot be recorded.
 const undoTimeout = 10 * time.Second
 
-// Derive asks Consul for the token that the ledger knows as t.ID, for the workload and
-// the service that the ledger names, and notes its accessor where that is another. It
-// may be repeated; a minted token is the same each time, a login gives another.
+// Derive asks Consul for the token that the ledger knows as t.ID, for the workload and the service in the ledger,
+// and records its accessor if it differs from the id. It may be repeated: a minted token is the same each time, a
+// login returns a new one.
 //
-// Errors: FailedPrecondition where the ledger does not know the token or its workload
-// does not run on its node any more; PermissionDenied where t says something else than
-// the ledger; else the plugin's. No secret and no error: this Consul has ACLs disabled.
+// Errors: FailedPrecondition if the ledger does not know the token or its workload no longer runs on its node;
+// PermissionDenied if t differs from the ledger's record; else the plugin's. Neither secret nor error: this Consul
+// has ACLs disabled.
 func (a *Authority) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
 	unlock, err := a.tokens.Lock(ctx, t.ID)
 	if err != nil {
 		return derived, "", err
 	}
 	defer unlock()
-	if ctx.Err() != nil { // a lock that is free is had all the same
+	if ctx.Err() != nil { // the lock succeeds even then if it is free
 		return derived, "", context.Cause(ctx)
 	}
 	noted, err := a.noted(ctx, t)
@@ -44,7 +44,7 @@ func (a *Authority) Derive(ctx context.Context, t claim.Token) (derived claim.To
 	return derived, secret, nil
 }
 
-// noted is the ledger's record of a token that may be derived.
+// noted returns the ledger's record of a token that may be derived.
 func (a *Authority) noted(ctx context.Context, t claim.Token) (noted claim.Token, err error) {
 	var why string
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
@@ -60,12 +60,12 @@ func (a *Authority) noted(ctx context.Context, t claim.Token) (noted claim.Token
 	case !noted.SamePurpose(t):
 		return noted, otherPurpose(t)
 	case why != "":
-		return noted, coded(codes.FailedPrecondition, fmt.Errorf("no token is given: %s", why))
+		return noted, coded(codes.FailedPrecondition, fmt.Errorf("no token is issued: %s", why))
 	}
 	return noted, nil
 }
 
-// derive asks Consul; the token's lock is held.
+// derive asks Consul. The caller holds the token's lock.
 func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, string, error) {
 	consul, err := a.consul(t.Consul)
 	if err != nil {
@@ -95,8 +95,8 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	case got.Accessor == "" && secret == "":
 		return t, "", nil // this Consul has ACLs disabled
 	case got.Accessor == "" || secret == "":
-		return t, "", coded(codes.Internal, errors.New("the identity plugin gave half a token, and no error: report this to its author"))
-	case got.Accessor == t.ID: // so the ledger has nothing to learn
+		return t, "", coded(codes.Internal, errors.New("the identity plugin returned an incomplete token and no error: report this to its author"))
+	case got.Accessor == t.ID: // the ledger has this accessor already
 		t.Accessor = t.ID
 		return t, secret, nil
 	default:
@@ -104,7 +104,7 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	}
 }
 
-// unanswered says that an error leaves open whether Consul makes the token, and when.
+// unanswered says whether Consul may still make the token despite the error.
 func unanswered(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:
@@ -114,7 +114,7 @@ func unanswered(err error) bool {
 	}
 }
 
-// doubt notes whether a request for a token may still be on its way.
+// doubt records whether a request for a token may still be on its way.
 func (a *Authority) doubt(id string, is bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,25 +131,25 @@ func (a *Authority) inDoubt(id string) bool {
 	return a.doubtful[id]
 }
 
-// note writes down the accessor of a token that was given by login. One that cannot be
-// noted is ended again: nobody would know of it.
+// note records the accessor of a token from a login. If that fails, the token is revoked, because nobody would
+// know of it.
 func (a *Authority) note(ctx context.Context, t claim.Token, got identity.Token, secret string) (claim.Token, string, error) {
 	t.Accessor, t.ExpiresAt = got.Accessor, got.ExpiresAt
 	result, err := a.Ledger.PutToken(ctx, t)
 	if err == nil {
 		return result.Token, secret, nil
 	}
-	err = fmt.Errorf("note its accessor: %w", ledgerError(err))
+	err = fmt.Errorf("record its accessor: %w", ledgerError(err))
 	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if _, undoErr := a.end(undoing, t, secret); undoErr != nil {
-		a.Log.Warn("a token that was given could not be kept, nor ended", "workload", t.Workload, "service", t.Service,
+		a.Log.Warn("a token that was issued could be neither recorded nor revoked", "workload", t.Workload, "service", t.Service,
 			"accessor", t.Accessor, "ends", t.ExpiresAt, "error", undoErr)
 	}
 	return t, "", err
 }
 
-// subject is whom a token is for, as Consul's description and the JWT say it.
+// subject says whom a token is for, as in Consul's description and the JWT.
 func (a *Authority) subject(ctx context.Context, t claim.Token) (identity.Subject, error) {
 	cluster, err := a.clusterID(ctx)
 	return identity.Subject{
@@ -157,7 +157,7 @@ func (a *Authority) subject(ctx context.Context, t claim.Token) (identity.Subjec
 	}, err
 }
 
-// orphaned says why a token's workload does not need it any more; empty: it does.
+// orphaned returns why a token's workload does not need it any more, or "".
 func orphaned(tx *state.ReadTx, t *claim.Token) (why string, err error) {
 	w, err := tx.Workload(t.Workload)
 	switch {

@@ -253,7 +253,7 @@ func TestLoginsEndByThemselves(t *testing.T) {
 	if !slices.Equal(revoked, []string{old.ID}) {
 		t.Errorf("gone are %v", revoked)
 	}
-	if !strings.Contains(left[young.ID], "ends by itself at ") || !strings.Contains(left[unanswered.ID], "ends by itself at ") ||
+	if !strings.Contains(left[young.ID], "cannot be revoked and expires at ") || !strings.Contains(left[unanswered.ID], "cannot be revoked and expires at ") ||
 		!strings.Contains(left[never.ID], "consul acl token delete -accessor-id ") {
 		t.Errorf("left are %q", left)
 	}

@@ -23,19 +23,19 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 )
 
-// What a JWT says of itself.
+// Constants of a JWT.
 const (
 	jwtIssuer = "pannier"
 	jwtLife   = 5 * time.Minute
-	// DefaultAudience is that of Nomad's workload identities for Consul.
+	// DefaultAudience is the audience of Nomad's workload identities for Consul.
 	DefaultAudience = "consul.io"
 )
 
-// privateKey is the private part's name in what is sealed: PKCS #8 in base64.
+// privateKey is the key of the private part in the sealed values: PKCS #8 in base64.
 const privateKey = "private_key"
 
-// jwtClaims are those of RFC 7519 and whom the JWT is for. Consul's auth method maps the
-// latter (ClaimMappings).
+// jwtClaims are the claims of RFC 7519 and the subject of the JWT, which Consul's auth method maps
+// (ClaimMappings).
 type jwtClaims struct {
 	jwt.Claims
 	Cluster   string `json:"pannier_cluster"`
@@ -48,10 +48,10 @@ type jwtClaims struct {
 // signer signs with the cluster's key.
 type signer struct {
 	jose.Signer
-	public []byte // as a JSON Web Key
+	public []byte // a JSON Web Key
 }
 
-// sign makes a JWT that tells a Consul whom a token is for.
+// sign returns a JWT that tells a Consul whom a token is for.
 func (a *Authority) sign(ctx context.Context, consul string, s identity.Subject) (string, error) {
 	key, err := a.signingKey(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (a *Authority) sign(ctx context.Context, consul string, s identity.Subject)
 	return text, nil
 }
 
-// JWKS is the JSON Web Key Set (RFC 7517) that checks the cluster's JWTs. It makes the key
-// where there is none yet.
+// JWKS returns the JSON Web Key Set (RFC 7517) that verifies the cluster's JWTs. It makes the key if there is none
+// yet.
 func (a *Authority) JWKS(ctx context.Context) ([]byte, error) {
 	key, err := a.signingKey(ctx)
 	if err != nil {
@@ -82,7 +82,7 @@ func (a *Authority) JWKS(ctx context.Context) ([]byte, error) {
 	return json.Marshal(map[string][]json.RawMessage{"keys": {key.public}})
 }
 
-// signingKey is the cluster's, made at the first need. This process reads it once.
+// signingKey returns the cluster's signing key, and makes it if there is none. It is read once per process.
 func (a *Authority) signingKey(ctx context.Context) (*signer, error) {
 	a.mu.Lock()
 	key := a.signer
@@ -111,7 +111,7 @@ func (a *Authority) signingKey(ctx context.Context) (*signer, error) {
 	return key, nil
 }
 
-// makeSigningKey offers a new key to the ledger and returns the one that stands.
+// makeSigningKey proposes a new key to the ledger and returns the one that is stored.
 func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -137,17 +137,17 @@ func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error
 	return a.Ledger.PutSigningKey(ctx, k)
 }
 
-// ForSigningKey binds what is sealed to being the signing key of that id.
+// ForSigningKey is the context that binds a sealed value to the signing key of that id.
 func ForSigningKey(id string) []byte { return []byte("signing key\x00" + id) }
 
-// open unseals a key and makes its signer.
+// open opens a sealed key and makes its signer.
 func (a *Authority) open(k claim.SigningKey) (*signer, error) {
 	opened, err := a.Sealer.Unseal(k.Sealed, ForSigningKey(k.ID))
 	switch {
 	case errors.Is(err, secrets.ErrKey):
-		return nil, errors.New("it was sealed with another secrets key than this agent's: restore the file of that key in the data directory from a backup")
+		return nil, errors.New("it was sealed with a secrets key other than this agent's: restore the file of that key in the data directory from a backup")
 	case err != nil:
-		return nil, errors.New("what is sealed in the ledger is damaged: restore the ledger from a backup")
+		return nil, errors.New("the sealed value in the ledger is damaged: restore the ledger from a backup")
 	}
 	der, err := base64.StdEncoding.DecodeString(opened[privateKey])
 	if err != nil {

@@ -16,18 +16,17 @@ import (
 )
 
 const (
-	// longestLogin bounds the life of a token that was given by login and of which
-	// nothing is known: what Consul allows by default (max_token_ttl of an auth method
-	// is at most 24h), and the time that a start may take.
+	// longestLogin bounds the life of a token from a login about which nothing is known: Consul's default bound
+	// (max_token_ttl of an auth method is at most 24h), plus the time that a start may take.
 	longestLogin = 25 * time.Hour
-	// clockMargin is how far Consul's clock may be behind ours.
+	// clockMargin is how far Consul's clock may be behind this host's.
 	clockMargin = time.Minute
 )
 
-// Revoke ends a token and forgets it once Consul has said that it is gone. One that is
-// not known, here or there, is success. secret may be empty where it was minted; of a
-// login without one the ledger keeps the record until the token has ended by itself. It
-// keeps that of a token that Consul has not answered for, too, for the next sweep.
+// Revoke revokes a token and removes its record once Consul has confirmed that it is gone. It succeeds for an
+// unknown token. secret may be empty if the token was minted. Without the secret of a login, the ledger keeps the
+// record until the token has expired. It also keeps the record of a token that Consul has not answered for, for
+// the next sweep.
 func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) error {
 	unlock, err := a.tokens.Lock(ctx, t.ID)
 	if err != nil {
@@ -49,8 +48,8 @@ func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) er
 	return ledgerError(err)
 }
 
-// freshest is the ledger's record of a token, which may know more than the caller, or
-// what the caller says where there is none.
+// freshest returns the ledger's record of a token, which may have more than the caller's, or the caller's if there
+// is none.
 func (a *Authority) freshest(ctx context.Context, t claim.Token) (noted claim.Token, err error) {
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		noted, err = tx.Token(t.ID)
@@ -67,8 +66,8 @@ func (a *Authority) freshest(ctx context.Context, t claim.Token) (noted claim.To
 	return noted, nil
 }
 
-// end makes Consul end a token; gone is false where it is left to end by itself. The
-// token's lock is held.
+// end makes Consul revoke a token; gone is false if the token is left to expire. The caller holds the token's
+// lock.
 func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone bool, err error) {
 	consul, err := a.consul(t.Consul)
 	if err != nil {
@@ -94,18 +93,18 @@ func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone
 	}
 }
 
-// byLogin says whether a token was, or would have been, given by login.
+// byLogin says whether a token was, or would have been, issued by a login.
 func (a *Authority) byLogin(t claim.Token) bool {
 	return a.Consuls[t.Consul].AuthMethod != "" && t.Accessor != t.ID
 }
 
-// over says that a token has ended by itself.
+// over says whether a token has expired.
 func over(t claim.Token) bool {
 	ends := endsAt(t)
 	return !ends.IsZero() && time.Now().After(ends.Add(clockMargin))
 }
 
-// endsAt is when a login's token ends by itself; zero: never.
+// endsAt returns when a login's token expires; zero: never.
 func endsAt(t claim.Token) time.Time {
 	if t.ExpiresAt.IsZero() && t.Accessor == "" {
 		return t.CreatedAt.Add(longestLogin)

@@ -22,35 +22,34 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 )
 
-// Bounds of a sweep: derivations go on beside it.
+// Bounds of a sweep, because tokens are derived at the same time.
 const (
 	revokePerSecond = 100
 	revokeParallel  = 8
 )
 
-// ErrEndsByItself says that a token was given by login and its secret is lost: nobody
-// but Consul can end it.
-var ErrEndsByItself = errors.New("its secret is lost, so it ends by itself")
+// ErrEndsByItself says that the secret of a token from a login is lost: the token cannot be revoked and has to
+// expire.
+var ErrEndsByItself = errors.New("its secret is lost, so it cannot be revoked and expires")
 
-// Report is what a sweep found and did.
+// Report is the result of a sweep.
 type Report struct {
 	// Swept are the tokens whose workload is gone, by workload.
 	Swept []Swept
-	// Problems are what kept the sweep from seeing all: Consuls that could not be listed.
-	// The ledger's own tokens were swept.
+	// Problems are the Consuls that could not be listed. The ledger's own tokens were swept nevertheless.
 	Problems []error
 }
 
 // Swept is a token whose workload is gone.
 type Swept struct {
 	Token  claim.Token
-	Reason string // why it goes
-	// Revoked is false on a dry run, and where it could not be: then Err says why.
+	Reason string // why it is revoked
+	// Revoked is false on a dry run, and if the revocation failed; Err then says why.
 	Revoked bool
 	Err     error
 }
 
-// Err joins all that another sweep may do better.
+// Err joins the errors that another sweep may not have.
 func (r Report) Err() error {
 	errs := slices.Clone(r.Problems)
 	for _, s := range r.Swept {
@@ -61,14 +60,12 @@ func (r Report) Err() error {
 	return errors.Join(errs...)
 }
 
-// Sweep revokes the tokens whose workload is gone: those of the ledger, and those that a
-// Consul has of this cluster's and the ledger has not. A dry run tells which. The error
-// is the ledger's, or that ctx has ended; what went wrong with single tokens and Consuls
-// is in the report.
+// Sweep revokes the tokens whose workload is gone: those of the ledger, and those of this cluster that a Consul
+// has and the ledger has not. A dry run only reports them. It fails if the ledger fails or ctx ends; the report
+// has the failures of single tokens and Consuls.
 func (a *Authority) Sweep(ctx context.Context, dryRun bool) (Report, error) {
 	var report Report
-	// Consul is listed before the ledger is read: a token that comes in between has its
-	// record by then.
+	// List the Consuls before reading the ledger: a token that is made in between has its record by then.
 	listed, problems, err := a.list(ctx)
 	if err != nil {
 		return report, err
@@ -87,9 +84,8 @@ func (a *Authority) Sweep(ctx context.Context, dryRun bool) (Report, error) {
 	return report, context.Cause(ctx)
 }
 
-// list asks every Consul for this cluster's tokens. A Consul that cannot be listed is not
-// among the answers. That is no problem where tokens are given by login and nobody was
-// told how to list them: they end by themselves.
+// list asks every Consul for this cluster's tokens. A Consul that cannot be listed is missing in the result. That
+// is no problem if tokens are issued by login and listing was not configured, because they expire.
 func (a *Authority) list(ctx context.Context) (listed map[string][]identity.Token, problems []error, err error) {
 	if len(a.Consuls) == 0 {
 		return nil, nil, nil
@@ -117,7 +113,7 @@ func (a *Authority) list(ctx context.Context) (listed map[string][]identity.Toke
 				problems = append(problems, err)
 				return
 			}
-			// Those of others are none of our business, whatever a plugin lists.
+			// Ignore other clusters' tokens, whatever a plugin lists.
 			listed[name] = slices.DeleteFunc(found, func(t identity.Token) bool { return t.Subject.Cluster != cluster })
 		})
 	}
@@ -126,19 +122,19 @@ func (a *Authority) list(ctx context.Context) (listed map[string][]identity.Toke
 	return listed, problems, nil
 }
 
-// orphan is a token that is to be ended.
+// orphan is a token to be revoked.
 type orphan struct {
 	Swept
 	noted bool // in the ledger
-	// unanswered: a login's token of which the ledger knows no accessor, while Consul could
-	// be listed. So there is none, or it is in that list and is an orphan of its own.
+	// unanswered marks a login's token whose accessor the ledger does not know, although Consul could be listed.
+	// So it does not exist, or it is in that list and is an orphan by itself.
 	unanswered bool
 }
 
-// orphans compares what Consul has with the ledger as it stands now.
+// orphans compares Consul's tokens with the current ledger.
 func (a *Authority) orphans(ctx context.Context, listed map[string][]identity.Token) (found []*orphan, err error) {
 	known := map[string]bool{}             // ids and accessors
-	awaited := map[identity.Subject]bool{} // of logins that are under way
+	awaited := map[identity.Subject]bool{} // of logins in progress
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		all, err := tx.Tokens("")
 		for _, t := range all {
@@ -167,26 +163,26 @@ func (a *Authority) orphans(ctx context.Context, listed map[string][]identity.To
 			if known[t.Accessor] || awaited[subject] {
 				continue
 			}
-			known[t.Accessor] = true // two consul blocks may lead to one Consul
+			known[t.Accessor] = true // two consul blocks may lead to the same Consul
 			found = append(found, &orphan{Swept: Swept{
 				Token: claim.Token{
 					ID: t.Accessor, Accessor: t.Accessor, Consul: name, Node: t.Subject.Node, Service: t.Subject.Service,
 					Workload:  claim.WorkloadRef{Namespace: t.Subject.Namespace, ID: t.Subject.Workload},
 					CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt,
 				},
-				Reason: fmt.Sprintf("Consul %q has it and the ledger has not", name),
+				Reason: fmt.Sprintf("Consul %q has it, but the ledger has not", name),
 			}})
 		}
 	}
 	return found, nil
 }
 
-// purpose is whom a token is for, within the cluster.
+// purpose says whom a token is for, within the cluster.
 func purpose(t claim.Token) identity.Subject {
 	return identity.Subject{Node: t.Node, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service}
 }
 
-// sweep ends the tokens, some at a time, and forgets those that are gone.
+// sweep revokes the tokens, several at a time, and removes the records of those that are gone.
 func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 	var all errgroup.Group
 	all.SetLimit(revokeParallel)
@@ -196,7 +192,7 @@ func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 			return nil
 		})
 	}
-	_ = all.Wait() // the errors are with the tokens
+	_ = all.Wait() // the errors are in the orphans
 	failpoint.Here("sweep", "revoked")
 	gone := slices.DeleteFunc(slices.Clone(orphans), func(o *orphan) bool { return !o.Revoked || !o.noted })
 	for part := range slices.Chunk(gone, command.MaxItems) {
@@ -206,7 +202,7 @@ func (a *Authority) sweep(ctx context.Context, orphans []*orphan) {
 		}
 		if _, err := a.Ledger.DeleteTokens(ctx, ids...); err != nil {
 			for _, o := range part {
-				o.Err = fmt.Errorf("it is gone, and could not be forgotten: %w", ledgerError(err))
+				o.Err = fmt.Errorf("it is revoked, but its record could not be removed: %w", ledgerError(err))
 			}
 		}
 	}
@@ -228,7 +224,7 @@ func (a *Authority) endOrphan(ctx context.Context, o *orphan) (gone bool, err er
 	}
 	gone, err = a.end(ctx, o.Token, "")
 	if gone {
-		a.doubt(o.Token.ID, false) // what arrives from now on is found in Consul's list
+		a.doubt(o.Token.ID, false) // if it is made from now on, Consul's list will have it
 	}
 	if err != nil || gone {
 		return gone, err
@@ -236,10 +232,10 @@ func (a *Authority) endOrphan(ctx context.Context, o *orphan) (gone bool, err er
 	if ends := endsAt(o.Token); !ends.IsZero() {
 		return false, fmt.Errorf("%w at %s", ErrEndsByItself, ends.UTC().Format(time.RFC3339))
 	}
-	return false, fmt.Errorf("it was given by login for all time and its secret is lost: consul acl token delete -accessor-id %s", o.Token.Accessor)
+	return false, fmt.Errorf("it was issued by login without an expiry and its secret is lost: consul acl token delete -accessor-id %s", o.Token.Accessor)
 }
 
-// tell says what was revoked: somebody should have done so before.
+// tell reports the tokens that had to be revoked; normally they are revoked earlier.
 func (a *Authority) tell(orphans []*orphan) {
 	revoked := 0
 	for _, o := range orphans {

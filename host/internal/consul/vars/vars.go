@@ -1,10 +1,7 @@
-// Package vars replaces the variables of a workload's spec, such as
-// ${node.name} or ${port.http}. A spec is read where neither the node nor its ports are
-// known (host/internal/config), so variables stay in it as text. The agent replaces
-// those of services, and who runs a workload's programs those of exec and sidecar.
-//
-// It imports sdk/service and the standard library only. Values are the caller's; the
-// names are here (names.go), for those who read a spec and those who fill it in.
+// Package vars expands the variables of a workload's spec, such as ${node.name} or ${port.http}. Specs are parsed
+// (host/internal/config) before the node and the ports are known, so variables stay in them as text. The agent
+// expands those of services; whoever runs a workload's programs expands those of exec and sidecar. The values are
+// the caller's.
 package vars
 
 import (
@@ -24,25 +21,24 @@ const (
 	NodeDatacenter    = "node.datacenter"
 	WorkloadID        = "workload.id"
 	WorkloadNamespace = "workload.namespace"
-	// Bootstrap, TokenFile and SecretsDir are paths on the host; the files are those of
-	// the service that a program stands for. ProxyID is the id of its proxy in Consul.
+	// Bootstrap, TokenFile and SecretsDir are paths on the host, of the service that a program belongs to. ProxyID
+	// is the id of its proxy in Consul.
 	Bootstrap  = "bootstrap"
 	TokenFile  = "token_file"
 	SecretsDir = "secrets_dir"
 	ProxyID    = "proxy_id"
 )
 
-// Port is the variable of one of the workload's ports.
+// Port returns the variable of one of the workload's ports.
 func Port(label string) string { return "port." + label }
 
-// InServices are the variables that stand in a service, where the workload has ports
-// with these labels.
+// InServices returns the variables that may be used in a service of a workload whose ports have these labels.
 func InServices(labels []string) []string {
 	return withPorts([]string{NodeName, NodeDatacenter, WorkloadID, WorkloadNamespace}, labels)
 }
 
-// InPrograms are those that stand in the arguments and the environment of the
-// workload's program and its sidecars.
+// InPrograms returns the variables that may be used in the arguments and the environment of the workload's program
+// and its sidecars.
 func InPrograms(labels []string) []string {
 	return withPorts([]string{NodeName, WorkloadID, WorkloadNamespace, Bootstrap, TokenFile, SecretsDir, ProxyID}, labels)
 }
@@ -57,7 +53,7 @@ func withPorts(names, labels []string) []string {
 // UnknownError is a variable that has no value here.
 type UnknownError struct {
 	Name string
-	// Known are the names that have one.
+	// Known are the variables that have one.
 	Known []string
 }
 
@@ -68,9 +64,8 @@ func (e *UnknownError) Error() string {
 	return fmt.Sprintf("unknown variable ${%s}; known are ${%s}; write $${ for a literal ${", e.Name, strings.Join(e.Known, "}, ${"))
 }
 
-// Expand replaces each ${NAME} in text by the value of NAME in vars, and $${ by ${.
-// Values are not looked at again. The error is an *UnknownError, or says where a
-// brace is missing.
+// Expand replaces each ${NAME} in text by the value of NAME in vars, and $${ by ${. Values are not expanded again.
+// The error is an *UnknownError, or says where a brace is missing.
 func Expand(text string, vars map[string]string) (string, error) {
 	var out strings.Builder
 	for rest := text; ; {
@@ -97,12 +92,11 @@ func Expand(text string, vars map[string]string) (string, error) {
 	}
 }
 
-// Escape makes a text that Expand gives back as it is.
+// Escape returns a text that Expand turns back into text.
 func Escape(text string) string { return strings.ReplaceAll(text, "${", "$${") }
 
-// Service gives s with the variables of all its texts replaced, those in a proxy's
-// config too; keys stay as they are. s itself is not changed. The error names each field
-// that has a fault, with the names of the service's JSON.
+// Service returns a copy of s with the variables in all its strings expanded, including those in a proxy's config;
+// keys are not expanded. The error names each wrong field by its JSON name.
 func Service(s service.Service, vars map[string]string) (service.Service, error) {
 	e := expander{vars: vars}
 	out := e.value("", reflect.ValueOf(s)).Interface().(service.Service)
@@ -117,7 +111,7 @@ type expander struct {
 	errs []error
 }
 
-// value copies v with its texts expanded. path names it in errors.
+// value copies v with its strings expanded. path names it in errors.
 func (e *expander) value(path string, v reflect.Value) reflect.Value {
 	out := reflect.New(v.Type()).Elem()
 	switch v.Kind() {
