@@ -151,9 +151,9 @@ func TestWhatIsNotTheHostsIsRefused(t *testing.T) {
 		want  string
 	}{
 		"a link":             {func(_ *testing.T, d *Dir, v string) error { return os.Symlink(v, d.Path(web, "si_token")) }, "it is a link"},
-		"a hard link":        {func(_ *testing.T, d *Dir, v string) error { return os.Link(v, d.Path(web, "si_token")) }, "it has 2 names"},
-		"a folder":           {func(_ *testing.T, d *Dir, _ string) error { return os.Mkdir(d.Path(web, "si_token"), 0o700) }, "no regular file"},
-		"a pipe":             {func(_ *testing.T, d *Dir, _ string) error { return unix.Mkfifo(d.Path(web, "si_token"), 0o400) }, "no regular file"},
+		"a hard link":        {func(_ *testing.T, d *Dir, v string) error { return os.Link(v, d.Path(web, "si_token")) }, "it has 2 hard links"},
+		"a folder":           {func(_ *testing.T, d *Dir, _ string) error { return os.Mkdir(d.Path(web, "si_token"), 0o700) }, "not a regular file"},
+		"a pipe":             {func(_ *testing.T, d *Dir, _ string) error { return unix.Mkfifo(d.Path(web, "si_token"), 0o400) }, "not a regular file"},
 		"another's":          {func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o400, bob) }, "belongs to uid 64002"},
 		"readable by others": {func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o444, alice) }, "others may read it"},
 	} {
