@@ -31,6 +31,9 @@ var AccessModes = []AccessMode{
 	MultiNodeReaderOnly, MultiNodeSingleWriter, MultiNodeMultiWriter,
 }
 
+// ReadOnly reports that no claim with this mode may write.
+func (m AccessMode) ReadOnly() bool { return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly }
+
 // AttachmentMode is the access type of CSI's VolumeCapability.
 type AttachmentMode string
 
@@ -130,7 +133,7 @@ func (c *Claim) Repair(v Volume, node string) {
 	}
 	if c.Mode == "" {
 		c.Mode = Write
-		if c.AccessMode == SingleNodeReaderOnly || c.AccessMode == MultiNodeReaderOnly {
+		if c.AccessMode.ReadOnly() {
 			c.Mode = Read
 		}
 	}

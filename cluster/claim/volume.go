@@ -98,6 +98,9 @@ type Volume struct {
 	ModifiedAt  time.Time `json:"modified_at,omitzero"`
 }
 
+// Modes returns what the volume is in use with; zero while there is no claim.
+func (v *Volume) Modes() Capability { return Capability{v.AccessMode, v.AttachmentMode} }
+
 // Supports says whether the volume may be claimed with these modes.
 func (v *Volume) Supports(access AccessMode, attachment AttachmentMode) bool {
 	for _, c := range v.Capabilities {

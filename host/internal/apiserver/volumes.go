@@ -11,7 +11,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/secrets"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -207,7 +206,7 @@ func (s volumeService) usage(ctx context.Context, v claim.Volume, claims []claim
 // stats are those of the first place that tells: on this node, or else on another one.
 func (s volumeService) stats(ctx context.Context, v claim.Volume, claims []claim.Claim) (stats storage.Stats, ok bool) {
 	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
-		stats, err := s.cfg.Controllers.Stats(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging})
+		stats, err := s.cfg.Controllers.Stats(ctx, v, p.Place)
 		return stats, err == nil
 	}
 	for _, node := range s.elsewhere(claims) {

@@ -52,8 +52,7 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims []claim.Claim) error {
 	var failed []error
 	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
-		at := controllers.Place{Target: p.Target, Staging: p.Staging}
-		failed = append(failed, s.cfg.Controllers.ExpandNode(ctx, v, at, v.CapacityMin, v.CapacityMax))
+		failed = append(failed, s.cfg.Controllers.ExpandNode(ctx, v, p.Place, v.CapacityMin, v.CapacityMax))
 	}
 	for _, node := range s.elsewhere(claims) {
 		if _, err := s.cfg.Nodes.ExpandVolume(ctx, node, v, v.CapacityMin, v.CapacityMax); err != nil {

@@ -101,14 +101,14 @@ func TestControllersOnNodes(t *testing.T) {
 	_, err = ledger.RegisterVolume(within(t), v)
 	must(t, err)
 	n1 := w.agents["n1"]
-	capability := storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
+	capability := claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
 	if _, err := n1.Attach(within(t), v, capability, "n1"); !errors.Is(err, ErrDenied) {
 		t.Errorf("without a claim: %v", err)
 	}
 	_, err = n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, []claim.Claim{wants(v)})
 	must(t, err)
 	other := capability
-	other.AccessMode = storage.MultiNodeMultiWriter
+	other.AccessMode = claim.MultiNodeMultiWriter
 	if _, err := n1.Attach(within(t), v, other, "n1"); !errors.Is(err, ErrDenied) {
 		t.Errorf("in another mode: %v", err)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
-	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
@@ -273,16 +273,16 @@ func (w *works) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, 
 
 func (w *works) Placements(ref claim.VolumeRef) []workload.Placement {
 	if ref.ID == "mounted" {
-		return []workload.Placement{{Target: "/t/1", Staging: "/s"}, {Target: "/t/2"}}
+		return []workload.Placement{{Place: mounts.Place{Target: "/t/1", Staging: "/s"}}, {Place: mounts.Place{Target: "/t/2"}}}
 	}
 	return nil
 }
 
-func (w *works) ExpandNode(_ context.Context, v claim.Volume, at controllers.Place, _, _ int64) error {
+func (w *works) ExpandNode(_ context.Context, v claim.Volume, at mounts.Place, _, _ int64) error {
 	return w.note("expand", v.ID, at.Target)
 }
 
-func (w *works) Stats(_ context.Context, v claim.Volume, at controllers.Place) (storage.Stats, error) {
+func (w *works) Stats(_ context.Context, v claim.Volume, at mounts.Place) (storage.Stats, error) {
 	return storage.Stats{Usage: []storage.Usage{{Unit: storage.Bytes, Total: 9}}}, w.note("stats", v.ID, at.Target)
 }
 

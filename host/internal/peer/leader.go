@@ -13,7 +13,6 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/secrets"
-	"github.com/pannier/pannier/sdk/storage"
 )
 
 // Reader reads this server's own ledger.
@@ -50,7 +49,7 @@ type Tokens interface {
 
 // Controllers attach volumes (controllers.Controllers).
 type Controllers interface {
-	AttachIf(ctx context.Context, v claim.Volume, capability storage.Capability, node string, claimed func(ctx context.Context) error) (map[string]string, error)
+	AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string, claimed func(ctx context.Context) error) (map[string]string, error)
 }
 
 // Leader is what a server does for the cluster's agents, itself included, while it leads.
@@ -82,16 +81,17 @@ func (l *Leader) leading() route.Member {
 
 // Attach attaches a volume that a node holds a claim on to that node. The modes are those
 // of the claim, and what else there is to know of the volume the ledger tells.
-func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, capability storage.Capability) (map[string]string, error) {
+func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, modes claim.Capability, options claim.MountOptions) (map[string]string, error) {
 	v, held, err := l.held(ctx, node, ref)
 	if err != nil {
 		return nil, err
 	}
-	if string(held.AccessMode) != string(capability.AccessMode) || string(held.AttachmentMode) != string(capability.AttachmentMode) {
+	if held.AccessMode != modes.AccessMode || held.AttachmentMode != modes.AttachmentMode {
 		return nil, denied(fmt.Sprintf("node %q holds a claim on volume %q as %s %s, and asks for %s %s",
-			node, ref, held.AccessMode, held.AttachmentMode, capability.AccessMode, capability.AttachmentMode))
+			node, ref, held.AccessMode, held.AttachmentMode, modes.AccessMode, modes.AttachmentMode))
 	}
-	published, err := l.Controllers.AttachIf(ctx, v, capability, node, func(ctx context.Context) error {
+	v.MountOptions = options
+	published, err := l.Controllers.AttachIf(ctx, v, modes, node, func(ctx context.Context) error {
 		_, _, err := l.held(ctx, node, ref)
 		return err
 	})

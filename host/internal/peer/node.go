@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
@@ -33,8 +33,8 @@ type Workloads interface {
 // Mounted are the calls to this node's drivers for what is mounted here
 // (controllers.Controllers).
 type Mounted interface {
-	ExpandNode(ctx context.Context, v claim.Volume, at controllers.Place, minBytes, maxBytes int64) error
-	Stats(ctx context.Context, v claim.Volume, at controllers.Place) (storage.Stats, error)
+	ExpandNode(ctx context.Context, v claim.Volume, at mounts.Place, minBytes, maxBytes int64) error
+	Stats(ctx context.Context, v claim.Volume, at mounts.Place) (storage.Stats, error)
 }
 
 // Info says who a node is.
@@ -55,7 +55,7 @@ type Node struct {
 // ExpandVolume grows what is mounted of a volume here, and says in how many places.
 func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
 	for _, p := range n.Workloads.Placements(v.VolumeRef) {
-		if err := n.Mounted.ExpandNode(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging}, minBytes, maxBytes); err != nil {
+		if err := n.Mounted.ExpandNode(ctx, v, p.Place, minBytes, maxBytes); err != nil {
 			return places, err
 		}
 		places++
@@ -69,7 +69,7 @@ var errNotMounted = errors.New("the volume is not mounted there")
 // VolumeStats reads usage and condition of a volume where it is mounted here.
 func (n *Node) VolumeStats(ctx context.Context, v claim.Volume) (storage.Stats, error) {
 	for _, p := range n.Workloads.Placements(v.VolumeRef) {
-		return n.Mounted.Stats(ctx, v, controllers.Place{Target: p.Target, Staging: p.Staging})
+		return n.Mounted.Stats(ctx, v, p.Place)
 	}
 	return storage.Stats{}, fmt.Errorf("read the usage of volume %q on node %q: %w", v.VolumeRef, n.Info.Name, errNotMounted)
 }

@@ -16,11 +16,11 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/sdk/storage"
 )
 
 // How long one server may take before another is asked. A server that is cut off is noticed earlier, by the connection
@@ -259,10 +259,11 @@ func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease
 
 // Attach attaches a volume that this node holds a claim on to this node (CSI spec, ControllerPublishVolume), through a
 // controller that the leader picks.
-func (s *Servers) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
+func (s *Servers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
+	capability := drivers.StorageCapability(v.MountOptions, modes)
 	resp, err := s.leader(callPatience).Attach(ctx, &peerv1.AttachRequest{
 		Node: node, Namespace: v.Namespace, Volume: v.ID,
-		AccessMode: string(capability.AccessMode), AttachmentMode: string(capability.AttachmentMode),
+		AccessMode: string(modes.AccessMode), AttachmentMode: string(modes.AttachmentMode),
 		FsType: capability.FSType, MountFlags: capability.MountFlags, VolumeMountGroup: capability.VolumeMountGroup,
 	})
 	return resp.GetPublishContext(), err

@@ -13,7 +13,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
-	"github.com/pannier/pannier/sdk/storage"
 )
 
 // serversService serves what agents ask of the leader. The guard has checked that this server leads, and that the node
@@ -97,10 +96,9 @@ func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequ
 }
 
 func (s serversService) Attach(ctx context.Context, req *peerv1.AttachRequest) (*peerv1.AttachResponse, error) {
-	publishContext, err := s.leader.Attach(ctx, req.GetNode(), claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()}, storage.Capability{
-		AccessMode: storage.AccessMode(req.GetAccessMode()), AttachmentMode: storage.AttachmentMode(req.GetAttachmentMode()),
-		FSType: req.GetFsType(), MountFlags: req.GetMountFlags(), VolumeMountGroup: req.GetVolumeMountGroup(),
-	})
+	publishContext, err := s.leader.Attach(ctx, req.GetNode(), claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()},
+		claim.Capability{AccessMode: claim.AccessMode(req.GetAccessMode()), AttachmentMode: claim.AttachmentMode(req.GetAttachmentMode())},
+		claim.MountOptions{FSType: req.GetFsType(), Flags: req.GetMountFlags(), Group: req.GetVolumeMountGroup()})
 	return &peerv1.AttachResponse{PublishContext: publishContext}, err
 }
 

@@ -177,10 +177,10 @@ func unmount(path string) error {
 // controller is the controller's side of the drivers, wherever that runs.
 type controller struct{ *driver }
 
-func (c controller) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
+func (c controller) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
 	err = c.call(ctx, "attach", v.ID, func() error {
 		c.check(attaching(v.PluginID), "%s is attached, and its driver needs no attachment", v.ID)
-		c.check(node == here && capability.AccessMode != "" && capability.AttachmentMode != "", "attach %s: %+v on %q", v.ID, capability, node)
+		c.check(node == here && modes.AccessMode != "" && modes.AttachmentMode != "", "attach %s: %+v on %q", v.ID, modes, node)
 		publishContext = map[string]string{"device": v.ExternalID}
 		return nil
 	})

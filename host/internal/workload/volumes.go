@@ -44,9 +44,8 @@ func (m *Manager) DetachUnknown(ctx context.Context, c claim.Claim, info claim.V
 type Placement struct {
 	Workload claim.WorkloadRef
 	Driver   string
-	Target   string
-	Staging  string // empty where the driver does not stage
-	Usage    mounts.Usage
+	mounts.Place
+	Usage mounts.Usage
 }
 
 // Placements lists where a volume is mounted on this node.
@@ -58,7 +57,7 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 			if v.Ref != ref || !v.Published() {
 				continue
 			}
-			p := Placement{Workload: i.ref, Driver: v.Driver, Target: v.Target, Usage: v.Usage}
+			p := Placement{Workload: i.ref, Driver: v.Driver, Place: mounts.Place{Target: v.Target}, Usage: v.Usage}
 			if v.Staged() {
 				p.Staging = v.Staging
 			}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -186,7 +187,7 @@ func TestPlacementsAndThrough(t *testing.T) {
 	held.await(t)
 	want := []Placement{{
 		Workload: ref("w"), Driver: full, Usage: usage(),
-		Target: h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"), Staging: h.Layout.Staging(full, volumeRef("a"), usage()),
+		Place: mounts.Place{Target: h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"), Staging: h.Layout.Staging(full, volumeRef("a"), usage())},
 	}}
 	h.eventually(t, "w", "publishing a", func(w Workload) bool { return len(w.Mounts) == 1 })
 	if got := h.Placements(volumeRef("a")); !reflect.DeepEqual(got, want) {

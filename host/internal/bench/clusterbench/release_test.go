@@ -15,7 +15,6 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/peer/pki"
-	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -66,9 +65,7 @@ csi_driver "shared" {
 		if err := take(ctx, n.Client, i, n.name); err != nil {
 			return err
 		}
-		_, err := n.Attach(ctx, claim.Volume{VolumeRef: volumeRef(i)}, storage.Capability{
-			AccessMode: storage.AccessMode(claim.SingleNodeWriter), AttachmentMode: storage.AttachmentMode(claim.FileSystem),
-		}, n.name)
+		_, err := n.Attach(ctx, claim.Volume{VolumeRef: volumeRef(i)}, claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}, n.name)
 		return err
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -14,17 +15,17 @@ import (
 // not healthy, such as one that is being restarted.
 const defaultAttachWait = 30 * time.Second
 
-// Attach attaches a volume to a node and returns the driver's publish context (CSI spec,
+// Attach attaches a volume, with its mount options, to a node and returns the driver's publish context (CSI spec,
 // ControllerPublishVolume). If the driver's controller lacks PUBLISH_UNPUBLISH_VOLUME it does
 // nothing. It may be repeated.
-func (c *Controllers) Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (publishContext map[string]string, err error) {
-	return c.AttachIf(ctx, v, capability, node, func(context.Context) error { return nil })
+func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
+	return c.AttachIf(ctx, v, modes, node, func(context.Context) error { return nil })
 }
 
 // AttachIf is Attach for a caller on another node, which may have given up: claimed returns an error
 // if the caller no longer holds its claim. It is called while no detach of the volume from the node
 // can run.
-func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, capability storage.Capability, node string, claimed func(ctx context.Context) error) (publishContext map[string]string, err error) {
+func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string, claimed func(ctx context.Context) error) (publishContext map[string]string, err error) {
 	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
 	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
@@ -44,12 +45,12 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, capability s
 		if err != nil {
 			return err
 		}
-		volume, err := c.callVolume(ctx, v, capability, nil)
+		volume, err := c.callVolume(ctx, v, modes, nil)
 		if err != nil {
 			return err
 		}
 		publishContext, err = s.Attach(ctx, d.Ref(), storage.AttachRequest{
-			Volume: volume, NodeID: id, ReadOnly: readerOnly(capability.AccessMode),
+			Volume: volume, NodeID: id, ReadOnly: modes.AccessMode.ReadOnly(),
 		})
 		return err
 	})
@@ -90,7 +91,7 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 				return err
 			}
 		}
-		volume, err := c.callVolume(ctx, v, storage.Capability{}, nil)
+		volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 		if err != nil {
 			return err
 		}
@@ -108,17 +109,7 @@ func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref clai
 	return unlock, nil
 }
 
-func readerOnly(m storage.AccessMode) bool {
-	return m == storage.SingleNodeReaderOnly || m == storage.MultiNodeReaderOnly
-}
-
-// Place is where a volume is mounted on this node, in the host's paths.
-type Place struct {
-	Target  string
-	Staging string // empty where the driver does not stage
-}
-
-func (p Place) translate(d drivers.Driver) (target, staging string) {
+func translate(d drivers.Driver, p mounts.Place) (target, staging string) {
 	if p.Staging != "" {
 		staging = d.Translate(p.Staging)
 	}
@@ -127,14 +118,14 @@ func (p Place) translate(d drivers.Driver) (target, staging string) {
 
 // ExpandNode grows the volume mounted at a place to its new size (NodeExpandVolume). It may be
 // repeated.
-func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at Place, minBytes, maxBytes int64) error {
+func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at mounts.Place, minBytes, maxBytes int64) error {
 	doing := fmt.Sprintf("expand volume %q, mounted at %s,", v.VolumeRef, at.Target)
 	return c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, current(v), nil)
+		volume, err := c.callVolume(ctx, v, v.Modes(), nil)
 		if err != nil {
 			return err
 		}
-		target, staging := at.translate(d)
+		target, staging := translate(d, at)
 		_, err = s.ExpandNode(ctx, d.Ref(), storage.ExpandNodeRequest{
 			Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes, VolumePath: target, StagingPath: staging,
 		})
@@ -143,12 +134,12 @@ func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at Place, 
 }
 
 // Stats reads the usage and condition of the volume mounted at a place (NodeGetVolumeStats).
-func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at Place) (stats storage.Stats, err error) {
+func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at mounts.Place) (stats storage.Stats, err error) {
 	doing := fmt.Sprintf("read the usage of volume %q at %s", v.VolumeRef, at.Target)
 	err = c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		target, staging := at.translate(d)
+		target, staging := translate(d, at)
 		// NodeGetVolumeStats takes no secrets.
-		volume := storage.Volume{Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: current(v)}
+		volume := drivers.StorageVolume(v, v.Modes())
 		stats, err = s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{Volume: volume, VolumePath: target, StagingPath: staging})
 		return err
 	})

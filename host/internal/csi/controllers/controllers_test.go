@@ -136,7 +136,7 @@ var vol = claim.Volume{
 	Context:      map[string]string{"endpoint": "e"},
 }
 
-var writer = storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
+var writer = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
 
 func never(context.Context) (bool, error) { return false, nil }
 
@@ -152,7 +152,7 @@ func TestAttach(t *testing.T) {
 		req.Volume.Secrets["password"] != "of mysql" || req.Volume.Context["endpoint"] != "e" || req.Volume.Capability.AccessMode != storage.SingleNodeWriter {
 		t.Errorf("the driver was asked %+v", req)
 	}
-	reader := storage.Capability{AccessMode: storage.MultiNodeReaderOnly, AttachmentMode: storage.FileSystem}
+	reader := claim.Capability{AccessMode: claim.MultiNodeReaderOnly, AttachmentMode: claim.FileSystem}
 	if _, err := c.Attach(t.Context(), vol, reader, "n1"); err != nil || !p.attached[1].ReadOnly {
 		t.Errorf("an attachment for readers: %+v, %v", p.attached[1], err)
 	}

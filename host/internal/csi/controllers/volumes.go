@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -19,7 +18,7 @@ import (
 func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, anyController, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, storage.Capability{}, nil)
+		volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 		if err != nil {
 			return err
 		}
@@ -36,7 +35,7 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
 	err := c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, storage.Capability{}, nil)
+		volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 		if err != nil {
 			return err
 		}
@@ -72,7 +71,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	return c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, storage.Capability{}, secrets)
+		volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
 		if err != nil {
 			return err
 		}
@@ -97,7 +96,7 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
 			return ErrOffline
 		}
-		volume, err := c.callVolume(ctx, v, current(v), nil)
+		volume, err := c.callVolume(ctx, v, v.Modes(), nil)
 		if err != nil {
 			return err
 		}
@@ -113,7 +112,7 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, current(v), secrets)
+		volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
 		if err != nil {
 			return err
 		}
@@ -149,45 +148,25 @@ func (c *Controllers) ListSnapshots(ctx context.Context, driverID string, req st
 
 // callVolume is a registered volume in the form that a call needs, with its secrets opened for this
 // call. secrets, if given, replace the volume's own.
-func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, capability storage.Capability, secrets map[string]string) (storage.Volume, error) {
+func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, modes claim.Capability, secrets map[string]string) (storage.Volume, error) {
 	if len(secrets) == 0 {
 		var err error
 		if secrets, err = c.cfg.Secrets(ctx, v); err != nil {
 			return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.VolumeRef, err)
 		}
 	}
-	return storage.Volume{
-		Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Secrets: secrets, Capability: capability,
-	}, nil
+	out := drivers.StorageVolume(v, modes)
+	out.Secrets = secrets
+	return out, nil
 }
 
 // capabilities are all that the volume may be claimed with, with its mount options.
 func capabilities(v claim.Volume) []storage.Capability {
 	var out []storage.Capability
 	for _, have := range v.Capabilities {
-		out = append(out, capability(v, have))
+		out = append(out, drivers.StorageCapability(v.MountOptions, have))
 	}
 	return out
-}
-
-// current is the capability that the volume is in use with; zero while it is not claimed.
-func current(v claim.Volume) storage.Capability {
-	if v.AccessMode == "" {
-		return storage.Capability{}
-	}
-	return capability(v, claim.Capability{AccessMode: v.AccessMode, AttachmentMode: v.AttachmentMode})
-}
-
-func capability(v claim.Volume, modes claim.Capability) storage.Capability {
-	c := storage.Capability{
-		AccessMode:     storage.AccessMode(modes.AccessMode),
-		AttachmentMode: storage.AttachmentMode(modes.AttachmentMode),
-	}
-	if modes.AttachmentMode == claim.FileSystem {
-		o := v.MountOptions
-		c.FSType, c.MountFlags, c.VolumeMountGroup = o.FSType, slices.Clone(o.Flags), o.Group
-	}
-	return c
 }
 
 // maxName is the longest name that every driver accepts, in bytes (CSI spec, "Size Limits").

@@ -46,6 +46,11 @@ type Usage struct {
 	AccessMode     claim.AccessMode
 }
 
+// Modes returns the modes of the claim.
+func (u Usage) Modes() claim.Capability {
+	return claim.Capability{AccessMode: u.AccessMode, AttachmentMode: u.AttachmentMode}
+}
+
 // String is such as rw-file-system-single-node-writer.
 func (u Usage) String() string {
 	mode := "rw"
@@ -53,6 +58,12 @@ func (u Usage) String() string {
 		mode = "ro"
 	}
 	return mode + "-" + string(u.AttachmentMode) + "-" + string(u.AccessMode)
+}
+
+// Place is where a volume is mounted on this node, in the host's paths.
+type Place struct {
+	Target  string
+	Staging string // empty where the driver does not stage
 }
 
 // Driver is the folder of one driver: everything that it may mount lies below it.

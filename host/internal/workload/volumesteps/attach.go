@@ -15,7 +15,9 @@ func (s *Steps) Attach(ctx context.Context, v *Volume) error {
 		return err
 	}
 	if !u.Done {
-		if u.PublishContext, err = s.Controller.Attach(ctx, v.info, v.recorded().Capability, s.Node); err != nil {
+		info := v.info
+		info.MountOptions = v.Options // with those of the request
+		if u.PublishContext, err = s.Controller.Attach(ctx, info, v.Usage.Modes(), s.Node); err != nil {
 			return err
 		}
 		u.Done = true

@@ -96,7 +96,7 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		return claim.Claim{}, err
 	}
 	usage := mounts.Usage{
-		ReadOnly:       v.Request.ReadOnly || readerOnly(modes.AccessMode),
+		ReadOnly:       v.Request.ReadOnly || modes.AccessMode.ReadOnly(),
 		AttachmentMode: modes.AttachmentMode, AccessMode: modes.AccessMode,
 	}
 	v.set.Update(func() {
@@ -114,10 +114,6 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		Volume: v.Ref, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
 		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
 	}, nil
-}
-
-func readerOnly(m claim.AccessMode) bool {
-	return m == claim.SingleNodeReaderOnly || m == claim.MultiNodeReaderOnly
 }
 
 // override returns the volume's mount options with those that the request sets in their place.
@@ -156,7 +152,7 @@ func merge(all []claim.Claim, c claim.Claim) ([]claim.Claim, error) {
 // capability that fits it.
 func (v *Volume) modes(info claim.Volume) (claim.Capability, error) {
 	if v.Usage.AccessMode != "" {
-		return claim.Capability{AccessMode: v.Usage.AccessMode, AttachmentMode: v.Usage.AttachmentMode}, nil
+		return v.Usage.Modes(), nil
 	}
 	req := v.Request
 	fit := slices.DeleteFunc(slices.Clone(info.Capabilities), func(c claim.Capability) bool {

@@ -147,7 +147,7 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 	err := s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
-		return c.Unpublish(ctx, d.Ref(), v.recorded(), d.Translate(v.Target))
+		return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
 	})
 	if err != nil {
 		return err

@@ -108,7 +108,7 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 
 func (s *Steps) unstageNow(ctx context.Context, v *Volume) error {
 	err := s.call(ctx, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
-		return c.Unstage(ctx, d.Ref(), v.recorded(), d.Translate(v.Staging))
+		return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
 	})
 	if err != nil {
 		return err

@@ -14,7 +14,6 @@ package volumesteps
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -78,7 +77,7 @@ type Lease interface {
 type Controller interface {
 	// Attach makes a volume available on a node and returns the driver's publish context (CSI
 	// spec, ControllerPublishVolume).
-	Attach(ctx context.Context, v claim.Volume, capability storage.Capability, node string) (map[string]string, error)
+	Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (map[string]string, error)
 }
 
 // Steps takes the volume steps of all workloads of a node.
@@ -168,19 +167,14 @@ func (s *Steps) withSecrets(ctx context.Context, v *Volume) (storage.Volume, err
 	if err != nil {
 		return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.Ref, err)
 	}
-	out := v.recorded()
+	out := v.storageVolume()
 	out.Secrets = secrets
 	return out, nil
 }
 
-// recorded is the volume from the journal alone, as an undo needs it.
-func (v *Record) recorded() storage.Volume {
-	c := storage.Capability{
-		AccessMode:     storage.AccessMode(v.Usage.AccessMode),
-		AttachmentMode: storage.AttachmentMode(v.Usage.AttachmentMode),
-	}
-	if v.Usage.AttachmentMode == claim.FileSystem {
-		c.FSType, c.MountFlags, c.VolumeMountGroup = v.Options.FSType, slices.Clone(v.Options.Flags), v.Options.Group
-	}
-	return storage.Volume{Name: v.Ref.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: c}
+// storageVolume is the volume from the journal alone, as an undo needs it.
+func (v *Record) storageVolume() storage.Volume {
+	return drivers.StorageVolume(claim.Volume{
+		VolumeRef: v.Ref, ExternalID: v.ExternalID, Context: v.Context, MountOptions: v.Options,
+	}, v.Usage.Modes())
 }
