@@ -1,8 +1,8 @@
-// Package acl holds what the ledger keeps of who may do what: policies, roles and tokens.
-// What a policy's rules mean is read elsewhere; here they are text.
+// Package acl defines what the ledger keeps for access control: policies, roles and tokens. The rules of a policy
+// are text here; another package interprets them.
 //
-// It imports cluster/claim and the standard library only, reads no clock, draws no random
-// number and does no I/O.
+// It reads no clock, draws no random number and does no I/O: every server must come to the same result from the
+// same log.
 package acl
 
 import (
@@ -48,18 +48,18 @@ type Role struct {
 	ModifiedAt  time.Time `json:"modified_at"`
 }
 
-// TokenType says what bounds a token.
+// TokenType says what limits a token.
 type TokenType string
 
 // The types.
 const (
-	Client     TokenType = "client"     // its policies and roles
-	Management TokenType = "management" // nothing
+	Client     TokenType = "client"     // limited by its policies and roles
+	Management TokenType = "management" // not limited
 )
 
-// Token is what the ledger keeps of a token: never its secret.
+// Token is the record of a token, without its secret.
 type Token struct {
-	// Accessor names the token; it opens nothing.
+	// Accessor names the token; it grants nothing.
 	Accessor string `json:"accessor"`
 	// SecretHash is the SHA-256 of the secret, in lower-case hexadecimal.
 	SecretHash string    `json:"secret_hash"`
@@ -68,34 +68,33 @@ type Token struct {
 	Policies   []string  `json:"policies,omitempty"`
 	Roles      []string  `json:"roles,omitempty"`
 	CreatedAt  time.Time `json:"created_at"`
-	// ExpiresAt is when it ends; zero: never. From then on it counts for nothing,
-	// whether it is deleted yet or not.
+	// ExpiresAt is when it expires; zero: never. From then on it grants nothing, whether or not it has been
+	// deleted.
 	ExpiresAt   time.Time `json:"expires_at,omitzero"`
 	CreateIndex uint64    `json:"create_index"`
 	ModifyIndex uint64    `json:"modify_index"`
 }
 
-// Expired says whether the token has ended.
+// Expired reports whether the token has expired at a time.
 func (t *Token) Expired(at time.Time) bool {
 	return !t.ExpiresAt.IsZero() && !t.ExpiresAt.After(at)
 }
 
-// Bootstrap says that the first management token was made, and how that may be done again.
+// Bootstrap records that the first management token was made, and how bootstrapping may be repeated.
 type Bootstrap struct {
-	// ResetIndex must be named by whoever bootstraps again.
+	// ResetIndex must be given to bootstrap again.
 	ResetIndex uint64    `json:"reset_index"`
 	At         time.Time `json:"at"`
 }
 
-// Granted is a token with the policies that it has, those of its roles included, each once
-// and by name. A policy that was deleted is missing.
+// Granted is a token with its policies, those of its roles included, each once, by name. Deleted policies are left
+// out.
 type Granted struct {
 	Token    Token    `json:"token"`
 	Policies []Policy `json:"policies,omitempty"`
 }
 
-// Validate checks a policy as it is to be stored, but not what its rules say. The error is
-// a *claim.FieldError.
+// Validate checks a policy before it is stored, but not its rules. The error is a *claim.FieldError.
 func (p *Policy) Validate() error {
 	c := checker{object: fmt.Sprintf("ACL policy %q", p.Name)}
 	c.id("name", p.Name)
@@ -104,7 +103,7 @@ func (p *Policy) Validate() error {
 	return c.err
 }
 
-// Validate checks a role as it is to be stored. The error is a *claim.FieldError.
+// Validate checks a role before it is stored. The error is a *claim.FieldError.
 func (r *Role) Validate() error {
 	c := checker{object: fmt.Sprintf("ACL role %q", r.Name)}
 	c.id("name", r.Name)
@@ -118,7 +117,7 @@ func (r *Role) Validate() error {
 
 var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Validate checks a token as it is to be stored at a time. The error is a *claim.FieldError.
+// Validate checks a token before it is stored at a time. The error is a *claim.FieldError.
 func (t *Token) Validate(at time.Time) error {
 	c := checker{object: fmt.Sprintf("ACL token %q", t.Accessor)}
 	c.id("accessor", t.Accessor)
@@ -177,7 +176,7 @@ func (c *checker) names(field string, names []string) {
 	}
 }
 
-// The reasons for which the ledger refuses something. A caller asks with errors.Is.
+// The reasons for which the ledger refuses a command. Callers use errors.Is.
 var (
 	// ErrBootstrapped: the first management token was made before. The error is a
 	// *BootstrappedError.

@@ -1,9 +1,8 @@
-// Package claim holds what a claim on a volume is and when one may be taken:
-// pure types and rules over them. Whoever applies a rule passes in the claims
-// as they stand and the time that the leader stamped.
+// Package claim defines claims on volumes and the rules by which they are taken: types and pure functions. The
+// caller passes in the present claims and the time that the leader stamped.
 //
-// It imports the standard library only, reads no clock, draws no random number
-// and does no I/O: every server must come to the same answer from the same log.
+// It reads no clock, draws no random number and does no I/O: every server must come to the same result from the
+// same log.
 package claim
 
 import (
@@ -11,7 +10,7 @@ import (
 	"time"
 )
 
-// AccessMode is CSI's VolumeCapability.AccessMode under Nomad's names.
+// AccessMode is CSI's VolumeCapability.AccessMode, by Nomad's names.
 type AccessMode string
 
 // The access modes (CSI spec, VolumeCapability.AccessMode.Mode).
@@ -46,22 +45,22 @@ const (
 // AttachmentModes lists every attachment mode.
 var AttachmentModes = []AttachmentMode{FileSystem, BlockDevice}
 
-// Mode is what a workload may do with the volume. It never changes while the
-// claim lives: unpublish needs it.
+// Mode is what a workload may do with the volume. It never changes while the claim exists, since unpublishing
+// needs it.
 type Mode string
 
-// The modes. GC is for callers that ask for a release and do not know the mode.
+// The modes. GC is for callers that ask for a release without knowing the mode.
 const (
 	Read  Mode = "read"
 	Write Mode = "write"
 	GC    Mode = "gc"
 )
 
-// State is how far a claim is on its way out. Each is written to the ledger
-// before the next call is made.
+// State is the progress of a release. Each state is written to the ledger before the next call to a driver is
+// made.
 type State string
 
-// The states in their order; a freed claim is not in the ledger any more.
+// The states in order. A freed claim is no longer in the ledger.
 const (
 	Taken              State = "taken"
 	Unpublishing       State = "unpublishing"
@@ -81,35 +80,33 @@ type Claim struct {
 	AccessMode     AccessMode     `json:"access_mode"`
 	AttachmentMode AttachmentMode `json:"attachment_mode"`
 	State          State          `json:"state,omitempty"`
-	// Index is the ledger index at which the claim was taken: its fencing token.
+	// Index is the ledger index at which the claim was taken; it serves as fencing token.
 	Index      uint64    `json:"index,omitempty"`
 	TakenAt    time.Time `json:"taken_at,omitzero"`
 	ModifiedAt time.Time `json:"modified_at,omitzero"`
-	// ForcedBy and ForcedAt say which operator vouched that the node is down.
+	// ForcedBy is the operator who vouched that the node is down, ForcedAt when.
 	ForcedBy string    `json:"forced_by,omitempty"`
 	ForcedAt time.Time `json:"forced_at,omitzero"`
 }
 
-// States lists the states in the order in which a claim passes them.
+// States lists the states in the order in which a claim passes through them.
 var States = []State{Taken, Unpublishing, NodeDetached, ControllerDetached, ReadyToFree, Freed}
 
-// Valid says whether s is a state.
+// Valid reports whether s is a state.
 func (s State) Valid() bool { return slices.Contains(States, s) }
 
-// Releasing says that the claim is on its way out: someone must finish it.
+// Releasing reports whether the claim is being released: someone must finish that.
 func (s State) Releasing() bool {
 	return s.Valid() && s != Taken && s != Freed
 }
 
-// Before says whether s comes before o.
+// Before reports whether s comes before o.
 func (s State) Before(o State) bool {
 	return slices.Index(States, s) < slices.Index(States, o)
 }
 
-// CanAdvance says whether a claim may go from one state to another: forward
-// only. States may be skipped, since not every driver needs every call: the
-// releaser skips those that it has nothing to do in. Staying is allowed, so that
-// a checkpoint can be repeated.
+// CanAdvance reports whether a claim may go from one state to another. It only moves forward. States may be
+// skipped, since not every driver needs every call. Staying is allowed, so that a checkpoint can be repeated.
 func CanAdvance(from, to State) bool {
 	return from.Valid() && to.Valid() && !to.Before(from)
 }

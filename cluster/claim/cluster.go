@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Cluster tells one ledger from all others, for all time. Names that are given to
-// what is shared by several ledgers, such as volumes of one storage system, have its
-// id in them.
+// Cluster is the identity of one ledger. It is part of names in what several ledgers share, such as the volumes of
+// one storage system.
 type Cluster struct {
 	ID        string    `json:"id"`
 	CreatedAt time.Time `json:"created_at"`
@@ -24,22 +23,22 @@ func (c *Cluster) Validate() error {
 // MaxServers bounds the servers of a cluster, and with them bootstrap_expect and min_quorum.
 const MaxServers = 15
 
-// Autopilot says how the leader looks after the servers.
+// Autopilot says how the leader manages the servers.
 type Autopilot struct {
-	// CleanupDeadServers takes servers that do not answer out of raft, as long as MinQuorum
-	// servers are left, and never half of them at once.
+	// CleanupDeadServers removes dead servers from raft, as long as MinQuorum servers remain, and never half of
+	// them at once.
 	CleanupDeadServers bool `json:"cleanup_dead_servers"`
-	// LastContactThreshold is how long a healthy server may be without a leader.
+	// LastContactThreshold is the longest time for which a healthy server may be without a leader.
 	LastContactThreshold time.Duration `json:"last_contact_threshold"`
-	// MaxTrailingLogs is by how many entries a healthy server may lag.
+	// MaxTrailingLogs is the number of entries by which a healthy server may lag.
 	MaxTrailingLogs uint64 `json:"max_trailing_logs"`
-	// MinQuorum is how many voters cleaning up leaves at least; 0: as many as formed the cluster.
+	// MinQuorum is the number of voters that cleaning up always leaves; 0: as many as formed the cluster.
 	MinQuorum int `json:"min_quorum"`
-	// ServerStabilizationTime is how long a server is healthy before it gets a vote.
+	// ServerStabilizationTime is how long a server must be healthy before it gets a vote.
 	ServerStabilizationTime time.Duration `json:"server_stabilization_time"`
 }
 
-// DefaultAutopilot is what an operator gets who says nothing.
+// DefaultAutopilot returns the settings that apply until an operator changes them.
 func DefaultAutopilot() Autopilot {
 	return Autopilot{
 		CleanupDeadServers: true, LastContactThreshold: 2 * time.Second, MaxTrailingLogs: 2000,
@@ -47,7 +46,7 @@ func DefaultAutopilot() Autopilot {
 	}
 }
 
-// Validate checks that each number is one that the leader can go by. The error is a *FieldError.
+// Validate checks the bounds of each setting. The error is a *FieldError.
 func (a *Autopilot) Validate() error {
 	c := checker{object: "autopilot"}
 	if a.LastContactThreshold <= 0 {
@@ -62,7 +61,7 @@ func (a *Autopilot) Validate() error {
 	return c.err
 }
 
-// AutopilotChange says what an operator wants otherwise; nil: as it is.
+// AutopilotChange is a change of the settings; nil fields stay as they are.
 type AutopilotChange struct {
 	CleanupDeadServers      *bool          `json:"cleanup_dead_servers,omitempty"`
 	LastContactThreshold    *time.Duration `json:"last_contact_threshold,omitempty"`
@@ -70,7 +69,7 @@ type AutopilotChange struct {
 	MinQuorum               *int           `json:"min_quorum,omitempty"`
 }
 
-// Change is the autopilot after a change. The error is a *FieldError.
+// Change returns the settings after a change. The error is a *FieldError.
 func (a Autopilot) Change(by AutopilotChange) (Autopilot, error) {
 	put(&a.CleanupDeadServers, by.CleanupDeadServers)
 	put(&a.LastContactThreshold, by.LastContactThreshold)
@@ -86,17 +85,16 @@ func put[T any](dst, value *T) {
 	}
 }
 
-// SecretsKeys says which keys seal the secrets in the ledger. The keys themselves are on the
-// servers.
+// SecretsKeys lists the keys that encrypt the secrets in the ledger. The keys themselves are on the servers.
 type SecretsKeys struct {
-	Active string       `json:"active,omitempty"` // the id of the one that seals now; empty: none was named yet
-	Keys   []SecretsKey `json:"keys,omitempty"`   // the oldest first
-	// Removed are the ids of the keys that were forgotten last, at most MaxSecretsKeys: servers
-	// that were away meanwhile forget them too.
+	Active string       `json:"active,omitempty"` // the id of the key that encrypts now; empty: none was named yet
+	Keys   []SecretsKey `json:"keys,omitempty"`   // oldest first
+	// Removed are the ids of the keys that were removed last, at most MaxSecretsKeys: servers that were down at
+	// the time remove them later.
 	Removed []string `json:"removed,omitempty"`
 }
 
-// SecretsKey is one key's name.
+// SecretsKey is the name of one key.
 type SecretsKey struct {
 	ID      string    `json:"id"`
 	AddedAt time.Time `json:"added_at"`
@@ -105,13 +103,13 @@ type SecretsKey struct {
 // MaxSecretsKeys bounds the keys that the ledger names.
 const MaxSecretsKeys = 16
 
-// Put adds a key, or makes one that is there active. The error is a *FieldError.
+// Put adds a key, or activates an existing one. The error is a *FieldError.
 func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
 	c := checker{object: fmt.Sprintf("secrets key %q", id)}
 	c.id("id", id)
 	there := slices.ContainsFunc(k.Keys, func(have SecretsKey) bool { return have.ID == id })
 	if !there && len(k.Keys) >= MaxSecretsKeys {
-		c.fail("id", fmt.Sprintf("would be one of more than %d: seal all volumes with the active key and remove old ones first", MaxSecretsKeys))
+		c.fail("id", fmt.Sprintf("is one too many (at most %d): re-encrypt all volumes with the active key and remove old keys first", MaxSecretsKeys))
 	}
 	if c.err != nil {
 		return c.err
@@ -126,10 +124,10 @@ func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
 	return nil
 }
 
-// Remove forgets a key. One that is not there is no error; the active one is ErrConflict.
+// Remove removes a key. An unknown key is no error; the active one is ErrConflict.
 func (k *SecretsKeys) Remove(id string) error {
 	if id == k.Active && id != "" {
-		return fmt.Errorf("secrets key %q seals what comes, so it cannot be removed: %w", id, ErrConflict)
+		return fmt.Errorf("secrets key %q is the active one, so it cannot be removed: %w", id, ErrConflict)
 	}
 	left := slices.DeleteFunc(slices.Clone(k.Keys), func(have SecretsKey) bool { return have.ID == id })
 	if len(left) == len(k.Keys) {
@@ -140,27 +138,27 @@ func (k *SecretsKeys) Remove(id string) error {
 	return nil
 }
 
-// CheckSealed refuses what was sealed with another key than the one that seals now, so that
-// a key that was needed by nothing is never needed again. The error is ErrOldKey.
+// CheckSealed refuses secrets that are encrypted with a key other than the active one, so that a key that nothing
+// needs any more is never needed again. The error is ErrOldKey.
 func (k *SecretsKeys) CheckSealed(with string) error {
 	if k.Active == "" || with == k.Active {
 		return nil
 	}
-	return fmt.Errorf("%w: %q, and %q seals now", ErrOldKey, with, k.Active)
+	return fmt.Errorf("%w: %q; the active key is %q", ErrOldKey, with, k.Active)
 }
 
-// Liveness is what the cluster has promised its nodes: how long after the last heartbeat that
-// was answered a node's claims are left alone. A leader keeps what was promised before it.
+// Liveness is what the cluster has promised its nodes: for how long after the last answered heartbeat a node's
+// claims are kept. A new leader keeps the promise of the leader before it.
 type Liveness struct {
 	// HeartbeatTTL is how long after its last heartbeat a node counts as connected.
 	HeartbeatTTL time.Duration `json:"heartbeat_ttl"`
-	// StopAfter is how long after the heartbeat that was answered last a node begins to stop its workloads.
+	// StopAfter is how long after the last answered heartbeat a node begins to stop its workloads.
 	StopAfter time.Duration `json:"stop_after"`
-	// Margin is how much later the leader lets go of the node's claims.
+	// Margin is how much later than StopAfter the leader releases the node's claims.
 	Margin time.Duration `json:"margin"`
 }
 
-// Validate checks that the times are in their order. The error is a *FieldError.
+// Validate checks the order of the times. The error is a *FieldError.
 func (l *Liveness) Validate() error {
 	c := checker{object: "server"}
 	if l.HeartbeatTTL <= 0 {
@@ -175,15 +173,14 @@ func (l *Liveness) Validate() error {
 	return c.err
 }
 
-// SigningKey signs what the cluster says of its workloads to others. There is one; it is
-// made once.
+// SigningKey signs the identities of the cluster's workloads. There is one; it is made once.
 type SigningKey struct {
-	// ID is the key id in what is signed.
+	// ID is the key id in the signed tokens.
 	ID string `json:"id"`
 	// Public is the public key as a JSON Web Key (RFC 7517).
 	Public []byte `json:"public"`
-	// Sealed is the private key, sealed before it came here with the key SecretsKey; empty:
-	// with one that the ledger did not name yet.
+	// Sealed is the private key, encrypted before it reaches the ledger with the key SecretsKey; empty: with a key
+	// that the ledger did not name yet.
 	Sealed     []byte    `json:"sealed"`
 	SecretsKey string    `json:"secrets_key,omitempty"`
 	CreatedAt  time.Time `json:"created_at"`

@@ -8,10 +8,10 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// The reasons for which the ledger refuses something. A caller asks with
-// errors.Is; the error's text is for the operator.
+// The reasons for which the ledger refuses a command. Callers use errors.Is; the text of the whole error is for
+// the operator.
 var (
-	// ErrHeld: other claims stand in the way; try again when they are freed.
+	// ErrHeld: other claims are in the way; try again when they are freed.
 	ErrHeld = errcode.FailedPrecondition.New("claim is held")
 	// ErrModes: the volume is in use with another access or attachment mode.
 	ErrModes = errcode.FailedPrecondition.New("volume is in use with other modes")
@@ -19,15 +19,15 @@ var (
 	ErrReadOnly = errcode.FailedPrecondition.New("access mode is for readers only")
 	// ErrUnsupported: the volume was not registered with the wanted modes.
 	ErrUnsupported = errcode.FailedPrecondition.New("volume lacks the capability")
-	// ErrConflict: the same workload or claim is there with other arguments.
+	// ErrConflict: the workload or claim exists with other arguments.
 	ErrConflict = errcode.FailedPrecondition.New("exists with other arguments")
 	// ErrInvalid: a field is missing or malformed. The error is a *FieldError.
 	ErrInvalid = errcode.InvalidArgument.New("invalid")
-	// ErrBackwards: a claim only moves forward on its way out.
+	// ErrBackwards: a release only moves forward.
 	ErrBackwards = errcode.FailedPrecondition.New("claim cannot move backwards")
 	// ErrVolumeNotFound: no such volume is registered.
 	ErrVolumeNotFound = errcode.NotFound.New("volume is not registered")
-	// ErrVolumeInUse: claims stand, so the volume cannot be changed so or removed.
+	// ErrVolumeInUse: the volume is claimed, so it cannot be removed or changed in this way.
 	ErrVolumeInUse = errcode.FailedPrecondition.New("volume is in use")
 	// ErrClaimNotFound: the workload has no claim on the volume.
 	ErrClaimNotFound = errcode.NotFound.New("claim not found")
@@ -35,37 +35,36 @@ var (
 	ErrWorkloadNotFound = errcode.NotFound.New("workload not found")
 	// ErrNodeNotFound: the ledger knows no such node.
 	ErrNodeNotFound = errcode.NotFound.New("node not found")
-	// ErrNodeInUse: workloads run, or claims stand, on the node, so it cannot be removed.
+	// ErrNodeInUse: the node has workloads or claims, so it cannot be removed.
 	ErrNodeInUse = errcode.FailedPrecondition.New("node is in use")
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
 	ErrNotRunning = errcode.FailedPrecondition.New("workload does not run there")
 	// ErrNodeSecret: the node is known with another secret.
 	ErrNodeSecret = errcode.FailedPrecondition.New("node is known with another secret")
-	// ErrIneligible: the node takes no workloads now.
+	// ErrIneligible: the node takes no new workloads at present.
 	ErrIneligible = errcode.FailedPrecondition.New("node takes no workloads")
-	// ErrUnreachable: the volume is where the node cannot reach it.
+	// ErrUnreachable: the volume is not accessible from the node.
 	ErrUnreachable = errcode.FailedPrecondition.New("the node cannot reach the volume")
-	// ErrOldKey: secrets come sealed with a key that does not seal any more. What seals them
-	// anew may try again.
-	ErrOldKey = errcode.Unavailable.New("sealed with a key that is not the active one")
-	// ErrCycle: workloads would wait for one another for ever.
+	// ErrOldKey: secrets are encrypted with a key that is no longer active. The caller may encrypt them with the
+	// active key and try again.
+	ErrOldKey = errcode.Unavailable.New("encrypted with a key that is not the active one")
+	// ErrCycle: workloads would wait for one another forever.
 	ErrCycle = errcode.FailedPrecondition.New("workloads wait for one another")
 	// ErrTokenNotFound: the ledger knows no such token.
 	ErrTokenNotFound = errcode.FailedPrecondition.New("token not found")
-	// ErrDriverNotFound: no node has, or lately had, such a driver.
+	// ErrDriverNotFound: no node has, or recently had, such a driver.
 	ErrDriverNotFound = errcode.NotFound.New("driver not found")
 )
 
-// Refusal says why a volume was not given and who has it. It matches its Reason
-// in errors.Is: ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrConflict or
-// ErrVolumeInUse.
+// Refusal says why a volume was refused and who holds it. It matches its Reason in errors.Is: ErrHeld, ErrModes,
+// ErrReadOnly, ErrUnsupported, ErrConflict or ErrVolumeInUse.
 type Refusal struct {
 	Reason  error
 	Volume  VolumeRef
-	Mode    Mode // what was wanted; empty where no claim was wanted
+	Mode    Mode // the wanted mode; empty if no claim was wanted
 	Detail  string
-	Holders []Claim   // the claims that stand, in the order of the ledger
-	At      time.Time // when it was refused: ages are counted to it
+	Holders []Claim   // the existing claims, in the order of the ledger
+	At      time.Time // when it was refused; ages are relative to it
 }
 
 // Error names the volume, what was wanted and each holder.
@@ -86,7 +85,7 @@ func (r *Refusal) Error() string {
 // Unwrap is the reason.
 func (r *Refusal) Unwrap() error { return r.Reason }
 
-// describe is one holder in a refusal's text.
+// describe returns the text for one holder in a refusal.
 func (c *Claim) describe(at time.Time) string {
 	node := "an unknown node"
 	if c.Node != "" {

@@ -11,21 +11,21 @@ import (
 // Node is an agent as it last described itself.
 type Node struct {
 	Name       string                `json:"name"`
-	BootID     string                `json:"boot_id"` // of its kernel: after a change nothing is assumed mounted
+	BootID     string                `json:"boot_id"` // of its kernel: after a change nothing counts as mounted
 	Address    string                `json:"address,omitempty"`
 	Drivers    map[string]NodeDriver `json:"drivers,omitempty"` // by driver id
 	Devices    []NodeDevices         `json:"devices,omitempty"` // by group and plugin
 	Attributes map[string]string     `json:"attributes,omitempty"`
 
-	// What follows is the ledger's own; what a node says of itself never changes it.
+	// The ledger sets the fields below; a node's description of itself never changes them.
 
-	// SecretHash is the SHA-256 of the node's secret, in hexadecimal, as it first said it.
+	// SecretHash is the SHA-256 of the node's secret, in hexadecimal, as first reported.
 	SecretHash string     `json:"secret_hash,omitempty"`
 	Status     NodeStatus `json:"status,omitempty"` // empty: ready
 	StatusAt   time.Time  `json:"status_at,omitzero"`
 	// StatusIndex is the ledger index at which the status was set.
 	StatusIndex uint64 `json:"status_index,omitempty"`
-	// Ineligible nodes start no workload.
+	// Ineligible nodes start no workloads.
 	Ineligible bool   `json:"ineligible,omitempty"`
 	Drain      *Drain `json:"drain,omitempty"` // nil: the node is not drained
 
@@ -34,31 +34,30 @@ type Node struct {
 	ModifiedAt  time.Time `json:"modified_at"`
 }
 
-// NodeStatus is what the leader knows of whether a node is there.
+// NodeStatus is whether the leader hears from a node.
 type NodeStatus string
 
-// The statuses. A node without one is ready: an older version wrote it, or it is the
-// only host.
+// The statuses. A node without one is ready: an older version wrote it, or it is the only host.
 const (
 	NodeReady        NodeStatus = "ready"
-	NodeDisconnected NodeStatus = "disconnected" // not heard from for heartbeat_ttl; its claims stand
-	NodeDown         NodeStatus = "down"         // it has stopped by its own clock, and its claims were let go
+	NodeDisconnected NodeStatus = "disconnected" // not heard from for heartbeat_ttl; it keeps its claims
+	NodeDown         NodeStatus = "down"         // it has stopped by its own clock, and its claims were released
 )
 
-// Valid says whether s is a status.
+// Valid reports whether s is a status.
 func (s NodeStatus) Valid() bool {
 	return s == NodeReady || s == NodeDisconnected || s == NodeDown
 }
 
-// Ready says whether the node counts as there.
+// Ready reports whether the node is ready.
 func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
 
-// SetStatus notes a status, when and at which index it was set.
+// SetStatus sets the status, with the time and the index of the change.
 func (n *Node) SetStatus(status NodeStatus, at time.Time, index uint64) {
 	n.Status, n.StatusAt, n.StatusIndex = status, at, index
 }
 
-// CheckEligible says why the node starts no workload now, and what to do about it. The error is an
+// CheckEligible returns why the node starts no workload at present, and what to do about it. The error is an
 // ErrIneligible.
 func (n *Node) CheckEligible() error {
 	refuse := func(format string, args ...any) error {
@@ -66,9 +65,9 @@ func (n *Node) CheckEligible() error {
 	}
 	switch {
 	case n.Drain != nil:
-		return refuse("is drained since %s: \"pannier node drain -disable %s\" ends that", n.Drain.StartedAt.Format(time.RFC3339), n.Name)
+		return refuse("has been drained since %s: \"pannier node drain -disable %s\" ends that", n.Drain.StartedAt.Format(time.RFC3339), n.Name)
 	case !n.Ready():
-		return refuse("is %s since %s: see \"pannier node status %s\"", n.Status, n.StatusAt.Format(time.RFC3339), n.Name)
+		return refuse("has been %s since %s: see \"pannier node status %s\"", n.Status, n.StatusAt.Format(time.RFC3339), n.Name)
 	case n.Ineligible:
 		return refuse("was made ineligible: \"pannier node eligibility -enable %s\" ends that", n.Name)
 	default:
@@ -76,7 +75,7 @@ func (n *Node) CheckEligible() error {
 	}
 }
 
-// KeepOwn takes the ledger's own fields from the record that stands.
+// KeepOwn copies the fields that the ledger sets from the existing record.
 func (n *Node) KeepOwn(standing Node) {
 	n.SecretHash = standing.SecretHash
 	n.Status, n.StatusAt, n.StatusIndex = standing.Status, standing.StatusAt, standing.StatusIndex
@@ -84,9 +83,8 @@ func (n *Node) KeepOwn(standing Node) {
 	n.CreateIndex = standing.CreateIndex
 }
 
-// Change is a drain after another order for it: one that begins is dated at, one that is
-// reported as done keeps its beginning. A report on a drain that was ended meanwhile changes
-// nothing.
+// Change returns the drain after another order: one that begins is dated at, one that is reported as done keeps
+// its beginning. A report on a drain that has ended since changes nothing.
 func (d *Drain) Change(next Drain, at time.Time) *Drain {
 	switch {
 	case d == nil && next.DoneAt.IsZero():
@@ -106,9 +104,8 @@ type Drain struct {
 	DoneAt time.Time `json:"done_at,omitzero"`
 }
 
-// NodeDevices is a group of devices that are alike on one node, such as its GPUs of one
-// model, as a device plugin's fingerprint said. Which workload has which is the node's
-// own to know.
+// NodeDevices is a group of identical devices on one node, such as its GPUs of one model, as a device plugin's
+// fingerprint reported. Only the node knows which workload has which device.
 type NodeDevices struct {
 	Plugin     string            `json:"plugin"`
 	Vendor     string            `json:"vendor"`
@@ -129,7 +126,7 @@ const (
 	Monolith          DriverType = "monolith" // both
 )
 
-// NodeDriver is a CSI driver on one node, as its fingerprint said.
+// NodeDriver is a CSI driver on one node, as its fingerprint reported.
 type NodeDriver struct {
 	ID       string     `json:"id"`
 	Type     DriverType `json:"type"`
@@ -182,10 +179,10 @@ const (
 	MaxDeviceGroups = 64
 )
 
-// sha256Hex is how the hash of a secret is written.
+// sha256Hex is the format of a secret's hash.
 var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Validate checks a node as it describes itself. The error is a *FieldError.
+// Validate checks what a node reports of itself. The error is a *FieldError.
 func (n *Node) Validate() error {
 	c := checker{object: fmt.Sprintf("node %q", n.Name)}
 	c.id("name", n.Name)
@@ -219,27 +216,25 @@ func (n *Node) Validate() error {
 	return c.err
 }
 
-// Driver is what all nodes together say of one CSI driver. It is derived from
-// the nodes' records and never set by anyone.
+// Driver sums up one CSI driver over all nodes. It is derived from the nodes' records and never set directly.
 type Driver struct {
 	ID       string `json:"id"`
-	Provider string `json:"provider,omitempty"` // as the node that told last
-	Version  string `json:"version,omitempty"`  // as the node that told last
+	Provider string `json:"provider,omitempty"` // as the last node reported
+	Version  string `json:"version,omitempty"`  // as the last node reported
 
 	ControllersHealthy  int `json:"controllers_healthy"`
 	ControllersExpected int `json:"controllers_expected"`
 	NodesHealthy        int `json:"nodes_healthy"`
 	NodesExpected       int `json:"nodes_expected"`
 
-	// Nodes has the driver on each node by the node's name. A query fills it in.
+	// Nodes is the driver on each node, by node name. A query fills it in.
 	Nodes map[string]NodeDriver `json:"-"`
 
 	ModifyIndex uint64    `json:"modify_index"`
 	ModifiedAt  time.Time `json:"modified_at"`
 }
 
-// Replace takes what one node said before out of the counts and puts in what it
-// says now; nil is nothing.
+// Replace replaces one node's contribution to the counts: before is subtracted and now added; nil: none.
 func (d *Driver) Replace(before, now *NodeDriver) {
 	d.count(before, -1)
 	d.count(now, +1)
@@ -266,5 +261,5 @@ func (d *Driver) count(n *NodeDriver, by int) {
 	}
 }
 
-// Unused says that no node has the driver.
+// Unused reports whether no node has the driver.
 func (d *Driver) Unused() bool { return d.ControllersExpected == 0 && d.NodesExpected == 0 }

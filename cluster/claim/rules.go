@@ -6,20 +6,18 @@ import (
 	"time"
 )
 
-// rule is a cell of the mode table: which of the claims that others hold forbid
-// a new one. A nil rule never allows the claim.
+// rule is a cell of the mode table: whether a claim that another workload holds forbids a new one. With a nil rule
+// the claim is never allowed.
 type rule func(want, held *Claim) (forbids bool)
 
 func always(_, _ *Claim) bool        { return false }
 func nobodyElse(_, _ *Claim) bool    { return true }
 func noOtherWriter(_, h *Claim) bool { return h.Mode != Read }
 
-// onOneNode takes an unknown (empty) node for another one, as it must: a wanted
-// claim always has a node.
+// onOneNode treats an unknown (empty) node as another one; a wanted claim always has a node.
 func onOneNode(want, held *Claim) bool { return held.Node != want.Node }
 
-// table is the mode table: a read claim's rule and a write claim's rule for
-// each access mode.
+// table is the mode table: the rules for read and write claims with each access mode.
 var table = map[AccessMode]struct{ read, write rule }{
 	SingleNodeReaderOnly:   {read: onOneNode, write: nil},
 	SingleNodeWriter:       {read: nobodyElse, write: nobodyElse},
@@ -30,8 +28,8 @@ var table = map[AccessMode]struct{ read, write rule }{
 	MultiNodeMultiWriter:   {read: always, write: always},
 }
 
-// AlwaysAllowed says that no number of standing claims forbids one of this mode,
-// so that a caller need not read them.
+// AlwaysAllowed reports whether existing claims never forbid one of this mode, so that a caller need not read
+// them.
 func AlwaysAllowed(access AccessMode, mode Mode) bool {
 	switch access {
 	case MultiNodeMultiWriter:
@@ -43,14 +41,12 @@ func AlwaysAllowed(access AccessMode, mode Mode) bool {
 	}
 }
 
-// Take decides whether want may be taken on v while held stand, at a time that
-// the caller's leader stamped. held may leave out claims where AlwaysAllowed
-// says so, but never one of want's own workload; a claim counts until it is freed,
-// whatever its state.
+// Take decides whether want may be taken on v, given the claims held, at the time that the leader stamped. held
+// may leave out claims where AlwaysAllowed holds, but never one of want's own workload. A claim counts until it is
+// freed, whatever its state.
 //
-// It answers with the claim as it is to be stored, and whether it is new: the
-// same workload asking again with the same node and modes gets the claim that it
-// has. The error is a *Refusal or, for a malformed claim, a *FieldError.
+// It returns the claim to be stored, and whether it is new: a workload that asks again with the same node and
+// modes gets its existing claim. The error is a *Refusal or, for a malformed claim, a *FieldError.
 func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, created bool, err error) {
 	if err := want.Validate(); err != nil {
 		return Claim{}, false, err
@@ -96,14 +92,14 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 	return want, true, nil
 }
 
-// sameArguments compares what a caller chooses. The driver's id of the node is
-// not among it: the driver may have been asked again since.
+// sameArguments compares what the caller chooses. The driver's id of the node is not part of that: the driver may
+// have been asked again since.
 func (c *Claim) sameArguments(o *Claim) bool {
 	return c.Node == o.Node && c.Mode == o.Mode && c.AccessMode == o.AccessMode && c.AttachmentMode == o.AttachmentMode
 }
 
-// CheckUpdate decides whether a registered volume may become next while held
-// stand on it. The error is a *Refusal that names the field.
+// CheckUpdate decides whether a registered volume may be changed to next while it has the claims held. The error
+// is a *Refusal that names the field.
 func CheckUpdate(old, next Volume, held []Claim, at time.Time) error {
 	if len(held) == 0 {
 		return nil

@@ -15,8 +15,8 @@ const maxDriverNodeID = 256
 // maxBy bounds the name of an operator who vouches for something, in bytes.
 const maxBy = 256
 
-// CheckBy checks the name of an operator who vouches that a node is down; empty: nobody does. The
-// error is a *FieldError.
+// CheckBy checks the name of an operator who vouches that a node is down; empty is allowed. The error is a
+// *FieldError.
 func CheckBy(by string) error {
 	if len(by) > maxBy {
 		return &FieldError{Object: "operator", Field: "by", Problem: fmt.Sprintf("has %d bytes: at most %d are allowed", len(by), maxBy)}
@@ -24,8 +24,8 @@ func CheckBy(by string) error {
 	return nil
 }
 
-// CheckID tells what is wrong with an id: 1 to 128 of a-z, A-Z, 0-9, '-', '_'
-// and '.'. Ids become parts of paths and keys, so "." and ".." are none.
+// CheckID returns what is wrong with an id, which must be 1 to 128 of a-z, A-Z, 0-9, '-', '_' and '.'. Ids become
+// parts of paths and keys, so "." and ".." are refused.
 func CheckID(id string) error {
 	switch {
 	case id == "":
@@ -79,8 +79,7 @@ func (r WorkloadRef) Validate() error {
 	return c.err
 }
 
-// Validate checks a volume as it is to be registered. The error is a
-// *FieldError.
+// Validate checks a volume before it is registered. The error is a *FieldError.
 func (v *Volume) Validate() error {
 	if err := v.VolumeRef.Validate(); err != nil {
 		return err
@@ -120,7 +119,7 @@ func (c *checker) modes(access AccessMode, attachment AttachmentMode) {
 	}
 }
 
-// Validate checks a claim as it is wanted. The error is a *FieldError.
+// Validate checks a wanted claim. The error is a *FieldError.
 func (c *Claim) Validate() error {
 	if err := c.Volume.Validate(); err != nil {
 		return err
@@ -140,7 +139,7 @@ func (c *Claim) Validate() error {
 	return k.err
 }
 
-// String is the access and the attachment mode.
+// String returns the access and the attachment mode.
 func (c Capability) String() string {
 	return fmt.Sprintf("%s/%s", c.AccessMode, c.AttachmentMode)
 }

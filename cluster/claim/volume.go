@@ -26,7 +26,7 @@ type WorkloadRef struct {
 // String is the id, with the namespace in front of it unless that is "default".
 func (r WorkloadRef) String() string { return qualified(r.Namespace, r.ID) }
 
-// DefaultNamespace is that of objects that name none.
+// DefaultNamespace is the namespace of objects that name none.
 const DefaultNamespace = "default"
 
 func qualified(namespace, id string) string {
@@ -49,19 +49,19 @@ type MountOptions struct {
 	Group  string   `json:"volume_mount_group,omitempty"`
 }
 
-// Topology is where a volume can be reached, as its driver names it.
+// Topology is a set of places from which a volume is accessible, as its driver names them.
 type Topology struct {
 	Segments map[string]string `json:"segments"`
 }
 
-// TopologyRequest bounds (Required) and orders (Preferred) where a volume may be.
+// TopologyRequest restricts (Required) and ranks (Preferred) where a volume may be created.
 type TopologyRequest struct {
 	Required  []Topology `json:"required,omitempty"`
 	Preferred []Topology `json:"preferred,omitempty"`
 }
 
-// Volume is a registered volume as the ledger keeps it. What a query adds to it
-// (provider, driver health, claims) is never part of this record.
+// Volume is a registered volume as the ledger keeps it. What a query adds to it (provider, driver health, claims)
+// is not part of this record.
 type Volume struct {
 	VolumeRef
 	Name        string `json:"name"`
@@ -69,9 +69,9 @@ type Volume struct {
 	ExternalID  string `json:"external_id"`
 	CapacityMin int64  `json:"capacity_min,omitempty"` // bytes; 0: no bound
 	CapacityMax int64  `json:"capacity_max,omitempty"` // bytes; 0: no bound
-	Capacity    int64  `json:"capacity,omitempty"`     // bytes, as the driver said; 0: unknown
-	// Grown says that it has grown at its driver, which asks that each node that
-	// mounts it grows what is in it too (CSI spec, node_expansion_required).
+	Capacity    int64  `json:"capacity,omitempty"`     // bytes, as the driver reported; 0: unknown
+	// Grown says that the driver has expanded it, and that each node that mounts it must expand its content too
+	// (CSI spec, node_expansion_required).
 	Grown      bool   `json:"grown,omitempty"`
 	CloneID    string `json:"clone_id,omitempty"`
 	SnapshotID string `json:"snapshot_id,omitempty"`
@@ -79,16 +79,14 @@ type Volume struct {
 	Capabilities  []Capability      `json:"capabilities"`
 	MountOptions  MountOptions      `json:"mount_options,omitzero"`
 	Topology      TopologyRequest   `json:"topology_request,omitzero"`
-	Topologies    []Topology        `json:"topologies,omitempty"` // where it is, as the driver said
+	Topologies    []Topology        `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
 	Parameters    map[string]string `json:"parameters,omitempty"`
 	Context       map[string]string `json:"context,omitempty"`
 	SealedSecrets []byte            `json:"sealed_secrets,omitempty"` // opaque to the cluster
-	// SecretsKey is the id of the key that they are sealed with; empty: one that the ledger did
-	// not name yet.
+	// SecretsKey is the id of the key that they are encrypted with; empty: a key that the ledger did not name yet.
 	SecretsKey string `json:"secrets_key,omitempty"`
 
-	// AccessMode and AttachmentMode are set by the first claim and cleared by the
-	// last release; empty while there is no claim.
+	// AccessMode and AttachmentMode are those of the first claim; empty while there is no claim.
 	AccessMode     AccessMode     `json:"access_mode,omitempty"`
 	AttachmentMode AttachmentMode `json:"attachment_mode,omitempty"`
 
@@ -101,7 +99,7 @@ type Volume struct {
 // Modes returns what the volume is in use with; zero while there is no claim.
 func (v *Volume) Modes() Capability { return Capability{v.AccessMode, v.AttachmentMode} }
 
-// Supports says whether the volume may be claimed with these modes.
+// Supports reports whether the volume may be claimed with these modes.
 func (v *Volume) Supports(access AccessMode, attachment AttachmentMode) bool {
 	for _, c := range v.Capabilities {
 		if c.AccessMode == access && c.AttachmentMode == attachment {
@@ -111,10 +109,9 @@ func (v *Volume) Supports(access AccessMode, attachment AttachmentMode) bool {
 	return false
 }
 
-// CheckReachable checks that the volume can be used on a node whose driver told this topology:
-// that the node is in one of the volume's (CSI spec, Volume.accessible_topology). A
-// volume without any can be reached from everywhere, and a node whose driver told none
-// is bound to no place. The error is ErrUnreachable and names the segments.
+// CheckReachable checks that the volume is accessible from a node whose driver reported this topology (CSI spec,
+// Volume.accessible_topology). A volume without topologies is accessible from everywhere, and a node whose driver
+// reported none can reach every volume. The error is ErrUnreachable and names the segments.
 func (v *Volume) CheckReachable(node string, topology map[string]string) error {
 	if len(v.Topologies) == 0 || len(topology) == 0 {
 		return nil

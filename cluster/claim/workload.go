@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// WorkloadStatus is whether a workload runs, as far as the ledger was told.
+// WorkloadStatus is the ledger's view of whether a workload runs.
 type WorkloadStatus string
 
 // The statuses.
 const (
-	Waiting WorkloadStatus = "waiting" // for those in After to end; it holds no claim
+	Waiting WorkloadStatus = "waiting" // for the workloads in After to end; it has no claims
 	Running WorkloadStatus = "running"
 	Ended   WorkloadStatus = "ended"
 )
@@ -20,15 +20,14 @@ const (
 type Run struct {
 	Ref  WorkloadRef
 	Node string
-	// ID is the node's own name for the run, which no other has; empty: it has none, as one that an
-	// older version began.
+	// ID is the node's name for the run, unique for all time; empty: an older version began the run.
 	ID string
-	// Index is the ledger's number of the run (Workload.CreateIndex); 0: not known.
+	// Index identifies the run in the ledger (Workload.CreateIndex); 0: not known.
 	Index uint64
 }
 
-// Workload is the ledger's record of a workload: that it exists, where, and
-// whether it has ended. Its steps and its process are its node's business.
+// Workload is the ledger's record of a workload: where it is, and whether it has ended. Only its node knows its
+// steps and its process.
 type Workload struct {
 	Ref    WorkloadRef    `json:"ref"`
 	Node   string         `json:"node"`
@@ -39,22 +38,19 @@ type Workload struct {
 	EndedAt     time.Time     `json:"ended_at,omitzero"`
 	CreateIndex uint64        `json:"create_index"`
 	ModifyIndex uint64        `json:"modify_index"`
-	// StartedBy is the fingerprint of the keyed command that started this run (command.Fingerprint):
-	// one that is sent again is known by it.
+	// StartedBy is the fingerprint of the keyed command that started this run (command.Fingerprint). It identifies
+	// a repeated command.
 	StartedBy []byte `json:"started_by,omitempty"`
-	// Over is the id of the run that was ended last: what its node has asked for it before, and
-	// arrives only now, is refused.
+	// Over is the id of the last run that was ended. Commands of that run that arrive later are refused.
 	Over string `json:"over,omitempty"`
 }
 
-// Token is the ledger's record of a Consul token that a workload's service was given,
-// or may have been given: it is written before Consul is asked, and goes when Consul
-// has said that the token is gone. It has no secret in it.
+// Token is the record of a Consul token that a workload's service has, or may have: it is written before Consul is
+// asked for the token, and removed once Consul has confirmed that the token is gone. It has no secret in it.
 type Token struct {
-	// ID is a UUID that was chosen before Consul was asked. Of a token that was minted it
-	// is the accessor too.
+	// ID is a UUID that was chosen before Consul was asked. For a minted token it is the accessor too.
 	ID string `json:"id"`
-	// Accessor in Consul; empty: not known, so the token may or may not be.
+	// Accessor in Consul; empty: not known, so the token may or may not exist.
 	Accessor string      `json:"accessor,omitempty"`
 	Workload WorkloadRef `json:"workload"`
 	Node     string      `json:"node"`
@@ -62,22 +58,21 @@ type Token struct {
 	Service string `json:"service"`
 	// Consul is the name of the agents' consul block.
 	Consul string `json:"consul"`
-	// ExpiresAt is when Consul ends it by itself; zero: never.
+	// ExpiresAt is when Consul expires the token; zero: never.
 	ExpiresAt   time.Time `json:"expires_at,omitzero"`
 	CreatedAt   time.Time `json:"created_at"`
 	CreateIndex uint64    `json:"create_index"`
 	ModifyIndex uint64    `json:"modify_index"`
 }
 
-// BelongsTo says whether the token is of the workload's present run: it runs on the
-// token's node, and the token was noted with its start or later. All other tokens are
-// to be revoked.
+// BelongsTo reports whether the token is of the workload's present run: the workload runs on the token's node, and
+// the token was recorded with its start or later. All other tokens must be revoked.
 func (t *Token) BelongsTo(w Workload) bool {
 	return w.Status == Running && w.Ref == t.Workload && w.Node == t.Node && w.CreateIndex <= t.CreateIndex
 }
 
-// SamePurpose says whether both are for the same service of the same workload on the
-// same node, from the same Consul.
+// SamePurpose reports whether both are for the same service of the same workload on the same node, from the same
+// Consul.
 func (t *Token) SamePurpose(o Token) bool {
 	return t.Workload == o.Workload && t.Node == o.Node && t.Service == o.Service && t.Consul == o.Consul
 }
@@ -85,7 +80,7 @@ func (t *Token) SamePurpose(o Token) bool {
 // uuid is how Consul writes an accessor (RFC 9562, in lower case).
 var uuid = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// Validate checks a token as it is to be noted. The error is a *FieldError.
+// Validate checks a token before it is recorded. The error is a *FieldError.
 func (t *Token) Validate() error {
 	if err := t.Workload.Validate(); err != nil {
 		return err

@@ -2,11 +2,11 @@ package command
 
 import "github.com/pannier/pannier/cluster/acl"
 
-// MaxPolicies bounds the items of PutACLPolicies, which have the rules with them.
+// MaxPolicies bounds the items of PutACLPolicies, which contain their rules.
 const MaxPolicies = 32
 
-// BootstrapACL makes the first management token, once. It is refused afterwards
-// (*acl.BootstrappedError) unless ResetIndex is the one that the refusal names.
+// BootstrapACL makes the first management token, once. Later it is refused (*acl.BootstrappedError) unless
+// ResetIndex is the one that the refusal names.
 type BootstrapACL struct {
 	Stamp
 	Token      acl.Token `json:"token"`
@@ -24,72 +24,70 @@ type PutACLPolicies struct {
 	Policies []acl.Policy `json:"policies"` // at most MaxPolicies
 }
 
-// PutACLPoliciesResult answers PutACLPolicies with what stands now.
+// PutACLPoliciesResult answers PutACLPolicies with the stored policies.
 type PutACLPoliciesResult struct {
 	Policies []acl.Policy
 }
 
-// DeleteACLPolicies removes policies; roles and tokens that name them lose what they granted.
-// Those that are not there count as done.
+// DeleteACLPolicies removes policies; roles and tokens that name them lose what they granted. Unknown names are
+// ignored.
 type DeleteACLPolicies struct {
 	Stamp
 	Names []string `json:"names"` // at most MaxItems
 }
 
-// DeleteACLPoliciesResult answers DeleteACLPolicies with those that were there.
+// DeleteACLPoliciesResult answers DeleteACLPolicies with the names that existed.
 type DeleteACLPoliciesResult struct {
 	Deleted []string
 }
 
-// PutACLRoles inserts or replaces roles: all items or none. A policy that is not there is
-// acl.ErrPolicyNotFound.
+// PutACLRoles inserts or replaces roles: all items or none. An unknown policy is acl.ErrPolicyNotFound.
 type PutACLRoles struct {
 	Stamp
 	Roles []acl.Role `json:"roles"` // at most MaxItems
 }
 
-// PutACLRolesResult answers PutACLRoles with what stands now.
+// PutACLRolesResult answers PutACLRoles with the stored roles.
 type PutACLRolesResult struct {
 	Roles []acl.Role
 }
 
-// DeleteACLRoles removes roles. Those that are not there count as done.
+// DeleteACLRoles removes roles. Unknown names are ignored.
 type DeleteACLRoles struct {
 	Stamp
 	Names []string `json:"names"` // at most MaxItems
 }
 
-// DeleteACLRolesResult answers DeleteACLRoles with those that were there.
+// DeleteACLRolesResult answers DeleteACLRoles with the names that existed.
 type DeleteACLRolesResult struct {
 	Deleted []string
 }
 
-// PutACLTokens inserts tokens, or changes the name, the policies and the roles of those that
-// stand: all items or none. A policy or role that is not there is acl.ErrPolicyNotFound or
-// acl.ErrRoleNotFound; another secret, type or expiry of a token that stands is
-// claim.ErrConflict, and so is the secret of another token.
+// PutACLTokens inserts tokens, or changes the name, policies and roles of existing ones: all items or none. An
+// unknown policy or role is acl.ErrPolicyNotFound or acl.ErrRoleNotFound; changing the secret, type or expiry of
+// an existing token is claim.ErrConflict, and so is the secret of another token.
 type PutACLTokens struct {
 	Stamp
 	Tokens []acl.Token `json:"tokens"` // at most MaxItems
 }
 
-// PutACLTokensResult answers PutACLTokens with what stands now.
+// PutACLTokensResult answers PutACLTokens with the stored tokens.
 type PutACLTokensResult struct {
 	Tokens []acl.Token
 }
 
-// DeleteACLTokens removes tokens. Those that are not there count as done.
+// DeleteACLTokens removes tokens. Unknown accessors are ignored.
 type DeleteACLTokens struct {
 	Stamp
 	Accessors []string `json:"accessors"` // at most MaxItems
 }
 
-// DeleteACLTokensResult answers DeleteACLTokens with those that were there.
+// DeleteACLTokensResult answers DeleteACLTokens with the tokens that existed.
 type DeleteACLTokensResult struct {
 	Deleted []acl.Token
 }
 
-// ExpireACLTokens removes tokens that have ended, the oldest MaxItems of them.
+// ExpireACLTokens removes expired tokens, the oldest MaxItems of them.
 type ExpireACLTokens struct {
 	Stamp
 }

@@ -1,31 +1,30 @@
-// Package command defines the entries of the replicated log: what may be asked
-// of the ledger, and how that is written down.
+// Package command defines the entries of the replicated log: the commands that change the ledger, and how they are
+// encoded.
 //
-// An entry, once in a log, is read by later versions of the program too, and by
-// servers that have not been upgraded yet. So every entry carries the version of
-// its encoding and its type, a change of meaning takes a new version, and a
-// server that does not know what it reads says ErrUnknownCommand: it must stop
-// there, since going on would make its ledger differ from the others'.
+// An entry in a log is read by later versions of the program, and by servers that were not upgraded yet. So every
+// entry carries a level and its kind, a change of meaning takes a new level, and a server that does not know an
+// entry returns ErrUnknownCommand: it must stop there, since its ledger would differ from the others' from then
+// on.
 //
-// Commands are plain data. All of them carry the leader's time, because no clock
-// may be read when they are applied. The package imports cluster/claim,
-// cluster/acl and the standard library only.
+// Commands are plain data. All of them carry the leader's time, because no clock may be read when they are
+// applied. A new command needs its type and its result type, a method of Ledger that applies it, and one row in
+// the registry (registry.go).
 package command
 
 import (
 	"time"
 )
 
-// Bounds of one command. They keep each within one transaction of the ledger.
+// Bounds of one command, which keep it within one transaction of the ledger.
 const (
 	// MaxClaims bounds the claims of one workload.
 	MaxClaims = 128
-	// MaxTokens bounds the tokens that are noted with a workload's start.
+	// MaxTokens bounds the tokens that a workload's start records.
 	MaxTokens = 64
-	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers, DeleteTokens and
-	// DeregisterVolume's claims; DeleteWorkloads stops at as many.
+	// MaxItems bounds the items of AdvanceClaims, DeleteDrivers and DeleteTokens, and the claims that one
+	// DeregisterVolume frees; DeleteWorkloads stops after as many.
 	MaxItems = 128
-	// MaxAfter bounds the workloads that one waits for.
+	// MaxAfter bounds the workloads that one workload waits for.
 	MaxAfter = 32
 )
 
@@ -41,15 +40,15 @@ type Command interface {
 
 // Stamp is embedded in every command.
 type Stamp struct {
-	// At is the leader's time when it took the command in.
+	// At is the leader's time when it accepted the command.
 	At time.Time `json:"at"`
-	// Key makes the command safe to repeat: one that was applied under the same key within
-	// the last hour, and 262,144 entries of the log, is answered with its result and changes
-	// nothing. A StartWorkload is known for as long as its run is the workload's last. An id
-	// (claim.CheckID) that nobody can guess; empty: none.
+	// Key makes the command safe to repeat: a command that was applied under the same key within the last hour,
+	// and the last 262,144 log entries, is answered with its result and changes nothing. A StartWorkload is known
+	// for as long as its run is the workload's last. The key is an id (claim.CheckID) that nobody can guess;
+	// empty: no key.
 	Key string `json:"command_key,omitempty"`
 
-	fingerprint []byte // of the entry that the command was read from
+	fingerprint []byte // of the entry that the command was decoded from
 }
 
 func (s *Stamp) at() time.Time { return s.At }
@@ -67,11 +66,11 @@ func (s *Stamp) setSum(sum []byte) { s.fingerprint = sum }
 // SetAt stamps a command with the leader's time.
 func SetAt(c Command, at time.Time) { c.stamp(at) }
 
-// At is the leader's time when it took the command in.
+// At returns the leader's time when it accepted the command.
 func At(c Command) time.Time { return c.at() }
 
-// Key is the command's key; empty: it has none.
+// Key returns the command's key; empty: it has none.
 func Key(c Command) string { return c.key() }
 
-// SetKey gives a command the key under which it may be repeated.
+// SetKey sets the key under which a command may be repeated.
 func SetKey(c Command, key string) { c.setKey(key) }

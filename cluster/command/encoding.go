@@ -11,11 +11,10 @@ import (
 	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
-// MaxSize bounds an encoded command, in bytes. What is bigger would not fit into
-// one transaction of the ledger.
+// MaxSize bounds an encoded command, in bytes. A bigger one would not fit into one transaction of the ledger.
 const MaxSize = 192 << 10
 
-// Encode writes a command down as a log entry: one byte of level, one of kind, then JSON.
+// Encode encodes a command as a log entry: one byte of level, one of kind, then JSON.
 func Encode(c Command) ([]byte, error) {
 	kind := kindOf(c)
 	if kind == 0 {
@@ -31,8 +30,7 @@ func Encode(c Command) ([]byte, error) {
 	return append([]byte{byte(LevelOf(c)), byte(kind)}, body...), nil
 }
 
-// Fingerprint tells a command from others, whenever it is stamped: the SHA-256 of its kind and its
-// arguments, as they were written down.
+// Fingerprint identifies a command by its kind and its encoded arguments (SHA-256), whatever its time stamp.
 func Fingerprint(c Command) ([]byte, error) {
 	if sum := c.sum(); sum != nil {
 		return sum, nil
@@ -55,8 +53,7 @@ func fingerprint(entry []byte) []byte {
 	return hash.Sum(nil)
 }
 
-// Decode reads a log entry. Any bytes may be given. The error is
-// ErrUnknownCommand or ErrMalformed.
+// Decode decodes a log entry, which may be any bytes. The error is ErrUnknownCommand or ErrMalformed.
 func Decode(entry []byte) (Command, error) {
 	if len(entry) < 2 {
 		return nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(entry))
@@ -79,27 +76,25 @@ func Decode(entry []byte) (Command, error) {
 		c.setSum(fingerprint(entry))
 	}
 	if level := LevelOf(c); level > int(entry[0]) {
-		// A server that knows no more than the entry's level refuses it so too.
+		// A server that only knows the level of the entry refuses the command as malformed too.
 		return nil, fmt.Errorf("%w: %T of level %d in an entry of level %d", ErrMalformed, c, level, entry[0])
 	}
 	return c, nil
 }
 
-// decodeStrictly reads one JSON value, and refuses fields that it does not know and what
-// comes after it.
+// decodeStrictly decodes one JSON value, and refuses unknown fields and trailing data.
 func decodeStrictly(data []byte, into any) error {
 	return jsonv2.Unmarshal(data, into, jsonv1.DefaultOptionsV1(), jsonv2.RejectUnknownMembers(true))
 }
 
-// outcome is what became of a command or a query, as it travels between agents.
+// outcome is the result of a command or a query as it is sent between agents.
 type outcome struct {
 	Result json.RawMessage `json:"result,omitempty"`
 	Error  *failure        `json:"error,omitempty"`
 }
 
-// EncodeOutcome writes down what became of a command, for another agent. What a caller asks
-// of the error with errors.Is and errors.As can be asked of the one that DecodeOutcome
-// returns too, as far as it is of this package, of cluster/claim or of cluster/acl.
+// EncodeOutcome encodes the outcome of a command for another agent. errors.Is and errors.As give the same answers
+// for the error that DecodeOutcome returns, for errors of this package, cluster/claim and cluster/acl.
 func EncodeOutcome(result any, err error) ([]byte, error) {
 	if err != nil {
 		return json.Marshal(outcome{Error: failureOf(err)})
@@ -108,12 +103,11 @@ func EncodeOutcome(result any, err error) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %T: %w", result, err)
 	}
-	// What is encoded already, json.Marshal would look at again.
+	// json.Marshal would validate the encoded result a second time.
 	return slices.Concat([]byte(`{"result":`), body, []byte("}")), nil
 }
 
-// DecodeOutcome reads what became of c. Any bytes may be given. The error is the
-// command's, or ErrMalformed.
+// DecodeOutcome decodes the outcome of c, which may be any bytes. The error is the command's, or ErrMalformed.
 func DecodeOutcome(c Command, data []byte) (result any, err error) {
 	result, refused, err := kinds[kindOf(c)].result(data)
 	switch {

@@ -31,17 +31,17 @@ var (
 )
 
 var (
-	// ErrUnknownCommand says that the entry was written by a newer program. Whoever
-	// meets it in the log must stop, and be upgraded.
+	// ErrUnknownCommand says that the entry was written by a newer program. A server that finds one in its log
+	// must stop there and be upgraded.
 	ErrUnknownCommand = errcode.Unimplemented.New("unknown command in the log (written by a newer version)")
-	// ErrMalformed says that the entry is no command of any version.
+	// ErrMalformed says that the entry is not a command of any version.
 	ErrMalformed = errcode.InvalidArgument.New("malformed command")
 	// ErrTooLarge says that the command is bigger than MaxSize.
 	ErrTooLarge = errcode.InvalidArgument.New("command is too large")
 )
 
-// reasons are the errors that a caller may ask for with errors.Is, by the name under which
-// they travel. A name is never used again for another one.
+// reasons are the errors that callers distinguish with errors.Is, by the name under which they are sent. A name is
+// never used again for another error.
 var reasons = map[string]error{
 	"held":               claim.ErrHeld,
 	"modes":              claim.ErrModes,
@@ -81,7 +81,7 @@ var reasons = map[string]error{
 	"level":           ErrLevel,
 }
 
-// failure is an error as it travels between agents: its text, and what may be asked of it.
+// failure is an error as it is sent between agents: its text, and what errors.Is and errors.As need.
 type failure struct {
 	Text    string            `json:"text"`
 	Reasons []string          `json:"reasons,omitempty"`
@@ -126,7 +126,7 @@ func nameOf(reason error) string {
 	return ""
 }
 
-// err makes the error again. A reason that a newer program named is passed over.
+// err rebuilds the error. Reasons that only a newer program knows are ignored.
 func (f *failure) err() error {
 	failed := &remoteError{text: f.Text}
 	for _, name := range f.Reasons {

@@ -6,31 +6,29 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// PutNode records what a node says of itself, and with it the counts of its
-// drivers.
+// PutNode records what a node reports of itself, and with it the counts of its drivers.
 //
-// A node that the ledger has a secret's hash of is written only with the same one
-// (claim.ErrNodeSecret). A node that was down or disconnected is ready again.
+// A node whose secret's hash is already recorded is only changed with the same hash (claim.ErrNodeSecret). A node
+// that was down or disconnected becomes ready.
 type PutNode struct {
 	Stamp
 	Node claim.Node `json:"node"`
 }
 
-// PutNodeResult answers PutNode. Changed is false where the node says what it
-// said before.
+// PutNodeResult answers PutNode. Changed is false if the node reports what it reported before.
 type PutNodeResult struct {
 	Node    claim.Node
 	Changed bool
 }
 
-// DeleteNode removes a node and what it said of drivers. Its claims stay, unless IfUnused
-// refuses (claim.ErrNodeInUse) while there are claims on it, or workloads that run or wait there.
+// DeleteNode removes a node and its report of its drivers. Its claims stay, unless IfUnused refuses
+// (claim.ErrNodeInUse) because the node has claims, or workloads that run or wait there.
 type DeleteNode struct {
 	Stamp
 	Name     string `json:"name"`
 	IfUnused bool   `json:"if_unused,omitempty"`
-	// IfDown is the StatusIndex of a node that was seen to be down: one that has come back
-	// since is left alone, and counts as not found. 0: whatever its status.
+	// IfDown is the StatusIndex of a node that was seen to be down: if it has come back since, it is kept and
+	// counts as not found. 0: whatever its status.
 	IfDown uint64 `json:"if_down,omitempty"`
 }
 
@@ -39,35 +37,34 @@ type DeleteNodeResult struct {
 	Found bool
 }
 
-// SetNodeStatus records whether a node is heard from. An unknown node is claim.ErrNodeNotFound.
-// A node that is down stays so when it is said to be disconnected.
+// SetNodeStatus records whether a node is heard from. An unknown node is claim.ErrNodeNotFound. A node that is
+// down stays down when it is reported as disconnected.
 //
-// With down, its workloads are ended and its claims are node-detached, at most
-// MaxItems claims a command: More says that there are others. They are for the next command,
-// with Continues and After from the result; it does nothing where the node has come back
-// meanwhile. Beginning again without them is right too.
+// With down, its workloads are ended and its claims become node-detached, at most MaxItems claims per command.
+// More says that there are others, for the next command with Continues and After from the result; that command
+// does nothing if the node has come back meanwhile. Starting over without Continues and After is correct too.
 type SetNodeStatus struct {
 	Stamp
 	Name   string           `json:"name"`
 	Status claim.NodeStatus `json:"status"`
-	// By is the operator who vouches that the node is down; empty where nobody had to.
+	// By is the operator who vouches that the node is down; empty if nobody had to.
 	By        string `json:"by,omitempty"`
-	Continues uint64 `json:"continues,omitempty"` // Node.StatusIndex of the result before
-	After     string `json:"after,omitempty"`     // Next of the result before
+	Continues uint64 `json:"continues,omitempty"` // Node.StatusIndex of the previous result
+	After     string `json:"after,omitempty"`     // Next of the previous result
 }
 
 // SetNodeStatusResult answers SetNodeStatus.
 type SetNodeStatusResult struct {
 	Node  claim.Node
 	Ended []claim.WorkloadRef
-	Freed []claim.Claim // that were let go of
+	Freed []claim.Claim // that became node-detached
 	More  bool
-	Next  string // where the next command goes on
+	Next  string // After of the next command
 }
 
-// SetNodeDuty records what an operator wants of a node: whether it starts workloads, and
-// whether it is drained. nil: as it is. The node reports with Drain.DoneAt that nothing is
-// left; StartedAt, where given, says of which drain that is.
+// SetNodeDuty records what an operator wants of a node: whether it starts workloads, and whether it is drained.
+// nil fields stay as they are. The node sets Drain.DoneAt to report that nothing is left; StartedAt, if given,
+// says of which drain.
 type SetNodeDuty struct {
 	Stamp
 	Name       string       `json:"name"`
@@ -81,8 +78,8 @@ type SetNodeDutyResult struct {
 	Node claim.Node
 }
 
-// DeleteDrivers removes those of the drivers that no node has, no volume names and
-// nothing changed since IfUnusedBefore.
+// DeleteDrivers removes the drivers that no node has, no volume names and that have not changed since
+// IfUnusedBefore.
 type DeleteDrivers struct {
 	Stamp
 	IDs            []string  `json:"ids"` // at most MaxItems
@@ -94,68 +91,67 @@ type DeleteDriversResult struct {
 	Deleted []string
 }
 
-// Identify gives the cluster its identity, once and for all: the first one wins.
+// Identify sets the identity of the cluster. Only the first one is stored.
 type Identify struct {
 	Stamp
 	Cluster claim.Cluster `json:"cluster"`
 }
 
-// IdentifyResult answers Identify with the identity that stands.
+// IdentifyResult answers Identify with the stored identity.
 type IdentifyResult struct {
 	Cluster claim.Cluster
 }
 
-// PutLiveness records what the leader promises nodes from now on.
+// PutLiveness records what the leader promises to nodes from now on.
 type PutLiveness struct {
 	Stamp
 	Liveness claim.Liveness `json:"liveness"`
 }
 
-// PutLivenessResult answers PutLiveness with what was promised before.
+// PutLivenessResult answers PutLiveness with the previous promise.
 type PutLivenessResult struct {
 	Before claim.Liveness
 }
 
-// SetAutopilot changes how whoever leads looks after the servers.
+// SetAutopilot changes how the leader manages the servers.
 type SetAutopilot struct {
 	Stamp
 	Change claim.AutopilotChange `json:"change"`
-	// First is what is changed where the ledger has nothing: what the leader goes by.
+	// First are the settings to change if the ledger has none: those that the leader uses.
 	First claim.Autopilot `json:"first"`
 }
 
-// SetAutopilotResult answers SetAutopilot with what counts from now on.
+// SetAutopilotResult answers SetAutopilot with the settings from now on.
 type SetAutopilotResult struct {
 	Autopilot claim.Autopilot
 }
 
-// PutSigningKey gives the cluster its signing key, once and for all: the first one
-// wins.
+// PutSigningKey sets the signing key of the cluster. Only the first one is stored.
 type PutSigningKey struct {
 	Stamp
 	Key claim.SigningKey `json:"key"`
-	// IfSealed replaces Sealed and SecretsKey of the one that stands, where it was sealed so
-	// (claim.ErrConflict): the same key under another secrets key. Empty: nothing is replaced.
+	// IfSealed re-encrypts the stored key: Sealed and SecretsKey are replaced if the stored Sealed equals IfSealed
+	// (otherwise claim.ErrConflict). Empty: nothing is replaced.
 	IfSealed []byte `json:"if_sealed,omitempty"`
 }
 
-// PutSigningKeyResult answers PutSigningKey with the key that stands.
+// PutSigningKeyResult answers PutSigningKey with the stored key.
 type PutSigningKeyResult struct {
 	Key claim.SigningKey
 }
 
-// PutSecretsKey records that servers have a key that seals secrets, or that one is gone. The
-// key itself is never in the ledger.
+// PutSecretsKey records that servers have a key that encrypts secrets, or that a key was removed. The key itself
+// is never in the ledger.
 type PutSecretsKey struct {
 	Stamp
 	ID string `json:"id"`
-	// Active makes it the one that seals from now on.
+	// Active makes it the key that encrypts from now on.
 	Active bool `json:"active,omitempty"`
-	// Gone forgets a key that is not active (claim.ErrConflict).
+	// Gone removes a key. The active key cannot be removed (claim.ErrConflict).
 	Gone bool `json:"gone,omitempty"`
 }
 
-// PutSecretsKeyResult answers PutSecretsKey with the keys as they are now.
+// PutSecretsKeyResult answers PutSecretsKey with the present keys.
 type PutSecretsKeyResult struct {
 	Keys claim.SecretsKeys
 }

@@ -11,25 +11,24 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrUnknownQuery says that the query is of a newer program than this one.
+// ErrUnknownQuery says that the query was sent by a newer program.
 var ErrUnknownQuery = errcode.Unimplemented.New("unknown query (of a newer version: upgrade this server)")
 
-// Query is one of this package's queries: what agents without a ledger ask of it. It
-// travels as one byte of kind and JSON.
+// Query is a read that agents without a ledger send to the leader, encoded as one byte of kind and JSON.
 type Query interface {
-	// Blocks says from which index on, and how long, the answer may be waited for.
+	// Blocks returns after which index, and for how long, the answer may be waited for.
 	Blocks() Blocking
 	block(Blocking)
 }
 
-// Blocking is embedded in every query. With a MinIndex the query is answered when what it
-// reads has changed after that index, or when Wait is over.
+// Blocking is embedded in every query. With a MinIndex the query is answered once what it reads has changed after
+// that index, or when Wait has passed.
 type Blocking struct {
-	MinIndex uint64        `json:"min_index,omitempty"` // of the answer before; 0: at once
+	MinIndex uint64        `json:"min_index,omitempty"` // index of the previous answer; 0: answer at once
 	Wait     time.Duration `json:"wait,omitempty"`
 }
 
-// Blocks gives it to who has only the Query.
+// Blocks returns the blocking of a query.
 func (b *Blocking) Blocks() Blocking { return *b }
 
 func (b *Blocking) block(how Blocking) { *b = how }
@@ -68,8 +67,8 @@ type QueryOnNode struct {
 	Node string `json:"node"`
 }
 
-// OnNode answers QueryOnNode: the workloads that run or wait there, and all claims there, those
-// on their way out included.
+// OnNode answers QueryOnNode: the workloads that run or wait there, and all claims there, including those being
+// released.
 type OnNode struct {
 	Workloads []claim.Workload `json:"workloads,omitempty"`
 	Claims    []claim.Claim    `json:"claims,omitempty"`
@@ -81,8 +80,8 @@ type QueryTokens struct {
 	Node string `json:"node"`
 }
 
-// QueryLeft asks which of some workloads have not ended: a []claim.WorkloadRef. One that the
-// ledger does not know counts as ended.
+// QueryLeft asks which of some workloads have not ended: a []claim.WorkloadRef. An unknown workload counts as
+// ended.
 type QueryLeft struct {
 	Blocking
 	Of []claim.WorkloadRef `json:"of"` // at most MaxAfter
@@ -93,15 +92,15 @@ type QueryCluster struct {
 	Blocking
 }
 
-// QueryACL asks what a token may do, by the SHA-256 of its secret: an acl.Granted, or
-// acl.ErrTokenNotFound. Who asks looks whether it has expired.
+// QueryACL asks what a token may do, by the SHA-256 of its secret: an acl.Granted, or acl.ErrTokenNotFound. The
+// caller checks whether it has expired.
 type QueryACL struct {
 	Blocking
 	SecretHash string `json:"secret_hash"`
 }
 
-// queries is the registry of queries, by the number that stands for each between agents. A number is never
-// used again.
+// queries is the registry of queries. The key is the number that stands for the query between agents; a number is
+// never used again.
 var queries = map[queryKind]queryRow{
 	1: queryOf[QueryVolume, claim.Volume](),
 	2: queryOf[QueryWorkload, claim.Workload](),
@@ -121,7 +120,7 @@ type queryRow struct {
 	answer func(data []byte) (any, error)
 }
 
-// queryOf is the entry of a query Q that is answered with an R.
+// queryOf returns the row of a query Q with the answer R.
 func queryOf[Q, R any, P interface {
 	*Q
 	Query
@@ -131,7 +130,7 @@ func queryOf[Q, R any, P interface {
 
 var queryKinds = numbersByType(queries, func(r queryRow) any { return r.empty() })
 
-// EncodeQuery writes a query down for another agent. The error is ErrTooLarge.
+// EncodeQuery encodes a query for another agent. The error is ErrTooLarge.
 func EncodeQuery(q Query) ([]byte, error) {
 	body, err := json.Marshal(q)
 	if err != nil {
@@ -143,8 +142,7 @@ func EncodeQuery(q Query) ([]byte, error) {
 	return append([]byte{byte(queryKinds[reflect.TypeOf(q)])}, body...), nil
 }
 
-// DecodeQuery reads a query. Any bytes may be given. The error is ErrUnknownQuery or
-// ErrMalformed.
+// DecodeQuery decodes a query, which may be any bytes. The error is ErrUnknownQuery or ErrMalformed.
 func DecodeQuery(data []byte) (Query, error) {
 	if len(data) == 0 || len(data) > MaxSize {
 		return nil, fmt.Errorf("%w: a query of %d bytes", ErrMalformed, len(data))
@@ -160,14 +158,14 @@ func DecodeQuery(data []byte) (Query, error) {
 	return q, nil
 }
 
-// answer is what became of a query, as it travels between agents.
+// answer is the answer to a query as it is sent between agents.
 type answer struct {
 	Index uint64 `json:"index"`
 	outcome
 }
 
-// EncodeAnswer writes down the answer to a query, and the index up to which what was read has
-// not changed. Errors go with it as in EncodeOutcome.
+// EncodeAnswer encodes the answer to a query, and an index after which nothing that was read has changed. Errors
+// are encoded as in EncodeOutcome.
 func EncodeAnswer(result any, index uint64, err error) ([]byte, error) {
 	if err != nil {
 		return json.Marshal(answer{index, outcome{Error: failureOf(err)}})
@@ -179,8 +177,8 @@ func EncodeAnswer(result any, index uint64, err error) ([]byte, error) {
 	return json.Marshal(answer{index, outcome{Result: body}})
 }
 
-// DecodeAnswer reads the answer to q. Any bytes may be given. The error is the query's, or
-// ErrMalformed; the index is valid with the query's error too.
+// DecodeAnswer decodes the answer to q, which may be any bytes. The error is the query's, or ErrMalformed; the
+// index is valid with the query's error too.
 func DecodeAnswer(q Query, data []byte) (result any, index uint64, err error) {
 	var a answer
 	if err := json.Unmarshal(data, &a); err != nil {

@@ -8,16 +8,15 @@ import (
 	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
-// Level is the newest level of commands that this program knows. A level is a set of
-// kinds, and of fields of older kinds, that came with one release: level 1 has the kinds
-// 1 to 13, level 2 what a cluster of several hosts needs.
+// Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of
+// older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
+// hosts needs.
 //
-// An entry's first byte is its level. So a server that does not know a level stops there
-// (ErrUnknownCommand) and never takes an entry for a malformed one because of a field that
-// is new to it.
+// The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
+// and never mistakes an entry for malformed because of a new field.
 const Level = 2
 
-// LevelOf is the level that a server must know to take the command as it is filled in.
+// LevelOf returns the level that a server must know to apply the command, given the fields that are set.
 func LevelOf(c Command) int {
 	level := kinds[kindOf(c)].level
 	if c.key() != "" {
@@ -29,7 +28,7 @@ func LevelOf(c Command) int {
 	return level
 }
 
-// level of the fields that came after the kind itself.
+// level returns the level of the fields that are newer than the kind itself.
 func (c *RegisterVolume) level() int {
 	if c.Volume.SecretsKey != "" {
 		return 2
@@ -183,7 +182,7 @@ func Apply(l Ledger, c Command) (any, error) {
 	return known.apply(l, c)
 }
 
-// decoded reads an R that was encoded as JSON. Fields that a newer program added are passed over.
+// decoded decodes an R from JSON. Fields that a newer program added are ignored.
 func decoded[R any](data []byte) (any, error) {
 	var r R
 	if err := jsonv2.Unmarshal(data, &r, jsonv1.DefaultOptionsV1()); err != nil {
@@ -192,8 +191,8 @@ func decoded[R any](data []byte) (any, error) {
 	return r, nil
 }
 
-// decodedOutcome reads the outcome of a command whose result is an R, at once: an R that is read
-// apart from what is round it is looked at twice.
+// decodedOutcome decodes the outcome of a command with the result R in one pass: decoding the result from a
+// json.RawMessage would parse it twice.
 func decodedOutcome[R any](data []byte) (any, *failure, error) {
 	var o struct {
 		Result *R       `json:"result"`

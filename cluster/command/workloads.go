@@ -6,9 +6,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// RegisterVolume inserts a volume or updates its definition. What the ledger
-// itself keeps (indexes, times of creation, current modes) is taken from the
-// standing record.
+// RegisterVolume inserts a volume or updates its definition. The fields that the ledger sets (indexes, creation
+// time, present modes) are kept from the existing record.
 type RegisterVolume struct {
 	Stamp
 	Volume claim.Volume `json:"volume"`
@@ -20,24 +19,23 @@ type RegisterVolumeResult struct {
 	Created bool
 }
 
-// DeregisterVolume removes a volume. It refuses while claims stand, unless Force.
+// DeregisterVolume removes a volume. It is refused while there are claims, unless Force.
 type DeregisterVolume struct {
 	Stamp
 	Ref   claim.VolumeRef `json:"ref"`
 	Force bool            `json:"force,omitempty"`
 }
 
-// DeregisterVolumeResult answers DeregisterVolume. LeftBehind are the claims
-// whose records went although their mounts may stand. More says that the volume
-// had more claims than one command may free, and is still there.
+// DeregisterVolumeResult answers DeregisterVolume. LeftBehind are claims that were deleted although they may still
+// be mounted. More says that the volume had more claims than one command may free, and still exists.
 type DeregisterVolumeResult struct {
 	Volume     claim.Volume
 	LeftBehind []claim.Claim
 	More       bool
 }
 
-// ResealVolume replaces a volume's sealed secrets by the same ones under another key. It is
-// claim.ErrConflict where the volume is not the one that was read.
+// ResealVolume replaces a volume's encrypted secrets by the same secrets under another key. It is
+// claim.ErrConflict if the volume has changed since it was read.
 type ResealVolume struct {
 	Stamp
 	Ref           claim.VolumeRef `json:"ref"`
@@ -51,8 +49,8 @@ type ResealVolumeResult struct {
 	Volume claim.Volume
 }
 
-// StartWorkload records a running workload, takes all its claims, or none, and notes
-// its tokens. Node and Workload of a claim and of a token may be left empty.
+// StartWorkload records a running workload, takes all its claims or none, and records its tokens. Node and
+// Workload of a claim or a token may be empty.
 type StartWorkload struct {
 	Stamp
 	Ref    claim.WorkloadRef `json:"ref"`
@@ -62,9 +60,8 @@ type StartWorkload struct {
 	Tokens []claim.Token     `json:"tokens,omitempty"` // at most MaxTokens
 }
 
-// StartWorkloadResult answers StartWorkload. Claims are in the order asked for, and
-// Volumes[i] is the volume of Claims[i]. Created is false when the workload ran
-// already with the same arguments.
+// StartWorkloadResult answers StartWorkload. Claims are in the order of the command, and Volumes[i] is the volume
+// of Claims[i]. Created is false if the workload ran already with the same arguments.
 type StartWorkloadResult struct {
 	Workload claim.Workload
 	Claims   []claim.Claim
@@ -72,8 +69,8 @@ type StartWorkloadResult struct {
 	Created  bool
 }
 
-// AwaitWorkload records that a workload waits on a node for others to end, wherever they
-// run. It is refused (claim.ErrCycle) where one of them waits, over others, for this one.
+// AwaitWorkload records that a workload waits on a node for other workloads to end, wherever they run. It is
+// refused (claim.ErrCycle) if one of them waits, directly or indirectly, for this one.
 type AwaitWorkload struct {
 	Stamp
 	Ref   claim.WorkloadRef   `json:"ref"`
@@ -82,37 +79,35 @@ type AwaitWorkload struct {
 	After []claim.WorkloadRef `json:"after"`            // at most MaxAfter
 }
 
-// AwaitWorkloadResult answers AwaitWorkload with those that have not ended.
+// AwaitWorkloadResult answers AwaitWorkload. Left are the workloads that have not ended.
 type AwaitWorkloadResult struct {
 	Workload claim.Workload
 	Left     []claim.WorkloadRef
 }
 
-// EndWorkload records that a workload has ended and sends its claims on their way
-// out. It may be repeated.
+// EndWorkload records that a workload has ended and begins to release its claims. It may be repeated.
 //
-// Node and Run say which run of it has ended, for a caller that may be late: one that
-// runs elsewhere, or again, is left alone. Empty and 0: whichever is there. RunID says which
-// one is never to begin: its start may still be on its way.
+// Node and Run restrict it to one run, for a caller that may be late: a run on another node, or a later one, is
+// kept. Empty and 0: the present run. RunID names a run that must never begin: its StartWorkload may still be
+// under way.
 type EndWorkload struct {
 	Stamp
 	Ref  claim.WorkloadRef `json:"ref"`
 	Node string            `json:"node,omitempty"`
 	Run  uint64            `json:"run,omitempty"` // claim.Workload.CreateIndex
-	// RunID is claim.Run.ID; it needs Node.
+	// RunID is claim.Run.ID; it requires Node.
 	RunID string `json:"run_id,omitempty"`
 }
 
-// EndWorkloadResult answers EndWorkload: the workload's claims as they stand now.
-// Found is false where the ledger knows no such workload.
+// EndWorkloadResult answers EndWorkload with the workload's present claims. Found is false if the ledger does not
+// know the workload.
 type EndWorkloadResult struct {
 	Workload claim.Workload
 	Claims   []claim.Claim
 	Found    bool
 }
 
-// DeleteWorkloads removes workloads that ended before a time and have no claim
-// left, the oldest MaxItems of them.
+// DeleteWorkloads removes workloads that ended before a time and have no claims left, the oldest MaxItems of them.
 type DeleteWorkloads struct {
 	Stamp
 	EndedBefore time.Time `json:"ended_before"`
@@ -124,12 +119,11 @@ type DeleteWorkloadsResult struct {
 	More    bool
 }
 
-// AdvanceClaims checkpoints claims on their way out: all items or none.
+// AdvanceClaims checkpoints the release of claims: all items or none.
 type AdvanceClaims struct {
 	Stamp
 	Items []Advance `json:"items"` // at most MaxItems
-	// By is the operator who vouches that the claims' node is down; empty where
-	// nobody had to.
+	// By is the operator who vouches that the node of the claims is down; empty if nobody had to.
 	By string `json:"by,omitempty"`
 }
 
@@ -137,7 +131,7 @@ type AdvanceClaims struct {
 type Advance struct {
 	Volume   claim.VolumeRef   `json:"volume"`
 	Workload claim.WorkloadRef `json:"workload"`
-	Index    uint64            `json:"index,omitempty"` // the claim's fencing token; 0: whichever stands
+	Index    uint64            `json:"index,omitempty"` // the claim's fencing token; 0: the present claim
 	To       claim.State       `json:"to"`
 }
 
@@ -146,33 +140,31 @@ type AdvanceClaimsResult struct {
 	Items []Advanced
 }
 
-// Advanced is one claim after AdvanceClaims. Claim is empty and Gone is true where
-// it was freed, now or before.
+// Advanced is one claim after AdvanceClaims. If it was freed, now or before, Gone is true and Claim is empty.
 type Advanced struct {
 	Claim claim.Claim
 	Gone  bool
 }
 
-// PutToken notes that Consul will be asked for a token or, of one that stands, what
-// Consul answered: its accessor and when it ends.
+// PutToken records that Consul will be asked for a token or, for an existing record, what Consul answered: the
+// accessor and the expiry.
 type PutToken struct {
 	Stamp
 	Token claim.Token `json:"token"`
 }
 
-// PutTokenResult answers PutToken with the record that stands now.
+// PutTokenResult answers PutToken with the stored record.
 type PutTokenResult struct {
 	Token claim.Token
 }
 
-// DeleteTokens forgets tokens that Consul does not have any more. Those that are not
-// there count as done.
+// DeleteTokens removes the records of tokens that Consul no longer has. Unknown ids are ignored.
 type DeleteTokens struct {
 	Stamp
 	IDs []string `json:"ids"` // at most MaxItems
 }
 
-// DeleteTokensResult answers DeleteTokens with those that were there.
+// DeleteTokensResult answers DeleteTokens with the records that existed.
 type DeleteTokensResult struct {
 	Deleted []claim.Token
 }

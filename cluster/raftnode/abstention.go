@@ -16,33 +16,32 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// A server that has lost a part of its log must not decide who leads: an entry that it once
-// agreed to may be on one other server only, and with its vote one without that entry could win.
-// So it abstains, over restarts too, until it has all that a leader had after the loss. An
-// empty server may be one that has lost everything: it votes only for whom it has promised
-// to form a cluster with.
+// A server that has lost a part of its log must not take part in elections: an entry that it once acknowledged may
+// be on only one other server, and with this server's vote a server without that entry could win. So it abstains,
+// also over restarts, until it has everything that a leader had after the loss. An empty server may have lost
+// everything: it votes only with the servers that it has promised to form a cluster with.
 
-// abstainsFile, in the raft directory, says why a server abstains, as long as it does.
+// abstainsFile, in the raft directory, exists as long as the server abstains, and says why.
 const abstainsFile = "abstains.json"
 
-// catchUpPause is how often a server that abstains looks whether it has caught up.
+// catchUpPause is how often an abstaining server checks whether it has caught up.
 const catchUpPause = 100 * time.Millisecond
 
-// errAbstains is the answer to whoever wants its vote.
+// errAbstains answers requests for the vote.
 var errAbstains = errors.New("this server has lost a part of its log: it does not vote until it has caught up")
 
-// loss is why a server abstains.
+// loss says why a server abstains.
 type loss struct {
-	// Why is what is damaged; empty: the server is new, or has lost everything.
+	// Why describes the damage; empty: the server is new, or has lost everything.
 	Why string `json:"why,omitempty"`
 }
 
-// abstention is whether this server abstains.
+// abstention records whether this server abstains.
 type abstention struct {
 	path string
 
 	mu   sync.Mutex
-	loss *loss // nil: it does not
+	loss *loss // nil: it does not abstain
 }
 
 func readAbstention(dir string) (*abstention, error) {
@@ -55,7 +54,7 @@ func readAbstention(dir string) (*abstention, error) {
 		err = json.Unmarshal(data, &a.loss)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read why this server does not vote, %s: %w", a.path, err)
+		return nil, fmt.Errorf("read why this server abstains from votes, %s: %w", a.path, err)
 	}
 	return a, nil
 }
@@ -66,7 +65,7 @@ func (a *abstention) stands() bool {
 	return a.loss != nil
 }
 
-// damage is what of this server's log was lost; empty: nothing that it knows of.
+// damage describes what this server's log has lost; empty: nothing known.
 func (a *abstention) damage() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -76,7 +75,7 @@ func (a *abstention) damage() string {
 	return a.loss.Why
 }
 
-// begin notes a loss. A known one stands beside a new server's.
+// begin records a loss. A new server (empty Why) does not replace a known loss.
 func (a *abstention) begin(l loss) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -107,16 +106,16 @@ func (a *abstention) end() error {
 	return nil
 }
 
-// catchUp ends the abstention when this server has all that a leader had at a moment after
-// the start, and that leader has agreed to what this server has.
+// catchUp ends the abstention when this server has everything that a leader had at a time after the start, and
+// that leader has replicated to it in the same term.
 func (n *Node) catchUp(ctx context.Context) {
 	var from Status
 	for n.abstention.stands() {
 		if from.Leads && n.CurrentTerm() == from.Term && n.CommitIndex() >= from.LastIndex {
 			if err := n.abstention.end(); err != nil {
-				n.logger.Error("this server has caught up and does not vote yet", "error", err)
+				n.logger.Error("this server has caught up but cannot record that it votes again", "error", err)
 			} else {
-				n.logger.Named("log").Info("this server has caught up, and votes", "index", from.LastIndex, "from", from.ID)
+				n.logger.Named("log").Info("this server has caught up and votes again", "index", from.LastIndex, "from", from.ID)
 				return
 			}
 		}
@@ -133,15 +132,15 @@ func (n *Node) catchUp(ctx context.Context) {
 	}
 }
 
-// abstaining is the transport of a server that abstains at its start: as long as it does, no
-// vote is given or asked for.
+// abstainingTransport is the transport of a server that abstains when it starts: until it has caught up, it
+// neither votes nor asks for votes.
 type abstainingTransport struct {
 	*preVoteTransport
 	abstention *abstention
 	calls      chan raft.RPC
 }
 
-// run passes other servers' calls on.
+// run passes other servers' calls on to raft.
 func (t *abstainingTransport) run(ctx context.Context) {
 	for {
 		select {
@@ -164,7 +163,7 @@ func (t *abstainingTransport) run(ctx context.Context) {
 	}
 }
 
-// Consumer has the calls of other servers (raft.Transport).
+// Consumer returns the calls of other servers (raft.Transport).
 func (t *abstainingTransport) Consumer() <-chan raft.RPC { return t.calls }
 
 // RequestVote asks for a server's vote (raft.Transport).

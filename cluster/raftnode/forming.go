@@ -19,19 +19,18 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// A cluster is formed once. What gossip says may be late, and differ from server to
-// server, so nobody forms a cluster by that alone: the server whose name comes first asks
-// each of the others for its promise, and bootstraps raft with them when all have given it.
-// A server gives one promise at a time, on disk before it answers, and none when it
-// has raft state. So no server is in two clusters, whatever each has seen.
+// A cluster is formed once. Gossip may be late and differ from server to server, so no server bootstraps on gossip
+// alone: the server whose name sorts first asks each of the others for a promise, and bootstraps raft with them
+// when it has all promises. A server gives one promise at a time, writes it to disk before it answers, and gives
+// none when it has raft state. So no server can end up in two clusters.
 
 // promisedFile keeps the promise until the cluster is formed.
 const promisedFile = "forming.json"
 
-// formingInterval is how often a server that waits to be in a cluster looks.
+// formingInterval is how often a server without a cluster checks what it can do.
 const formingInterval = time.Second
 
-// promise is given to the server that forms the cluster of these servers.
+// promise is given to the server (To) that forms the cluster of Servers.
 type promise struct {
 	To      string   `json:"to"`
 	Servers []string `json:"servers"`
@@ -39,7 +38,7 @@ type promise struct {
 
 func (p promise) equal(o promise) bool { return p.To == o.To && slices.Equal(p.Servers, o.Servers) }
 
-// forming is this server's part in it.
+// forming is this server's part in forming the cluster.
 type forming struct {
 	n    *Node
 	path string
@@ -47,7 +46,7 @@ type forming struct {
 
 	mu    sync.Mutex
 	given promise
-	said  map[string]string // what was logged last, by the text
+	said  map[string]string // the last line logged, by message
 }
 
 func newForming(n *Node, log hclog.Logger) (*forming, error) {
@@ -65,15 +64,15 @@ func newForming(n *Node, log hclog.Logger) (*forming, error) {
 	return f, nil
 }
 
-// run waits until this server has raft state, forms the cluster where that is its
-// part, and tells the others when it is formed.
+// run waits until this server has raft state, forms the cluster if this server has to, and announces by gossip
+// that it is formed.
 func (f *forming) run(ctx context.Context) {
 	for {
 		changed := f.n.cfg.Members.Changed()
 		if f.n.formed() {
 			f.n.cfg.Members.SetFormed()
 			if err := f.forget(); err != nil {
-				f.log.Warn("the promise to form a cluster is kept, and not needed any more", "file", f.path, "error", err)
+				f.log.Warn("the promise to form a cluster is no longer needed but could not be removed", "file", f.path, "error", err)
 			}
 			return
 		}
@@ -89,24 +88,24 @@ func (f *forming) run(ctx context.Context) {
 	}
 }
 
-// try forms the cluster, if it is time, and this server's part. The error says what is missing.
+// try forms the cluster if everything is ready and this server has to. The error says what is missing.
 func (f *forming) try(ctx context.Context) error {
 	expect := f.n.cfg.BootstrapExpect
 	if damage := f.n.abstention.damage(); damage != "" {
-		f.say("waits for the cluster's other servers to get back what it has lost", "lost", damage)
+		f.say("waiting to recover what was lost from the other servers of the cluster", "lost", damage)
 		return nil
 	}
 	if expect < 1 {
-		f.say("waits to be added to a cluster")
+		f.say("waiting to be added to a cluster")
 		return nil
 	}
 	candidates, formed := f.candidates()
 	if formed != "" {
-		f.say("waits to be added to the cluster", "of", formed)
+		f.say("waiting to be added to the cluster", "of", formed)
 		return f.abandon()
 	}
 	if len(candidates) < expect {
-		f.say("waits for other servers", "expected", expect, "there", candidates)
+		f.say("waiting for other servers", "expected", expect, "found", candidates)
 		return nil
 	}
 	if candidates[0] != f.n.cfg.ID {
@@ -128,8 +127,8 @@ func (f *forming) try(ctx context.Context) error {
 	return f.bootstrap(want)
 }
 
-// candidates are the servers that wait to form a cluster of as many, by name; formed is one
-// that has a cluster.
+// candidates returns the servers that wait to form a cluster of the same size, by name; formed names a server that
+// already has a cluster.
 func (f *forming) candidates() (names []string, formed string) {
 	for _, m := range f.n.cfg.Members.Members() {
 		switch {
@@ -145,7 +144,7 @@ func (f *forming) candidates() (names []string, formed string) {
 	return names, formed
 }
 
-// bootstrap makes the cluster of those that have promised.
+// bootstrap makes the cluster of the servers that have promised.
 func (f *forming) bootstrap(with promise) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,7 +168,7 @@ func (f *forming) promised() promise {
 	return f.given
 }
 
-// give gives a promise, or says no.
+// give reports whether this server gives the promise.
 func (f *forming) give(ctx context.Context, p promise) bool {
 	before := f.promised()
 	if before.To != "" && before.To != p.To && before.To != f.n.cfg.ID && f.stands(ctx, before) {
@@ -183,19 +182,19 @@ func (f *forming) give(ctx context.Context, p promise) bool {
 	case len(p.Servers) != f.n.cfg.BootstrapExpect, !slices.Contains(p.Servers, f.n.cfg.ID):
 		return false
 	case before.To == f.n.cfg.ID && p.To > before.To:
-		return false // it is this one's part
+		return false // this server forms the cluster: its name sorts first
 	case f.given.equal(p):
 		return true
 	}
-	// Who forms a cluster has lost none.
+	// A server that forms a cluster has no state to lose.
 	if err := errors.Join(f.n.abstention.end(), f.keep(p)); err != nil {
-		f.log.Error("a promise to form a cluster cannot be kept", "error", err)
+		f.log.Error("a promise to form a cluster cannot be written to disk", "error", err)
 		return false
 	}
 	return true
 }
 
-// stands says whether the one that was promised something still counts on it, as far as can be known.
+// stands reports whether the server that holds an earlier promise still relies on it; true if it does not answer.
 func (f *forming) stands(ctx context.Context, p promise) bool {
 	r, err := f.n.streams.ask(ctx, p.To, ask{})
 	if err != nil {
@@ -206,7 +205,7 @@ func (f *forming) stands(ctx context.Context, p promise) bool {
 	return r.Status.Formed || r.Status.PromisedTo == p.To
 }
 
-// abandon takes back what this server wanted to form itself: another one's name comes first.
+// abandon withdraws the promise that this server gave itself: another server forms the cluster.
 func (f *forming) abandon() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -229,7 +228,7 @@ func (f *forming) forget() error {
 	return nil
 }
 
-// keep writes a promise down for good. The lock is held.
+// keep writes a promise to disk. f.mu is held.
 func (f *forming) keep(p promise) error {
 	data, err := json.Marshal(p)
 	if err != nil {
@@ -242,7 +241,7 @@ func (f *forming) keep(p promise) error {
 	return nil
 }
 
-// say logs what is waited for, once.
+// say logs what the server waits for, once.
 func (f *forming) say(text string, args ...any) {
 	line := fmt.Sprint(text, args)
 	f.mu.Lock()

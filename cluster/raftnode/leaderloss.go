@@ -7,18 +7,17 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// A follower of raft's looks whether its leader is silent when a timer has run out that knows nothing
-// of the silence: one to two heartbeat timeouts long, so up to three pass before it looks for another. It
-// does not vote against a leader that it has not missed yet either, so nobody leads until
-// the slowest of the servers that are needed has. Here each looks as soon as it may.
+// Raft's follower timer runs for one to two heartbeat timeouts and ignores when the leader was last heard from, so
+// a dead leader is noticed after one to three timeouts. A follower also refuses its vote while it has not noticed,
+// so the slowest server of a majority decides when there is a new leader. Here each server checks as soon as the
+// heartbeat timeout has passed since the last contact, staggered by name.
 
-// turn is by how much a server looks later than the one before it. Two that look at the same
-// moment split the votes. Heartbeats come at most a fifth of the heartbeat timeout apart, so the
-// order of the servers is kept.
+// turn is the delay between two servers' checks: two candidates at the same moment split the votes. Heartbeats are
+// at most a fifth of the heartbeat timeout apart, so the servers check in the intended order.
 const turn = heartbeat * 3 / 10
 
-// missLeader makes raft look for another leader when this one has been silent for the heartbeat
-// timeout and for the turns of the servers before this one, until ctx ends.
+// watchLeader makes raft look for another leader when the present one has been silent for the heartbeat timeout
+// and this server's turn has come, until ctx ends.
 func (n *Node) watchLeader(ctx context.Context) {
 	for {
 		_, next := n.preVotes.received()
@@ -27,7 +26,7 @@ func (n *Node) watchLeader(ctx context.Context) {
 			silent := n.LastContact()
 			if wait = time.Until(silent.Add(heartbeat + n.turns(leader, silent))); wait <= 0 {
 				if err := n.checkLeader(); err != nil {
-					n.logger.Error("raft does not look for another leader yet", "silent", leader, "error", err)
+					n.logger.Error("raft could not be told to look for another leader", "silent", leader, "error", err)
 				}
 				wait = turn
 			}
@@ -41,15 +40,15 @@ func (n *Node) watchLeader(ctx context.Context) {
 	}
 }
 
-// turns are those of the voters that look before this server for a leader in place of that one, silent since
-// a moment. Those that have looked and lost are not waited for any longer: they have lost as long as they are
-// too few to elect one of them.
+// turns returns how long this server waits for the voters that check before it, when the leader has been silent
+// since a given time. It does not wait for voters that have already asked for votes and lost: as long as fewer
+// than a majority have noticed, none of them can win.
 func (n *Node) turns(leader raft.ServerID, since time.Time) time.Duration {
 	servers, err := n.servers()
 	if err != nil {
 		return 0 // raft is being closed
 	}
-	voters, looked, before, lost := 0, 0, 0, 0
+	voters, noticed, before, lost := 0, 0, 0, 0
 	for _, s := range servers {
 		if s.Suffrage != raft.Voter {
 			continue
@@ -60,20 +59,20 @@ func (n *Node) turns(leader raft.ServerID, since time.Time) time.Duration {
 			before++
 		}
 		if n.preVotes.askedSince(s.ID, since) {
-			looked++
+			noticed++
 			if first {
 				lost++
 			}
 		}
 	}
-	if looked <= voters/2 {
+	if noticed <= voters/2 {
 		before -= lost
 	}
 	return time.Duration(before) * turn
 }
 
-// look makes raft look now whether it has to find a leader. It does so on a follower whenever its
-// heartbeat timeout is shortened, and starts an election if there was no contact within it.
+// checkLeader makes raft check now whether it must find a leader. A follower checks whenever its heartbeat timeout
+// is shortened, and starts an election if there was no contact within it.
 func (n *Node) checkLeader() error {
 	conf := n.ReloadableConfig()
 	for _, conf.HeartbeatTimeout = range []time.Duration{heartbeat - time.Millisecond, heartbeat} {

@@ -15,15 +15,14 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// raft-wal checks the sum of its last batch only. Where a batch before that is damaged it serves
-// wrong entries, and where the log is cut off it goes on from there: both as if nothing were
-// wrong. So all sums are checked here before the log is opened, and its end is compared with
-// the ledger.
+// raft-wal verifies the checksum of its last batch only. If an earlier batch is damaged it returns wrong entries,
+// and if the log is truncated it continues from there; it reports neither. So all checksums are verified here
+// before the log is opened, and the log's end is compared with the ledger.
 
-// ErrDamaged is of a raft log that is not what it was.
+// ErrDamaged says that the raft log is damaged.
 var ErrDamaged = errors.New("the raft log is damaged")
 
-// openLog opens the log. A damaged one is set aside where other servers have it too.
+// openLog opens the log. A damaged log is set aside if other servers have the entries too.
 func (n *Node) openLog(dir string) error {
 	open := func() (err error) {
 		n.log, err = wal.Open(dir, wal.WithSegmentSize(segmentSize), wal.WithLogger(quieter(n.logger.Named("wal"), n.cfg)))
@@ -51,7 +50,7 @@ func (n *Node) openLog(dir string) error {
 		return err
 	}
 	aside := dir + ".damaged"
-	n.logger.Error("the log is set aside; this server gets another one from the others, and does not vote until it has it", "error", damage, "aside", aside)
+	n.logger.Error("the raft log is damaged and was set aside; this server copies it from the others, and does not vote until it has caught up", "error", damage, "aside", aside)
 	if err := errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700), atomicfile.SyncDir(n.cfg.Dir)); err != nil {
 		return err
 	}
@@ -68,8 +67,8 @@ func (n *Node) openLog(dir string) error {
 
 func (n *Node) abstain(damage error) error { return n.abstention.begin(loss{Why: damage.Error()}) }
 
-// votesKeys are those under which raft keeps its term, and whom it has voted for: what may
-// not be forgotten with the log.
+// votesKeys are the keys under which raft keeps its term and its vote: they must survive when the log is set
+// aside.
 var votesKeys = []string{"CurrentTerm", "LastVoteTerm", "LastVoteCand"}
 
 func readVotes(dir string) (map[string][]byte, error) {
@@ -91,8 +90,8 @@ func readVotes(dir string) (map[string][]byte, error) {
 	return votes, nil
 }
 
-// checkEnd compares the log's end with the ledger, which has only what the log had before.
-// A server without raft state is new, or has lost everything.
+// checkEnd compares the log's end with the ledger, which holds only entries that were in the log. A server without
+// raft state is new, or has lost everything.
 func (n *Node) checkEnd(snapshots raft.SnapshotStore, snapshot uint64) error {
 	if n.cfg.Streams == nil {
 		return nil
@@ -112,7 +111,7 @@ func (n *Node) checkEnd(snapshots raft.SnapshotStore, snapshot uint64) error {
 	case n.cfg.Applied > end:
 		damage := fmt.Errorf("%w: it ends at index %d, and the ledger had %d already", ErrDamaged, end, n.cfg.Applied)
 		if n.abstention.damage() == "" {
-			n.logger.Error("this server gets the rest of its log from the others, and does not vote until it has it", "error", damage)
+			n.logger.Error("the raft log lacks entries; this server copies them from the others, and does not vote until it has caught up", "error", damage)
 		}
 		return n.abstain(damage)
 	case end == 0 && n.forming.promised().To == "":
@@ -122,9 +121,9 @@ func (n *Node) checkEnd(snapshots raft.SnapshotStore, snapshot uint64) error {
 	}
 }
 
-// Of a log's file (github.com/hashicorp/raft-wal, README, Segment Files): a header, then
-// frames of a header and a payload, padded to eight bytes. A batch ends in a frame that has the
-// Castagnoli sum of the bytes since the one before.
+// The format of a log file (github.com/hashicorp/raft-wal, README, Segment Files): a header, then frames. A frame
+// has a header and a payload, padded to eight bytes. A batch ends in a frame with the Castagnoli checksum of the
+// bytes since the previous one.
 const (
 	fileHeader  = 32
 	frameHeader = 8
@@ -134,8 +133,8 @@ const (
 	frameCommit = 3
 )
 
-// checkLog reads the whole log and checks its sums: ErrDamaged, with the file. The last batch of
-// a file may be one that was being written when the host ended.
+// checkLog reads the whole log and verifies its checksums. The error is ErrDamaged and names the file. The last
+// batch of a file is not checked: it may be one that was being written when the host ended.
 func checkLog(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.wal"))
 	if err != nil {
@@ -147,13 +146,13 @@ func checkLog(dir string) error {
 			return err
 		}
 		if at, ok := damagedAt(data); !ok {
-			return fmt.Errorf("%w: the batch before byte %d of %s has another sum", ErrDamaged, at, path)
+			return fmt.Errorf("%w: the batch before byte %d of %s has a wrong checksum", ErrDamaged, at, path)
 		}
 	}
 	return nil
 }
 
-// damagedAt finds a batch whose sum is wrong and which a whole one follows.
+// damagedAt finds a batch with a wrong checksum that a valid batch follows.
 func damagedAt(data []byte) (at int, ok bool) {
 	sums := crc32.MakeTable(crc32.Castagnoli)
 	begin, wrong := 0, 0
@@ -182,12 +181,11 @@ func damagedAt(data []byte) (at int, ok bool) {
 	return 0, true
 }
 
-// boundedLog is a log that takes entries while there is room for them, and for what the ledger
-// makes of them. Without room a leader steps down, and other servers are told to try
-// again.
+// boundedLog refuses entries while the disk lacks room for them and for what the ledger makes of them. A leader
+// then steps down; other servers are told to try again.
 type boundedLog struct {
 	*wal.WAL
-	room func() error // nil: there always is
+	room func() error // nil: always enough
 }
 
 // StoreLog appends an entry (raft.LogStore).
@@ -203,8 +201,8 @@ func (r boundedLog) StoreLogs(logs []*raft.Log) error {
 	return r.WAL.StoreLogs(logs)
 }
 
-// DeleteRange deletes entries (raft.LogStore). Those at the end are to be replaced by others:
-// raft does not get over it when only the first half of that is done.
+// DeleteRange deletes entries (raft.LogStore). Entries at the end are deleted to be replaced by others, and raft
+// cannot recover if only the deletion succeeds, so room is checked first.
 func (r boundedLog) DeleteRange(lowest, highest uint64) error {
 	if r.room != nil {
 		first, err := r.FirstIndex()

@@ -13,17 +13,16 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// The leader looks at the servers this often at most, and raft's membership follows
-// gossip at once.
+// The leader checks the servers at least this often; changes of gossip are followed at once.
 const (
 	statusInterval    = 2 * time.Second
 	reconcileInterval = 10 * time.Second
-	changeTimeout     = 10 * time.Second // of one change of the membership
+	changeTimeout     = 10 * time.Second // bounds one change of the configuration
 )
 
-// Manage looks after the cluster's servers until ctx ends: those that are there become
-// non-voters, then voters; those that have left, or are dead, are taken out. It is for the
-// leader, whose ledger has the cluster's identity.
+// Manage maintains raft's configuration until ctx ends: servers that gossip knows become non-voters, then voters;
+// servers that have left or are dead are removed. Only the leader calls it, once its ledger has the cluster's
+// identity.
 func (n *Node) Manage(ctx context.Context) {
 	if n.streams == nil {
 		<-ctx.Done()
@@ -50,7 +49,7 @@ func (n *Node) Manage(ctx context.Context) {
 	}
 }
 
-// manager is what autopilot knows and may do.
+// manager implements what autopilot asks for (autopilot.ApplicationIntegration).
 type manager struct {
 	n        *Node
 	removals sync.WaitGroup
@@ -59,7 +58,7 @@ type manager struct {
 	answered map[raft.ServerID]time.Time
 }
 
-// follow makes raft's servers those that gossip knows.
+// follow brings raft's servers in line with those that gossip knows.
 func (m *manager) follow(ctx context.Context) {
 	servers, err := m.n.servers()
 	if err != nil {
@@ -84,8 +83,8 @@ func (m *manager) follow(ctx context.Context) {
 	}
 }
 
-// admit takes a server in that has no vote yet. One with another cluster's raft state
-// would lose it, or this one its own, so it is kept out.
+// admit adds a server as a non-voter. A server with another cluster's raft state is refused: one of the two logs
+// would be lost.
 func (m *manager) admit(ctx context.Context, name string) error {
 	s, err := m.n.Ask(ctx, name)
 	if err != nil {
@@ -100,7 +99,7 @@ func (m *manager) admit(ctx context.Context, name string) error {
 	return m.n.AddNonvoter(raft.ServerID(name), raft.ServerAddress(name), 0, changeTimeout).Error()
 }
 
-// servers is raft's newest configuration.
+// servers returns raft's latest configuration.
 func (n *Node) servers() ([]raft.Server, error) {
 	f := n.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -109,7 +108,7 @@ func (n *Node) servers() ([]raft.Server, error) {
 	return f.Configuration().Servers, nil
 }
 
-// AutopilotConfig is the present configuration in the library's words.
+// AutopilotConfig returns the present configuration in the library's type.
 func (m *manager) AutopilotConfig() *autopilot.Config {
 	c := m.n.cfg.Autopilot()
 	quorum := c.MinQuorum
@@ -122,10 +121,10 @@ func (m *manager) AutopilotConfig() *autopilot.Config {
 	}
 }
 
-// NotifyState is of no interest: who asks for the state gets it then (Peers).
+// NotifyState does nothing: Peers computes the state when it is asked for.
 func (m *manager) NotifyState(*autopilot.State) {}
 
-// KnownServers are those of gossip.
+// KnownServers returns the servers that gossip knows.
 func (m *manager) KnownServers() map[raft.ServerID]*autopilot.Server {
 	status := map[discovery.Status]autopilot.NodeStatus{
 		discovery.Alive: autopilot.NodeAlive, discovery.Leaving: autopilot.NodeAlive,
@@ -165,29 +164,28 @@ func (m *manager) FetchServerStats(ctx context.Context, servers map[raft.ServerI
 	return stats
 }
 
-// RemoveFailedServer takes a dead server out.
+// RemoveFailedServer removes a dead server.
 func (m *manager) RemoveFailedServer(s *autopilot.Server) {
 	m.removals.Go(func() {
-		m.n.logger.Warn("a server is dead and is taken out", "server", s.ID)
+		m.n.logger.Warn("removing a dead server", "server", s.ID)
 		err := m.n.RemoveServer(s.ID, 0, changeTimeout).Error()
 		if err == nil {
 			err = m.n.cfg.Members.ForceLeave(string(s.ID), false)
 		}
 		if err != nil {
-			m.n.logger.Warn("a dead server could not be taken out", "server", s.ID, "error", err)
+			m.n.logger.Warn("a dead server could not be removed", "server", s.ID, "error", err)
 		}
 	})
 }
 
-// promoter promotes what is stable, and spares servers that may be well.
+// promoter promotes stable servers, and does not remove servers that may be alive.
 type promoter struct {
 	autopilot.StablePromoter
 	m *manager
 }
 
-// FilterFailedServerRemovals keeps what gossip has not met, which is no sign of death: after all
-// servers were down at once it may know none of them. So do those that answered
-// a moment ago, whatever gossip says.
+// FilterFailedServerRemovals keeps servers that gossip does not know: after all servers were down at once, the
+// leader may know none of them. It also keeps servers that answered a moment ago, whatever gossip says.
 func (p *promoter) FilterFailedServerRemovals(c *autopilot.Config, _ *autopilot.State, f *autopilot.FailedServers) *autopilot.FailedServers {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()

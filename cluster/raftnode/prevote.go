@@ -10,22 +10,23 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// A server that looks for another leader asks the others first whether they would vote for it. Raft waits
-// for a whole election timeout where that fails, or where two are told yes and split the votes. But the
-// questions of the others tell a server who has looked already, and who of them can win.
+// Before an election, a candidate asks the other servers whether they would vote for it (pre-vote). When that
+// fails, or when two candidates are both told yes and then split the votes, raft waits for a whole election
+// timeout. Both can be avoided: the requests that a server receives tell it who else is a candidate, and which of
+// the candidates can win.
 
-// rivals are the servers that have asked this one.
+// preVoteTracker remembers the pre-vote requests that this server has received.
 type preVoteTracker struct {
 	mu   sync.Mutex
 	last map[raft.ServerID]preVote
-	n    int // questions so far
+	n    int // requests so far
 	next notify.Broadcast
 }
 
-// preVote is what a server asked.
+// preVote is the last request of one server.
 type preVote struct {
 	raft.RequestPreVoteRequest
-	n  int // it was the n-th
+	n  int // number of the request, from 1
 	at time.Time
 }
 
@@ -33,7 +34,7 @@ func newPreVoteTracker() *preVoteTracker {
 	return &preVoteTracker{last: map[raft.ServerID]preVote{}}
 }
 
-// hear notes what raft is asked (raft.FilterFn), whatever it answers.
+// observe records pre-vote requests (raft.FilterFn), whatever raft answers to them.
 func (p *preVoteTracker) observe(o *raft.Observation) bool {
 	asked, ok := o.Data.(raft.RequestPreVoteRequest)
 	if !ok {
@@ -47,44 +48,44 @@ func (p *preVoteTracker) observe(o *raft.Observation) bool {
 	return false
 }
 
-// heard is how many questions there were; the next one closes next.
+// received returns how many requests there were so far; the next request closes next.
 func (p *preVoteTracker) received() (n int, next <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.n, p.next.Wait()
 }
 
-// looked says whether a server has asked since a moment.
+// askedSince reports whether a server has asked after a given time.
 func (p *preVoteTracker) askedSince(id raft.ServerID, since time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last[id].at.After(since)
 }
 
-// any says whether a server's last question is such a one.
-func (p *preVoteTracker) any(such func(preVote) bool) bool {
+// any reports whether the last request of some server satisfies match.
+func (p *preVoteTracker) any(match func(preVote) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, q := range p.last {
-		if such(q) {
+		if match(q) {
 			return true
 		}
 	}
 	return false
 }
 
-// competing is the transport of a server that heeds its rivals.
+// preVoteTransport is the transport of a server that takes other candidates into account.
 type preVoteTransport struct {
 	*raft.NetworkTransport
 	preVotes *preVoteTracker
 	ctx      context.Context // ends with the server
 }
 
-// RequestPreVote asks whether a server would vote for this one (raft.WithPreVote). It asks again when this server
-// can win after all. A yes counts as a no where another one, which is to win, has asked in the meantime: it
-// was told yes too.
+// RequestPreVote asks whether a server would vote for this one (raft.WithPreVote). After a no it asks again once
+// this server can win. A yes is turned into a no if another candidate that must win has asked in the meantime: it
+// was told yes too, and both would split the votes.
 func (t *preVoteTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, own *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
-	patience := time.After(heartbeat) // raft's is one to two such times
+	patience := time.After(heartbeat) // raft waits one to two heartbeat timeouts
 	for {
 		n, next := t.preVotes.received()
 		*resp = raft.RequestPreVoteResponse{}
@@ -109,21 +110,21 @@ func (t *preVoteTransport) RequestPreVote(id raft.ServerID, target raft.ServerAd
 	}
 }
 
-// canWin says that this server has refused one that lacks entries, later than the n-th question, and
-// that it is the one to win. So nobody else will.
+// canWin reports whether this server is the candidate that must win, and has refused another candidate for lacking
+// entries after the n-th request. Then no other candidate can win.
 func (t *preVoteTransport) canWin(own *raft.RequestPreVoteRequest, n int) bool {
 	return t.preVotes.any(func(q preVote) bool { return q.n > n && longer(own, &q.RequestPreVoteRequest) }) &&
 		!t.preVotes.any(func(q preVote) bool { return q.Term == own.Term && precedes(q, own) })
 }
 
-// precedes says that of two who look, the one that asked q is to win: its log is longer, or else its
-// name comes first.
+// precedes reports whether, of two candidates, the one that sent q must win: its log is longer or, with equal
+// logs, its name sorts first.
 func precedes(q preVote, own *raft.RequestPreVoteRequest) bool {
 	asked := &q.RequestPreVoteRequest
 	return longer(asked, own) || !longer(own, asked) && string(asked.ID) < string(own.ID)
 }
 
-// longer compares logs as those who vote do.
+// longer compares logs as raft does when it votes.
 func longer(a, b *raft.RequestPreVoteRequest) bool {
 	return a.LastLogTerm > b.LastLogTerm || a.LastLogTerm == b.LastLogTerm && a.LastLogIndex > b.LastLogIndex
 }

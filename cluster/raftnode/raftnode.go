@@ -1,6 +1,5 @@
-// Package raftnode runs hashicorp/raft for this server: log and votes in raft-wal,
-// snapshots in files, timings, bootstrap, and membership. It knows nothing of what
-// the log's entries mean.
+// Package raftnode runs hashicorp/raft for this server: log and votes in raft-wal, snapshots in files, timings,
+// bootstrap, and membership. It does not know what the log's entries mean.
 package raftnode
 
 import (
@@ -28,59 +27,58 @@ import (
 type Config struct {
 	// Dir is the node's own directory: wal/ and snapshots/ are made in it.
 	Dir string
-	// ID is the server's name, the same for all time.
+	// ID is the server's name, which never changes.
 	ID string
-	// BootstrapExpect is how many servers form the cluster, where none has raft state. With
-	// 0 this one forms none: it waits to be added.
+	// BootstrapExpect is how many servers form the cluster when none has raft state. With 0 this server forms
+	// none: it waits to be added.
 	BootstrapExpect int
-	// Streams reach the other servers, and Members says where they are. Both nil: there are
-	// none. Streams are closed with the node.
+	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
+	// Streams are closed with the node.
 	Streams raft.StreamLayer
 	Members Members
-	// Autopilot is how the leader looks after the others, at this moment.
+	// Autopilot returns the current settings by which the leader manages the other servers.
 	Autopilot func() claim.Autopilot
-	// Report tells other servers of the ledger; nil: there is none.
+	// Report describes the ledger to other servers; nil: there is none.
 	Report func() Report
-	// Room says why the log must not grow now; nil: it always may.
+	// Room returns why the log must not grow now; nil: it always may.
 	Room func() error
 	FSM  raft.BatchingFSM
-	// Applied is the index that the FSM holds by itself, and SnapshotIndex reads that
-	// index out of a snapshot: a snapshot is restored at the start only if it is ahead.
+	// Applied is the index that the FSM has on its own, and SnapshotIndex reads that index from a snapshot: a
+	// snapshot is restored at the start only if it is ahead.
 	Applied       uint64
 	SnapshotIndex func(io.Reader) (uint64, error)
 	Logger        hclog.Logger
 }
 
-// Members says which agents there are.
+// Members lists the agents of the cluster.
 type Members interface {
 	Members() []discovery.Member
 	// Changed is closed by the next change.
 	Changed() <-chan struct{}
-	// SetFormed tells the others that this server's cluster is formed.
+	// SetFormed announces that this server's cluster is formed.
 	SetFormed()
-	// ForceLeave makes the others take a failed one for one that has left.
+	// ForceLeave makes the others treat a failed agent as one that has left.
 	ForceLeave(name string, prune bool) error
 }
 
 // Timings and sizes of raft.
 const (
-	// Elections among several servers; raft's own defaults. A single voter does not wait
-	// for them (startAlone).
+	// Elections among several servers; raft's own defaults. A single voter does not wait for them (startAlone).
 	heartbeat   = time.Second
 	leaderLease = 500 * time.Millisecond
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
 	maxAppend = 256
-	// cachedEntries of the log's end stay in memory, for the other servers and for the FSM.
+	// cachedEntries is how many of the log's last entries stay in memory, for the other servers and for the FSM.
 	cachedEntries = maxAppend
-	// segmentSize is that of the log's files, which are allocated whole.
+	// segmentSize is the size of the log's files, which are allocated whole.
 	segmentSize = 8 << 20
-	// A snapshot is looked for in this interval, taken after so many entries, and
-	// leaves so many behind it for a server that lags.
+	// How often raft checks whether to take a snapshot, after how many entries it takes one, and how many entries
+	// it keeps behind it for servers that lag.
 	snapshotInterval  = time.Minute
 	snapshotThreshold = 16 << 10
 	trailingLogs      = 8 << 10
 	snapshotsKept     = 2
-	// Connections to one server that are kept, and the timeout of a call on them.
+	// Idle connections kept per server, and the timeout of a call.
 	connections = 3
 	callTimeout = 10 * time.Second
 )
@@ -88,7 +86,7 @@ const (
 // Node is a running raft node.
 type Node struct {
 	*raft.Raft
-	// Leadership tells of each change: true where this node has become the leader.
+	// Leadership reports each change: true when this node has become the leader.
 	Leadership <-chan bool
 
 	cfg       Config
@@ -98,7 +96,7 @@ type Node struct {
 		raft.Transport
 		raft.WithClose
 	}
-	network    *raft.NetworkTransport // and streams: nil where there are no others
+	network    *raft.NetworkTransport // and streams: nil without other servers
 	preVotes   *preVoteTracker
 	streams    *streams
 	forming    *forming
@@ -111,8 +109,7 @@ type Node struct {
 	closeErr error
 }
 
-// Open starts raft, and forms the cluster in the background where that is to be done. It
-// returns before there is a leader.
+// Open starts raft and, if needed, forms the cluster in the background. It returns before there is a leader.
 func Open(cfg Config) (n *Node, err error) {
 	logger := cfg.Logger
 	if logger == nil {
@@ -154,8 +151,8 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	n.connect(ctx, logger)
-	obeyed, err := recoverPeers(cfg, conf, n.log, snapshots, n.transport, logger)
-	if err == nil && obeyed { // an operator has said that nobody has more
+	applied, err := recoverPeers(cfg, conf, n.log, snapshots, n.transport, logger)
+	if err == nil && applied { // the operator vouches that no server has more
 		err = n.abstention.end()
 	}
 	if err != nil {
@@ -188,7 +185,7 @@ func Open(cfg Config) (n *Node, err error) {
 	return n, nil
 }
 
-// connect makes the transport: a way to the other servers, or one that leads nowhere.
+// connect makes the transport to the other servers, or one without connections.
 func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	if n.cfg.Streams == nil {
 		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
@@ -226,8 +223,8 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	return conf
 }
 
-// snapshotIndex is the index that the newest snapshot brings the FSM to; 0: there is none.
-// Raft itself goes on after its snapshot, so the FSM would miss entries that only that has.
+// snapshotIndex returns the index that the newest snapshot brings the FSM to; 0: there is none. Raft itself
+// continues after its snapshot, so the FSM would miss entries that are only in the snapshot.
 func snapshotIndex(cfg Config, snapshots raft.SnapshotStore) (uint64, error) {
 	list, err := snapshots.List()
 	if err != nil {
@@ -247,8 +244,8 @@ func snapshotIndex(cfg Config, snapshots raft.SnapshotStore) (uint64, error) {
 	return index, nil
 }
 
-// bootstrap makes this node a cluster of one, once: never where there is raft state
-// already. One that can reach others looks for them first (forming).
+// bootstrap makes this node a cluster of one, once: never if there is raft state. A server that can reach others
+// looks for them first (forming).
 func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport) error {
 	if cfg.BootstrapExpect != 1 || cfg.Streams != nil {
 		return nil
@@ -265,8 +262,8 @@ func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.Sna
 	return nil
 }
 
-// startAlone lets the only voter be elected at once, with the timeouts that several
-// servers need: it has nobody to hear from.
+// startAlone lets an only voter be elected at once, although the timeouts are those of several servers: it has
+// nobody to wait for.
 func (n *Node) startAlone() error {
 	f := n.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -275,7 +272,7 @@ func (n *Node) startAlone() error {
 	servers := f.Configuration().Servers
 	if len(servers) == 1 && n.streams == nil {
 		if only := string(servers[0].ID); only != n.cfg.ID {
-			return fmt.Errorf("it belongs to the server %q, and this one is %q: a server keeps its name", only, n.cfg.ID)
+			return fmt.Errorf("it belongs to the server %q, and this one is %q: a server cannot change its name", only, n.cfg.ID)
 		}
 	}
 	if len(servers) != 1 || servers[0].ID != raft.ServerID(n.cfg.ID) {
@@ -284,7 +281,7 @@ func (n *Node) startAlone() error {
 	return n.checkLeader()
 }
 
-// SnapshotIndex is the raft index of the newest snapshot; 0 without one.
+// SnapshotIndex returns the raft index of the newest snapshot; 0: there is none.
 func (n *Node) SnapshotIndex() uint64 {
 	index, err := strconv.ParseUint(n.Stats()["last_snapshot_index"], 10, 64)
 	if err != nil {
@@ -293,7 +290,7 @@ func (n *Node) SnapshotIndex() uint64 {
 	return index
 }
 
-// Close stops raft and closes its log. All calls that wait for raft end.
+// Close stops raft and closes its log. Calls that wait for raft return.
 func (n *Node) Close() error {
 	n.closing.Do(func() {
 		n.stop()
@@ -320,15 +317,14 @@ func (n *Node) Close() error {
 	return nil
 }
 
-// quiet is a logger for raft, whose news are of use to a developer only.
+// quiet is a logger for raft: its info messages become debug messages, and its warnings get the level warn.
 type quiet struct {
 	hclog.Logger
-	warn hclog.Level // what a warning of raft's becomes
+	warn hclog.Level // the level of raft's warnings
 }
 
-// quieter wraps a logger. What raft warns of is nearly always another server,
-// so a server alone is not bothered with it ("heartbeat timeout reached" comes with
-// each of its starts).
+// quieter wraps a logger. Raft's warnings are nearly always about another server, so a single server logs them at
+// debug level ("heartbeat timeout reached" comes with each of its starts).
 func quieter(l hclog.Logger, cfg Config) quiet {
 	if cfg.Streams == nil {
 		return quiet{l, hclog.Debug}

@@ -15,10 +15,9 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// peersFile, in the raft directory, gives a cluster that has lost its quorum for good another set
-// of servers, when an operator has put it there: a JSON list of
-// {"id": "server-1", "non_voter": false}, the same on all servers that are left. It is
-// renamed to peersApplied when it was obeyed.
+// peersFile, put into the raft directory by an operator, gives a cluster that has lost its quorum for good a new
+// set of servers: a JSON list of {"id": "server-1", "non_voter": false}, the same on all remaining servers. It is
+// renamed to peersApplied once it was applied.
 const (
 	peersFile    = "peers.json"
 	peersApplied = "peers.applied.json"
@@ -27,13 +26,12 @@ const (
 type peer struct {
 	ID       string `json:"id"`
 	NonVoter bool   `json:"non_voter,omitempty"`
-	// Address may be there, as other programs want one; servers are found by their names.
+	// Address is accepted, as other programs write one, and ignored: servers are found by name.
 	Address string `json:"address,omitempty"`
 }
 
-// recoverPeers obeys a peers file, where there is one. All entries of the log count as
-// committed then.
-func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport, log hclog.Logger) (obeyed bool, err error) {
+// recoverPeers applies a peers file, if there is one. All entries of the log count as committed then.
+func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport, log hclog.Logger) (applied bool, err error) {
 	path := filepath.Join(cfg.Dir, peersFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +42,7 @@ func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.
 	}
 	servers, err := parsePeers(data)
 	if err != nil {
-		return false, fmt.Errorf("%s: %w (it is to be a list of the servers that are left: [{\"id\": %q}])", path, err, cfg.ID)
+		return false, fmt.Errorf("%s: %w (it must be a list of the remaining servers: [{\"id\": %q}])", path, err, cfg.ID)
 	}
 	if err := raft.RecoverCluster(conf, releasing{cfg.FSM}, store, store, snapshots, transport, servers); err != nil {
 		return false, fmt.Errorf("recover the cluster with %s: %w", path, err)
@@ -52,7 +50,7 @@ func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.
 	if err := os.Rename(path, filepath.Join(cfg.Dir, peersApplied)); err != nil {
 		return false, err
 	}
-	log.Warn("the cluster has the servers that an operator gave it", "file", path, "servers", servers.Servers)
+	log.Warn("the peers file was applied: the cluster has the servers that it lists", "file", path, "servers", servers.Servers)
 	return true, atomicfile.SyncDir(cfg.Dir)
 }
 
@@ -80,8 +78,8 @@ func parsePeers(data []byte) (c raft.Configuration, err error) {
 	return c, nil
 }
 
-// releasing is an FSM whose snapshots are released when they are written: RecoverCluster takes
-// one and never does.
+// releasing is an FSM whose snapshots are released once they are written: RecoverCluster never releases the one
+// that it takes.
 type releasing struct{ raft.FSM }
 
 func (r releasing) Snapshot() (raft.FSMSnapshot, error) {

@@ -14,43 +14,43 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// ask is a question of one server to another.
+// ask is a request of one server to another.
 type ask struct {
-	Promise *promise `json:"promise,omitempty"` // nil: for the status only
+	Promise *promise `json:"promise,omitempty"` // nil: only the status is asked for
 }
 
-// reply answers a question.
+// reply answers an ask.
 type reply struct {
 	Status  Status `json:"status"`
-	Promise bool   `json:"promise,omitempty"` // it was given
+	Promise bool   `json:"promise,omitempty"` // the promise was given
 }
 
-// Status is what a server says of its raft.
+// Status describes the raft state of a server.
 type Status struct {
 	ID string `json:"id"`
-	// Formed: it has raft state.
+	// Formed: the server has raft state.
 	Formed bool `json:"formed"`
-	// Servers are the names in its newest configuration.
+	// Servers are the names in its latest configuration.
 	Servers []string `json:"servers,omitempty"`
-	// PromisedTo is the server that this one lets form the cluster; empty: none.
+	// PromisedTo is the server that may form a cluster with this one; empty: none.
 	PromisedTo string `json:"promised_to,omitempty"`
 	Leads      bool   `json:"leads,omitempty"`
 	Term       uint64 `json:"term"`
 	LastIndex  uint64 `json:"last_index"` // of the log
 	LastTerm   uint64 `json:"last_term"`  // of the log's last entry
-	// LastContact is how long ago it heard from a leader; negative: never.
+	// LastContact is the time since it heard from a leader; negative: never.
 	LastContact time.Duration `json:"last_contact"`
-	// Report is the ledger's.
+	// Report describes the ledger.
 	Report Report `json:"report"`
 }
 
-// Report is what a server's ledger says of itself, for other servers.
+// Report describes a server's ledger to other servers.
 type Report struct {
-	// Leads: it leads, and its ledger had caught up when it began to.
+	// Leads: the server leads, and its ledger has caught up since it was elected.
 	Leads bool `json:"leads,omitempty"`
-	// Index is that of the last entry in the ledger.
+	// Index is the index of the ledger's last entry.
 	Index uint64 `json:"index"`
-	// Room: its disk has room for more.
+	// Room: its disk has room for more entries.
 	Room bool `json:"room,omitempty"`
 	// Cluster is the cluster's identity; empty: it has none yet.
 	Cluster string `json:"cluster,omitempty"`
@@ -58,7 +58,7 @@ type Report struct {
 
 // reply answers other servers.
 func (n *Node) reply(ctx context.Context, q ask) reply {
-	// Asked as soon as the listener is open, also before raft is.
+	// Other servers may ask as soon as the listener is open, which is before raft runs.
 	select {
 	case <-n.opened:
 	case <-ctx.Done():
@@ -71,7 +71,7 @@ func (n *Node) reply(ctx context.Context, q ask) reply {
 	return reply{Status: n.Status(), Promise: given}
 }
 
-// Status is this server's own.
+// Status returns this server's own status.
 func (n *Node) Status() Status {
 	s := Status{
 		ID: n.cfg.ID, Formed: n.formed(), PromisedTo: n.forming.promised().To, Leads: n.State() == raft.Leader,
@@ -91,7 +91,7 @@ func (n *Node) Status() Status {
 	return s
 }
 
-// ErrAlone says that this server has no way to others.
+// ErrAlone says that this server has no connection to other servers.
 var ErrAlone = errors.New("this server has no transport to others")
 
 // Ask asks another server for its status.
@@ -103,11 +103,11 @@ func (n *Node) Ask(ctx context.Context, server string) (Status, error) {
 	return r.Status, err
 }
 
-// formed says whether this server has raft state.
+// formed reports whether this server has raft state.
 func (n *Node) formed() bool { return n.LastIndex() > 0 }
 
-// SinceContact is how long ago this server heard from its leader: 0 on the leader itself,
-// negative where there was none yet.
+// SinceContact returns the time since this server heard from its leader: 0 on the leader itself, negative if it
+// never has.
 func (n *Node) SinceContact() time.Duration {
 	if n.State() == raft.Leader {
 		return 0
@@ -127,16 +127,15 @@ type Peer struct {
 	Version string
 	Voter   bool
 	Leader  bool
-	// Healthy: it answers, hears from the leader and lags by little. Answered says whether
-	// it answered at all; without, what follows is empty.
+	// Healthy: it answers, hears from the leader and lags by little. Answered: it answered at all; if not, the
+	// fields below are empty.
 	Healthy, Answered bool
 	LastContact       time.Duration // since it heard from the leader; negative: never
 	LastIndex         uint64
 	LastTerm          uint64
 }
 
-// Peers are the servers of raft's configuration as this server knows it, by name; all
-// of them are asked.
+// Peers returns the servers of raft's configuration as this server knows it, by name, after asking each of them.
 func (n *Node) Peers(ctx context.Context) ([]Peer, error) {
 	servers, err := n.servers()
 	if err != nil {
@@ -172,7 +171,7 @@ func (n *Node) Peers(ctx context.Context) ([]Peer, error) {
 	return peers, nil
 }
 
-// healthy is autopilot's rule, with this server's log for a measure.
+// healthy applies autopilot's rule, relative to this server's log.
 func (n *Node) healthy(s, measure Status) bool {
 	conf := n.cfg.Autopilot()
 	return s.LastContact >= 0 && s.LastContact <= conf.LastContactThreshold && s.LastTerm >= measure.LastTerm &&

@@ -17,22 +17,21 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// Bounds of what servers ask one another.
+// Bounds of the requests between servers (ask).
 const (
-	// firstByteTimeout is how long a connection may say nothing at its beginning.
+	// firstByteTimeout is how long a new connection may stay silent.
 	firstByteTimeout = 10 * time.Second
 	askTimeout       = 5 * time.Second
-	maxQuestion      = 64 << 10 // bytes, an answer too
+	maxQuestion      = 64 << 10 // of an ask or a reply, in bytes
 )
 
-// question is the first byte of a connection that is not raft's, whose own first bytes
-// are small numbers.
+// question is the first byte of a connection that carries an ask. The first bytes of raft's own connections are
+// small numbers.
 const question byte = 0xF1
 
-// streams is raft's way to other servers. An address in raft's configuration is a
-// server's name, for all time; where that server is now, members tell. So neither a new
-// address, nor a transport where there was none, changes anything in raft. Servers ask
-// one another over the same connections' layer (ask).
+// streams connects raft to other servers. In raft's configuration a server's address is its name, which never
+// changes; members say where that server is now. So neither a new address nor a transport that was added later
+// changes anything in raft. Asks between servers use the same stream layer.
 type streams struct {
 	under   raft.StreamLayer
 	name    string
@@ -40,7 +39,7 @@ type streams struct {
 	answer  func(ctx context.Context, q ask) reply
 	log     hclog.Logger
 
-	raft     chan net.Conn // those that are raft's
+	raft     chan net.Conn // raft's own connections
 	ctx      context.Context
 	stop     context.CancelFunc
 	handlers sync.WaitGroup
@@ -62,7 +61,7 @@ func newStreams(cfg Config, log hclog.Logger, answer func(context.Context, ask) 
 	return s
 }
 
-// accept sorts connections until the listener is closed.
+// accept hands out connections until the listener is closed.
 func (s *streams) accept() {
 	for {
 		conn, err := s.under.Accept()
@@ -82,14 +81,14 @@ func (s *streams) accept() {
 		s.mu.Lock()
 		s.conns[tracked] = struct{}{}
 		if s.ctx.Err() != nil {
-			s.drop(conn) // Close may have looked before
+			s.drop(conn) // Close may have gone through conns already
 		}
 		s.mu.Unlock()
 		s.handlers.Go(func() { s.sort(tracked) })
 	}
 }
 
-// sort gives a connection to raft, or answers the question on it.
+// sort passes a connection to raft, or answers the ask on it.
 func (s *streams) sort(conn *trackedConn) {
 	first := make([]byte, 1)
 	err := conn.SetDeadline(time.Now().Add(firstByteTimeout))
@@ -100,7 +99,7 @@ func (s *streams) sort(conn *trackedConn) {
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err != nil {
-		s.log.Debug("a connection said nothing", "from", conn.RemoteAddr(), "error", err)
+		s.log.Debug("a connection stayed silent", "from", conn.RemoteAddr(), "error", err)
 		s.drop(conn)
 		return
 	}
@@ -119,7 +118,7 @@ func (s *streams) sort(conn *trackedConn) {
 	}
 }
 
-// drop ends a connection that nobody uses any more.
+// drop closes a connection that is no longer used.
 func (s *streams) drop(conn net.Conn) {
 	if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.log.Debug("a connection could not be closed", "from", conn.RemoteAddr(), "error", err)
@@ -137,7 +136,7 @@ func (s *streams) reply(conn net.Conn) error {
 	return json.NewEncoder(conn).Encode(s.answer(s.ctx, q))
 }
 
-// ask asks another server, by its name.
+// ask sends an ask to another server, by name.
 func (s *streams) ask(ctx context.Context, server string, q ask) (r reply, err error) {
 	defer func() {
 		if err != nil {
@@ -176,7 +175,7 @@ func readLine(from io.Reader, into any) error {
 	return json.Unmarshal(line, into)
 }
 
-// Accept gives raft the connections that are its own.
+// Accept returns the connections that are raft's.
 func (s *streams) Accept() (net.Conn, error) {
 	select {
 	case conn := <-s.raft:
@@ -193,13 +192,13 @@ func (s *streams) Dial(name raft.ServerAddress, timeout time.Duration) (net.Conn
 			return s.under.Dial(raft.ServerAddress(m.RPC), timeout)
 		}
 	}
-	return nil, fmt.Errorf("no address is known of server %q: gossip has not seen it", name)
+	return nil, fmt.Errorf("no address is known for server %q: gossip has not seen it", name)
 }
 
-// Addr is this server's name.
+// Addr returns this server's name.
 func (s *streams) Addr() net.Addr { return nameAddr(s.name) }
 
-// Close ends all connections that others made, and waits. It may be called again.
+// Close closes all accepted connections and waits. It may be called again.
 func (s *streams) Close() error {
 	s.closing.Do(func() {
 		s.stop()
@@ -221,7 +220,7 @@ type nameAddr string
 func (nameAddr) Network() string  { return "pannier" }
 func (n nameAddr) String() string { return string(n) }
 
-// trackedConn gives back the byte that was read to sort it.
+// trackedConn returns the byte that was read to identify the connection.
 type trackedConn struct {
 	net.Conn
 	first []byte
@@ -244,9 +243,9 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// pipeline ends when the other server has said no. Raft's leader takes nothing more out of it then, but it may just
-// be about to put one more request into it, and would wait for ever for room: its
-// replication to that server would stand still, and its shutdown with it.
+// pipeline closes itself after the first refused answer. Raft's leader stops reading answers then, but its writer
+// may be waiting for room that only the reader makes: it would wait for ever, the follower would get no entries,
+// and the server could not shut down.
 type pipeline struct {
 	raft.AppendPipeline
 	answered chan raft.AppendFuture
@@ -254,7 +253,7 @@ type pipeline struct {
 	once     sync.Once
 }
 
-// AppendEntriesPipeline is that of raft's transport, but for its end.
+// AppendEntriesPipeline wraps the pipeline of raft's transport.
 func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
 	under, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
 	if err != nil {
@@ -265,7 +264,7 @@ func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID, target raft.S
 	return p, nil
 }
 
-// Consumer gives what was answered.
+// Consumer returns the answers.
 func (p *pipeline) Consumer() <-chan raft.AppendFuture { return p.answered }
 
 // Close may be called again.
@@ -274,7 +273,7 @@ func (p *pipeline) Close() error {
 	return p.AppendPipeline.Close()
 }
 
-// pass passes answers on, up to the first no.
+// pass passes answers on, up to the first refusal.
 func (p *pipeline) pass() {
 	for {
 		select {
@@ -284,8 +283,8 @@ func (p *pipeline) pass() {
 			case <-p.closed:
 				return
 			}
-			if !f.Response().Success { // also where there was no answer
-				_ = p.Close() // it has no error
+			if !f.Response().Success { // also if there was no answer
+				_ = p.Close() // never fails
 				return
 			}
 		case <-p.closed:
