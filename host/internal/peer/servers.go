@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -58,12 +59,12 @@ type Servers struct {
 	*route.Router
 	cfg     ServersConfig
 	local   atomic.Pointer[Leader]
-	bundles *bundles
+	batcher *batcher
 }
 
 // NewServers makes Servers.
 func NewServers(cfg ServersConfig) *Servers {
-	s := &Servers{cfg: cfg, bundles: newBundles(cfg.Name, cfg.Secret)}
+	s := &Servers{cfg: cfg, batcher: newBatcher(cfg.Name, cfg.Secret)}
 	s.Router = route.New(route.Config{Name: cfg.Name, Servers: cfg.Servers, Transport: cfg.Dialer.Transport(), Probe: s.probe})
 	return s
 }
@@ -90,7 +91,7 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 			return applied.Err
 		},
 		func(ctx context.Context, to service) (err error) {
-			outcome, err = s.bundles.apply(ctx, to, entry)
+			outcome, err = s.batcher.apply(ctx, to, entry)
 			return err
 		})
 	if err != nil || outcome == nil {
@@ -319,4 +320,40 @@ func (s *Servers) RevokeToken(ctx context.Context, t claim.Token, secret string)
 	}
 	_, err = s.leader(callPatience).RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
 	return err
+}
+
+// NodeTokens give a node's services their tokens: the leader asks Consul for them, and
+// the node's own Consul agent is where they are read back. It implements servicesteps.Tokens.
+type NodeTokens struct {
+	Servers *Servers
+	// Local reads a token back from this node's Consul agent (tokens.Authority).
+	Local interface {
+		Read(ctx context.Context, consul, secret string) error
+	}
+}
+
+// Intend notes in the ledger that Consul will be asked for t.
+func (n NodeTokens) Intend(ctx context.Context, t claim.Token) error {
+	return n.Servers.IntendToken(ctx, t)
+}
+
+// Derive asks Consul for the token that the ledger knows as t.ID.
+func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error) {
+	return n.Servers.DeriveToken(ctx, t)
+}
+
+// Read reads a token back from this node's Consul agent.
+func (n NodeTokens) Read(ctx context.Context, consul, secret string) error {
+	return n.Local.Read(ctx, consul, secret)
+}
+
+// Revoke ends a token and forgets it once Consul has said that it is gone.
+func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) error {
+	return n.Servers.RevokeToken(ctx, t, secret)
+}
+
+// OnNode lists the ledger's tokens of a node.
+func (n NodeTokens) OnNode(ctx context.Context, node string) ([]claim.Token, error) {
+	tokens, _, err := cluster.NewClient(n.Servers).TokensOn(ctx, node, cluster.Blocking{})
+	return tokens, err
 }

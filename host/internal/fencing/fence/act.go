@@ -143,7 +143,7 @@ func (a *actor) holders(sc *mountuse.Scene, own []Process) (found []holder) {
 // kill sends SIGKILL to the process that was looked at, and to no later one with its PID.
 func (a *actor) kill(sc *mountuse.Scene, h holder) {
 	k := Killed{PID: h.PID, Command: procfs.Command(h.PID), Why: h.Why, Workload: h.workload}
-	if err := kill(h.User); err != nil {
+	if err := process.Signal(h.PID, h.StartTime, unix.SIGKILL); err != nil {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("kill process %d (%s), %s: %v", k.PID, k.Command, k.Why, err))
 		return
 	}
@@ -151,24 +151,6 @@ func (a *actor) kill(sc *mountuse.Scene, h holder) {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) waits in the kernel and ends when that lets it: %s", k.PID, k.Command, k.Why))
 	}
 	a.report.killed(k)
-}
-
-func kill(u mountuse.User) error {
-	fd, err := unix.PidfdOpen(u.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if st, err := procfs.ReadStat(procfs.Dir(u.PID)); err != nil || st.StartTime != u.StartTime {
-		return nil // it has ended
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return err
-	}
-	return nil
 }
 
 // unmountAll unmounts what nobody holds: first what is published, then what is staged, the

@@ -3,11 +3,11 @@ package fence
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -56,7 +56,7 @@ func unmountIn(pid int, path string, flags int) error {
 	defer unix.Close(root)
 	answer := make(chan error, 1)
 	var thread sync.WaitGroup
-	thread.Go(func() { onOwnThread(func() { answer <- unmountBelow(namespace, root, path, flags) }) })
+	thread.Go(func() { process.OnOwnThread(func() { answer <- unmountBelow(namespace, root, path, flags) }) })
 	thread.Wait()
 	return <-answer
 }
@@ -73,18 +73,4 @@ func unmountBelow(namespace, root int, path string, flags int) error {
 		return fmt.Errorf("go to the process's root: %w", err)
 	}
 	return unix.Unmount(path, flags)
-}
-
-// onOwnThread runs f on a thread that ends after it. The goroutine must end then too.
-func onOwnThread(f func()) {
-	runtime.LockOSThread() // never unlocked: so the runtime ends the thread
-	if unix.Gettid() != unix.Getpid() {
-		f()
-		return
-	}
-	// The main thread cannot end. While we hold it, another goroutine is on another.
-	var other sync.WaitGroup
-	other.Go(func() { onOwnThread(f) })
-	other.Wait()
-	runtime.UnlockOSThread()
 }

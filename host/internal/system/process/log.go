@@ -1,12 +1,247 @@
 package process
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 )
+
+const (
+	// maxLog is the size in bytes at which a process's log is emptied.
+	maxLog = 10 << 20
+	// maxLine is the length in bytes from which on a line is logged in parts.
+	maxLine = 64 << 10
+	// readAtOnce is the most that Tail reads before it looks at the size again:
+	// a process that floods its log must not outgrow the reader.
+	readAtOnce = 1 << 20
+	// tailInterval between two looks at the log.
+	tailInterval = 100 * time.Millisecond
+)
+
+// Tail writes what a process prints to path into log, until ctx ends; it then
+// reads what is left, and returns. JSON lines of hclog keep their level and their
+// fields. It also keeps the file below about 10 MiB, so it must run for as long
+// as the process is held. Where it is, is kept in path.offset: the Tail of a
+// later host goes on from there and logs no line twice.
+func Tail(ctx context.Context, path string, log hclog.Logger) error {
+	t, err := openTail(path, log)
+	if err != nil {
+		return fmt.Errorf("read the log %s: %w", path, err)
+	}
+	defer t.close()
+	tick := time.NewTicker(tailInterval)
+	defer tick.Stop()
+	for {
+		stopping := ctx.Err() != nil
+		if err := t.read(); err != nil {
+			return fmt.Errorf("read the log %s: %w", path, err)
+		}
+		if stopping {
+			t.flush()
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+type tail struct {
+	path     string
+	log      hclog.Logger
+	file     *os.File
+	mark     *os.File // path.offset
+	offset   int64    // read up to here
+	saved    int64
+	buf      []byte
+	pending  []byte // the beginning of a line whose end is not there yet
+	panicked bool   // the lines are a Go program's last words
+}
+
+func openTail(path string, log hclog.Logger) (*tail, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	mark, err := os.OpenFile(path+".offset", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	t := &tail{path: path, log: log, file: file, mark: mark, buf: make([]byte, 64<<10)}
+	if data, err := io.ReadAll(io.LimitReader(mark, 32)); err == nil {
+		t.offset, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+		t.offset = max(t.offset, 0)
+	}
+	t.saved = t.offset
+	return t, nil
+}
+
+func (t *tail) close() {
+	_ = t.file.Close()
+	_ = t.mark.Close()
+}
+
+// read logs what is new, up to the end of the file.
+func (t *tail) read() error {
+	for total := 0; ; {
+		n, err := t.file.ReadAt(t.buf, t.offset)
+		t.offset += int64(n)
+		t.lines(t.buf[:n])
+		total += n
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if err != nil || total >= readAtOnce {
+			return t.settle()
+		}
+	}
+}
+
+// settle remembers where we are and keeps the file small.
+func (t *tail) settle() error {
+	info, err := t.file.Stat()
+	if err != nil {
+		return err
+	}
+	size := info.Size()
+	unread := size - t.offset
+	switch {
+	case unread < 0: // someone emptied it
+		t.offset, t.pending = 0, nil
+	case size >= maxLog && unread <= maxLine || unread >= maxLog:
+		// The writer appends (O_APPEND), so it goes on at the beginning. What it
+		// writes between the read and this is lost, and so is a flood.
+		if err := t.file.Truncate(0); err != nil {
+			return err
+		}
+		if unread > 0 {
+			t.log.Warn("the process prints faster than it can be logged; output was dropped", "bytes", unread)
+			t.pending = nil
+		}
+		t.offset = 0
+	}
+	return t.save()
+}
+
+// save writes the offset of the first line that is not logged yet. A short write
+// by a host that dies right here costs a line twice, no more.
+func (t *tail) save() error {
+	at := max(t.offset-int64(len(t.pending)), 0)
+	if at == t.saved {
+		return nil
+	}
+	if _, err := t.mark.WriteAt(fmt.Appendf(nil, "%-20d\n", at), 0); err != nil {
+		return err
+	}
+	t.saved = at
+	return nil
+}
+
+// lines logs the whole lines in data and keeps the rest.
+func (t *tail) lines(data []byte) {
+	for {
+		i := bytes.IndexByte(data, '\n')
+		if i < 0 {
+			break
+		}
+		t.line(append(t.pending, data[:i]...))
+		t.pending = t.pending[:0]
+		data = data[i+1:]
+	}
+	t.pending = append(t.pending, data...)
+	if len(t.pending) >= maxLine {
+		t.flush()
+	}
+}
+
+func (t *tail) flush() {
+	if len(t.pending) > 0 {
+		t.line(t.pending)
+		t.pending = t.pending[:0]
+	}
+}
+
+// line logs one line of a process's output: hclog's JSON with its level and
+// fields, klog's (which most CSI drivers use) with its level, all else as it is.
+func (t *tail) line(raw []byte) {
+	text := strings.TrimRight(string(raw), "\r")
+	if strings.TrimSpace(text) == "" {
+		return
+	}
+	if level, message, fields, ok := parseHclog(raw); ok {
+		t.panicked = false
+		t.log.Log(level, message, fields...)
+		return
+	}
+	// After a panic the stack comes, line by line.
+	if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "fatal error: ") {
+		t.panicked = true
+	}
+	level := klogLevel(text)
+	if t.panicked {
+		level = hclog.Error
+	}
+	t.log.Log(level, text)
+}
+
+// parseHclog reads a line of hclog's JSON format.
+func parseHclog(raw []byte) (level hclog.Level, message string, fields []any, ok bool) {
+	if len(raw) == 0 || raw[0] != '{' {
+		return 0, "", nil, false
+	}
+	var entry map[string]any
+	if json.Unmarshal(raw, &entry) != nil {
+		return 0, "", nil, false
+	}
+	message, ok = entry["@message"].(string)
+	name, _ := entry["@level"].(string)
+	level = hclog.LevelFromString(name)
+	if !ok || level == hclog.NoLevel {
+		return 0, "", nil, false
+	}
+	if module, _ := entry["@module"].(string); module != "" {
+		fields = append(fields, "module", module)
+	}
+	for _, key := range slices.Sorted(maps.Keys(entry)) {
+		if !strings.HasPrefix(key, "@") {
+			fields = append(fields, key, entry[key])
+		}
+	}
+	return level, message, fields, true
+}
+
+// klogHeader is "E0102 15:04:05.000000   pid file.go:1] message".
+var klogHeader = regexp.MustCompile(`^([IWEF])\d{4} \d\d:\d\d:\d\d`)
+
+func klogLevel(text string) hclog.Level {
+	m := klogHeader.FindStringSubmatch(text)
+	if m == nil {
+		return hclog.Info
+	}
+	switch m[1] {
+	case "W":
+		return hclog.Warn
+	case "E", "F":
+		return hclog.Error
+	default:
+		return hclog.Info
+	}
+}
 
 // openLog opens the file that takes a process's output, and locks it. The lock
 // belongs to the open file, which the process inherits: it stands from the fork

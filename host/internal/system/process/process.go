@@ -199,7 +199,7 @@ func (p *Process) startApart(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 	}
 	started := make(chan error, 1)
 	p.ended.Go(func() {
-		onOwnThread(func() {
+		OnOwnThread(func() {
 			err := p.startHere(cmd, spec, groups)
 			started <- err
 			if err != nil || !spec.DieWithHost {
@@ -226,16 +226,17 @@ func (p *Process) startHere(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 	return cmd.Start()
 }
 
-// onOwnThread runs f on a thread that ends after it. The goroutine must end then too.
-func onOwnThread(f func()) {
-	runtime.LockOSThread() // never unlocked: so the runtime ends the thread
+// OnOwnThread runs f on a thread of its own, which ends when the calling goroutine ends. So the goroutine must end soon
+// after f.
+func OnOwnThread(f func()) {
+	runtime.LockOSThread() // never unlocked, so the runtime ends the thread
 	if unix.Gettid() != unix.Getpid() {
 		f()
 		return
 	}
-	// The main thread cannot end. While we hold it, another goroutine is on another.
+	// The main thread cannot end. While this goroutine is locked to it, another one runs on another thread.
 	var other sync.WaitGroup
-	other.Go(func() { onOwnThread(f) })
+	other.Go(func() { OnOwnThread(f) })
 	other.Wait()
 	runtime.UnlockOSThread()
 }

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -54,7 +55,7 @@ func stopGroup(ctx context.Context, ref Ref) error {
 	gone := g.wait(ctx, func(m procfs.Stat) {
 		if !asked[m.PID] { // once each, also what is forked meanwhile
 			asked[m.PID] = true
-			signal(m, unix.SIGTERM)
+			_ = Signal(m.PID, m.StartTime, unix.SIGTERM)
 		}
 	})
 	if gone {
@@ -64,7 +65,7 @@ func stopGroup(ctx context.Context, ref Ref) error {
 	killCgroups(ref)
 	killCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterKill)
 	defer cancel()
-	if g.wait(killCtx, func(m procfs.Stat) { signal(m, unix.SIGKILL) }) {
+	if g.wait(killCtx, func(m procfs.Stat) { _ = Signal(m.PID, m.StartTime, unix.SIGKILL) }) {
 		removeCgroups(ref)
 		return nil
 	}
@@ -129,15 +130,19 @@ func members(ref Ref) []procfs.Stat {
 	return found
 }
 
-// signal sends sig to the very process that s was read of. That it ended in the
-// meantime is no error: whoever signals looks again.
-func signal(s procfs.Stat, sig unix.Signal) {
-	fd, err := unix.PidfdOpen(s.PID, 0)
-	if err != nil {
-		return
+// Signal sends a signal to the process that has this PID and start time (procfs.Stat), and to no later one with the same
+// PID. It is no error if the process has ended.
+func Signal(pid int, startTime uint64, sig unix.Signal) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		if now, statErr := procfs.ReadStat(procfs.Dir(pid)); statErr != nil || now.StartTime != startTime {
+			return nil
+		}
+		err = unix.PidfdSendSignal(fd, sig, nil, 0)
 	}
-	defer unix.Close(fd)
-	if now, err := procfs.ReadStat(procfs.Dir(s.PID)); err == nil && now.StartTime == s.StartTime {
-		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
 	}
+	return err
 }

@@ -3,7 +3,14 @@
 package step
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
 )
@@ -45,4 +52,69 @@ func Refused(err error) bool {
 	return errors.As(err, new(*claim.Refusal)) || errors.Is(err, claim.ErrInvalid) ||
 		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict) ||
 		errors.Is(err, claim.ErrIneligible) || errors.Is(err, claim.ErrCycle)
+}
+
+// Backoff is the bounds of the pause between two attempts, which grows from Min to Max.
+type Backoff struct{ Min, Max time.Duration }
+
+// Start begins a series of attempts.
+func (b Backoff) Start() *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: b.Min, MaxInterval: b.Max, Multiplier: 2, RandomizationFactor: 0.5}
+}
+
+// Retry calls fn until it succeeds, its error is not retryable, or bound has passed. The error
+// is the last one of fn that is not just the end of the time, or the cause of the end of ctx.
+func (b Backoff) Retry(ctx context.Context, bound time.Duration, retryable func(err error) bool, fn func(ctx context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	pause := b.Start()
+	var last error
+	for {
+		err := fn(bounded)
+		if err == nil {
+			return nil
+		}
+		if last == nil || bounded.Err() == nil {
+			last = err
+		}
+		if bounded.Err() == nil {
+			if !retryable(err) {
+				return err
+			}
+			if Sleep(bounded, pause.NextBackOff()) == nil {
+				continue
+			}
+		}
+		if ctx.Err() == nil {
+			return fmt.Errorf("given up after %s: %w", bound, last)
+		}
+		if cause := context.Cause(ctx); errors.Is(cause, ErrTooLong) {
+			return fmt.Errorf("%w: %w", cause, last)
+		}
+		return context.Cause(ctx)
+	}
+}
+
+// ErrTooLong is the cause of the end of a context that bounds several retried calls together.
+var ErrTooLong = errors.New("it took too long")
+
+// Retryable reports that a call to a plugin, or to what is behind it, may succeed when it is
+// repeated (sdk/identity): the other side is unreachable, slow or overloaded.
+func Retryable(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
+		return true
+	default:
+		return errors.Is(err, context.DeadlineExceeded)
+	}
+}
+
+// Sleep waits for d, or until ctx ends, and returns the cause of that.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
 }

@@ -16,15 +16,15 @@ import (
 const (
 	// maxEntries is as many as raft writes at once.
 	maxEntries = 256
-	// maxBundle ends a bundle, in bytes: with one more command it is below rpc.MaxRequest.
-	maxBundle = 512 << 10
+	// maxBatch ends a batch, in bytes: with one more command it is below rpc.MaxRequest.
+	maxBatch = 512 << 10
 	// callsAtOnce to one server: one is under way while the other is applied.
 	callsAtOnce = 2
 )
 
-// bundles bring commands to servers. Those that come while calls are under way wait for the
+// batcher bring commands to servers. Those that come while calls are under way wait for the
 // next one, and go together: a call costs more than a command.
-type bundles struct {
+type batcher struct {
 	node   string
 	secret Secret
 
@@ -48,12 +48,12 @@ type pendingCommand struct {
 	err     error
 }
 
-func newBundles(node string, secret Secret) *bundles {
-	return &bundles{node: node, secret: secret, to: map[*grpc.ClientConn]*queue{}}
+func newBatcher(node string, secret Secret) *batcher {
+	return &batcher{node: node, secret: secret, to: map[*grpc.ClientConn]*queue{}}
 }
 
 // apply brings one command to a server.
-func (b *bundles) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
+func (b *batcher) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
 	c := &pendingCommand{ctx: ctx, entry: entry, done: make(chan struct{})}
 	b.mu.Lock()
 	q := b.to[to.conn]
@@ -76,51 +76,51 @@ func (b *bundles) apply(ctx context.Context, to service, entry []byte) (outcome 
 }
 
 // run calls a server until nothing waits.
-func (b *bundles) run(to service, q *queue) {
+func (b *batcher) run(to service, q *queue) {
 	for {
-		bundle := b.next(to, q)
-		if len(bundle) == 0 {
+		batch := b.next(to, q)
+		if len(batch) == 0 {
 			return
 		}
-		b.call(to, bundle)
+		b.call(to, batch)
 	}
 }
 
 // next takes what waits, without those whose callers have left. Where that is nothing, the
 // caller's calls are over.
-func (b *bundles) next(to service, q *queue) (bundle []*pendingCommand) {
+func (b *batcher) next(to service, q *queue) (batch []*pendingCommand) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	size := 0
-	for len(q.waiting) > 0 && len(bundle) < maxEntries && size < maxBundle {
+	for len(q.waiting) > 0 && len(batch) < maxEntries && size < maxBatch {
 		c := q.waiting[0]
 		q.waiting = q.waiting[1:]
 		if c.ctx.Err() == nil {
-			bundle, size = append(bundle, c), size+len(c.entry)
+			batch, size = append(batch, c), size+len(c.entry)
 		}
 	}
-	if len(bundle) == 0 {
+	if len(batch) == 0 {
 		q.calls--
 	}
 	if q.calls == 0 {
 		delete(b.to, to.conn)
 	}
-	return bundle
+	return batch
 }
 
 // call makes one call and says what became of each command.
-func (b *bundles) call(to service, bundle []*pendingCommand) {
+func (b *batcher) call(to service, batch []*pendingCommand) {
 	ctx, cancel := context.WithTimeout(context.Background(), applyPatience)
 	defer cancel()
 	req := &peerv1.ApplyRequest{Node: b.node}
-	for _, c := range bundle {
+	for _, c := range batch {
 		req.Entries = append(req.Entries, c.entry)
 	}
 	resp, err := to.Apply(b.secret.with(ctx), req)
-	if err == nil && len(resp.GetApplied()) != len(bundle) {
-		err = status.Errorf(codes.Internal, "the server said what became of %d commands, not of %d", len(resp.GetApplied()), len(bundle))
+	if err == nil && len(resp.GetApplied()) != len(batch) {
+		err = status.Errorf(codes.Internal, "the server said what became of %d commands, not of %d", len(resp.GetApplied()), len(batch))
 	}
-	for i, c := range bundle {
+	for i, c := range batch {
 		if c.err = err; err == nil {
 			c.outcome, c.err = outcomeOf(resp.GetApplied()[i])
 		}

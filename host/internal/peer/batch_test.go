@@ -76,9 +76,9 @@ func (s *slow) Apply(_ context.Context, req *peerv1.ApplyRequest, _ ...grpc.Call
 
 // What comes while two calls are under way waits for the next one, without those whose callers have
 // left; and an error of a call is that of all that it carries.
-func TestBundles(t *testing.T) {
+func TestBatchs(t *testing.T) {
 	s := &slow{calls: make(chan [][]byte), answer: make(chan error)}
-	b := newBundles("one", Secret{})
+	b := newBatcher("one", Secret{})
 	to := service{s, &grpc.ClientConn{}}
 	type result struct {
 		outcome string
@@ -123,7 +123,7 @@ func TestBundles(t *testing.T) {
 }
 
 // await waits until something is so of what is on its way.
-func await(t *testing.T, b *bundles, is func() bool) {
+func await(t *testing.T, b *batcher, is func() bool) {
 	t.Helper()
 	for ctx := within(t); ctx.Err() == nil; runtime.Gosched() {
 		b.mu.Lock()
