@@ -1,7 +1,5 @@
-// Package boottime tells the time since the machine was started (CLOCK_BOOTTIME,
-// clock_gettime(2)): it is never set, goes on while the machine is suspended, and is the
-// same for all processes of one boot. Leases run on it. It imports the standard library
-// and golang.org/x/sys only.
+// Package boottime tells the time since boot (CLOCK_BOOTTIME, clock_gettime(2)). That clock is never set, continues
+// while the machine is suspended, and is the same for all processes of one boot. Leases count on it.
 package boottime
 
 import (
@@ -12,26 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Instant is a moment, in nanoseconds since the machine was started. Zero is no moment.
+// Instant is a time in nanoseconds since boot. Zero means none.
 type Instant int64
 
-// Now is the present moment.
+// Now returns the current time.
 func Now() Instant {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		// Linux has the clock since 2.6.39; a lease must not go on without one.
+		// Linux has had this clock since 2.6.39. Without it no lease may be considered valid.
 		return math.MaxInt64
 	}
 	return Instant(ts.Nano())
 }
 
-// Add is the moment d later.
+// Add returns the time d later.
 func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }
 
-// Sub is how much later i is than o.
+// Sub returns how much later i is than o.
 func (i Instant) Sub(o Instant) time.Duration { return time.Duration(i - o) }
 
-// String tells it as the kernel's log does: seconds since the start.
+// String formats it as the kernel's log does: in seconds since boot.
 func (i Instant) String() string {
-	return fmt.Sprintf("%.3fs after the machine's start", time.Duration(i).Seconds())
+	return fmt.Sprintf("%.3fs after boot", time.Duration(i).Seconds())
 }

@@ -22,33 +22,33 @@ import (
 
 // Bounds of one round.
 const (
-	// unmountPatience is how long a round waits for the kernel to unmount; it goes on in
-	// the background, since it writes out what the page cache has.
-	unmountPatience = 500 * time.Millisecond
-	// lazyAfter is how long a mount that nobody is seen to use is tried before it is
-	// detached lazily (umount2(2), MNT_DETACH).
+	// unmountTimeout is how long a round waits for the kernel to unmount. The unmount continues in the background,
+	// since the kernel writes out the page cache first.
+	unmountTimeout = 500 * time.Millisecond
+	// lazyAfter is how long a mount may stay busy, although no process is seen to use it, before it is detached lazily
+	// (umount2(2), MNT_DETACH).
 	lazyAfter = time.Second
-	// mostRefusals is how often a mount is tried that the kernel says is none.
-	mostRefusals = 3
+	// maxRefusals is how often the kernel may say that something is not a mount before the fence gives it up.
+	maxRefusals = 3
 )
 
-// actor takes away what is guarded.
+// actor kills and unmounts.
 type actor struct {
 	dir string
 	log hclog.Logger
-	// due says that the deadline has passed; it may be put off at any time.
+	// due reports whether the deadline has passed. A renewed lease can postpone it at any time.
 	due func() bool
 
 	search    mountuse.Search
 	guards    map[string]Mount         // the mounts to take away at this deadline, by their paths
 	copies    map[mountuse.Copy]string // as of the last round
 	unmounts  unmounts
-	slow      map[string]try       // what the kernel has not finished, by its key: no table may show it any more
-	stuck     map[string]time.Time // since when a mount has been busy with nobody seen to use it, by its key
-	report    *Report              // nil: there was nothing to do yet at this deadline
-	written   Report               // the report, as it was given to write last
-	refused   map[string]int       // how often the kernel said that a mount is none, or locked, by its key
-	forbidden map[uint64]bool      // namespaces in which a mount cannot be taken away
+	slow      map[string]try       // unmounts that the kernel has not finished, by key; the mount table may not list them any more
+	stuck     map[string]time.Time // by key: since when a mount has been busy although no process is seen to use it
+	report    *Report              // nil: nothing had to be done yet at this deadline
+	written   Report               // the report that was last handed to writeReports
+	refused   map[string]int       // by key: how often the kernel said that it is not a mount, or locked
+	forbidden map[uint64]bool      // namespaces in which something cannot be unmounted
 
 	writes  chan Report // the newest report that is not written yet
 	writing sync.WaitGroup
@@ -56,28 +56,28 @@ type actor struct {
 
 func newActor(dir string, log hclog.Logger, due func() bool) *actor {
 	a := &actor{dir: dir, log: log, due: due}
-	a.unmounts.under = map[string]*unmount{}
-	a.over()
+	a.unmounts.byKey = map[string]*unmount{}
+	a.reset()
 	a.writes = make(chan Report, 1)
 	a.writing.Go(a.writeReports)
 	return a
 }
 
-// close waits for the last report.
+// close waits until the last report is written.
 func (a *actor) close() {
 	close(a.writes)
 	a.writing.Wait()
 }
 
-// over forgets about a deadline that has been put off.
-func (a *actor) over() {
+// reset forgets a deadline that was postponed.
+func (a *actor) reset() {
 	a.guards, a.copies, a.slow, a.stuck = map[string]Mount{}, nil, map[string]try{}, map[string]time.Time{}
 	a.refused, a.forbidden = map[string]int{}, map[uint64]bool{}
 	a.report, a.written = nil, Report{}
 }
 
-// round kills those that hold what is guarded, and unmounts what nobody holds. It says
-// whether anything was left to do: then another round has to follow at once.
+// round kills the processes that use a guarded mount, and unmounts what no process uses. It reports whether it found
+// anything; if so, another round has to follow.
 func (a *actor) round(s State) (left bool) {
 	if len(s.Mounts) == 0 && len(s.Processes) == 0 && len(a.copies) == 0 && len(a.slow) == 0 {
 		a.done()
@@ -88,7 +88,7 @@ func (a *actor) round(s State) (left bool) {
 	}
 	sc, err := look(s, a.copies)
 	if err != nil {
-		a.log.Error("the mounts and processes of this machine cannot be read, it is tried again", "error", err)
+		a.log.Error("the mounts and processes of this machine cannot be read: retrying", "error", err)
 		return true
 	}
 	a.copies = sc.Copies
@@ -148,13 +148,13 @@ func (a *actor) kill(sc *mountuse.Scene, h holder) {
 		return
 	}
 	if sc.Processes[h.PID].State == 'D' {
-		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) waits in the kernel and ends when that lets it: %s", k.PID, k.Command, k.Why))
+		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) is blocked in the kernel and will end when the kernel call returns: %s", k.PID, k.Command, k.Why))
 	}
 	a.report.killed(k)
 }
 
-// unmountAll unmounts what nobody holds: first what is published, then what is staged, the
-// innermost and newest mounts first, and then what other namespaces have of it.
+// unmountAll unmounts what no process uses: first published volumes, then staged ones, of each the innermost and
+// newest mounts first; then the copies in other namespaces.
 func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 	held := func(m Mount) bool {
 		return slices.ContainsFunc(holders, func(h holder) bool {
@@ -183,7 +183,7 @@ func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 	for c, path := range sc.Copies {
 		guard := a.guards[path]
 		if held(guard) || slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool { return p.Path == path }) {
-			continue // most go with the original
+			continue // unmounting the original removes most copies
 		}
 		pid := sc.Member(c.Tree)
 		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard, func(flags int) error {
@@ -199,8 +199,8 @@ func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 	}
 }
 
-// unseen are the unmounts under way whose mounts are in no table any more. The kernel writes
-// to the file system until they are over.
+// unseen lists the unfinished unmounts whose mounts are in no table any more. The kernel may still write to the file
+// system until they are finished.
 func (a *actor) unseen(sc *mountuse.Scene) (tries []try) {
 	for name, t := range a.slow {
 		if !slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool { return key(p) == name }) {
@@ -220,16 +220,16 @@ func (a *actor) published(sc *mountuse.Scene, at mountuse.Place) bool {
 	})
 }
 
-// try is one mount that is to go.
+// try is one attempt to unmount.
 type try struct {
 	key       string // names it, also for people
 	guard     Mount
 	lazy      bool
-	under     *unmount
-	namespace uint64 // 0: the fence's own
+	unmount   *unmount // nil: the deadline was postponed
+	namespace uint64   // 0: the fence's own
 }
 
-// try begins to unmount, lazily where it has been busy for long enough.
+// try begins to unmount, lazily if the mount has been busy for longer than lazyAfter.
 func (a *actor) try(key string, guard Mount, call func(flags int) error) try {
 	flags := unix.UMOUNT_NOFOLLOW
 	since, stuck := a.stuck[key]
@@ -240,27 +240,27 @@ func (a *actor) try(key string, guard Mount, call func(flags int) error) try {
 	if !a.due() {
 		return try{key: key, guard: guard}
 	}
-	return try{key: key, guard: guard, lazy: lazy, under: a.unmounts.begin(key, func() error { return call(flags) })}
+	return try{key: key, guard: guard, lazy: lazy, unmount: a.unmounts.begin(key, func() error { return call(flags) })}
 }
 
-// wait waits a moment for mounts to go, and notes those that are busy.
+// wait waits up to unmountTimeout for all of tries, and records which mounts are busy.
 func (a *actor) wait(tries []try, busy map[string]bool) {
-	timeout := time.NewTimer(unmountPatience)
+	timeout := time.NewTimer(unmountTimeout)
 	defer timeout.Stop()
 	for _, t := range tries {
-		if t.under == nil {
+		if t.unmount == nil {
 			continue
 		}
 		select {
-		case <-t.under.done:
+		case <-t.unmount.done:
 		case <-timeout.C:
-			timeout.Reset(0) // the others are only asked
+			timeout.Reset(0) // do not wait for the others
 			a.slow[t.key] = t
 			a.report.Left = append(a.report.Left, "unmount "+t.key+": the kernel has not finished")
 			continue
 		}
 		delete(a.slow, t.key)
-		err := t.under.err
+		err := t.unmount.err
 		switch {
 		case err == nil && t.lazy:
 			a.report.Detached = append(a.report.Detached, t.key)
@@ -268,9 +268,9 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 		case err == nil:
 			a.report.unmounted(t.guard)
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
-			// Mostly it is gone already, as a copy goes with its original. One that is seen
-			// again and again is locked in its namespace.
-			if a.refused[t.key]++; a.refused[t.key] >= mostRefusals {
+			// Usually it is gone already, as a copy goes with its original. A mount that is seen again after each
+			// attempt is locked in its namespace.
+			if a.refused[t.key]++; a.refused[t.key] >= maxRefusals {
 				a.report.Left = append(a.report.Left, fmt.Sprintf("unmount %s: %v", t.key, err))
 				a.forbidden[t.namespace] = t.namespace != 0
 			}
@@ -303,7 +303,7 @@ func (a *actor) locked(sc *mountuse.Scene) (found []mountuse.User) {
 	return found
 }
 
-// done notes that nothing is left.
+// done records that nothing is left to do.
 func (a *actor) done() {
 	if a.report == nil || a.report.Done != 0 {
 		return
@@ -313,8 +313,7 @@ func (a *actor) done() {
 	a.write()
 }
 
-// write gives the report to whom writes it, where it says something new. A slow disk does
-// not keep the fence from killing.
+// write hands the report to writeReports if it has changed. A slow disk must not hold up the killing.
 func (a *actor) write() {
 	slices.Sort(a.report.Left)
 	r := *a.report
@@ -323,7 +322,7 @@ func (a *actor) write() {
 	if !reflect.DeepEqual(r, a.written) {
 		a.written = r
 		select {
-		case <-a.writes: // nobody has begun to write that
+		case <-a.writes: // writeReports has not taken it yet
 		default:
 		}
 		a.writes <- r
@@ -333,7 +332,7 @@ func (a *actor) write() {
 func (a *actor) writeReports() {
 	for r := range a.writes {
 		if err := writeReport(a.dir, r); err != nil {
-			a.log.Error("what the fence did could not be written", "error", err, "report", r.String())
+			a.log.Error("the fence's report could not be written", "error", err, "report", r.String())
 		}
 	}
 }

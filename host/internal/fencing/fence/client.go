@@ -21,47 +21,44 @@ import (
 )
 
 var (
-	// ErrClosed says that the agent has let go of its fence.
+	// ErrClosed is returned after Close.
 	ErrClosed = errors.New("the fence's client is closed")
-	// ErrNotKept says that the fence guards what it was told to, as long as it runs: it
-	// could not write that down, and another one would not know.
-	ErrNotKept = errors.New("the fence could not write down what it guards")
+	// ErrNotKept says that the fence guards what it was told to, but could not save it: if the fence were restarted,
+	// the new one would not know.
+	ErrNotKept = errors.New("the fence could not save what it guards")
 )
 
 const (
-	// answerPatience is how long a fence may take to answer. One that does not is killed
-	// and started anew.
-	answerPatience = 5 * time.Second
-	// startPatience is how long a fence may take to start.
-	startPatience = 30 * time.Second
+	// answerTimeout is how long a fence may take to answer before it is killed and restarted.
+	answerTimeout = 5 * time.Second
+	// startTimeout is how long a fence may take to start.
+	startTimeout = 30 * time.Second
 )
 
 // Config is what a Client needs.
 type Config struct {
-	// Dir is the fence's folder, in the data directory. It is made, 0700.
+	// Dir is the fence's folder in the data directory. It is created with mode 0700.
 	Dir string
-	// Command is the program and its arguments that run Run for Dir. Default: this program with
-	// "fence -dir DIR".
+	// Command is the program and its arguments that call Run for Dir. Default: this program with "fence -dir DIR".
 	Command []string
 	// Env is the fence's environment; nothing is inherited.
 	Env []string
 	Log hclog.Logger
 }
 
-// Client is an agent's side of its fence. It keeps one running and tells it what to guard.
+// Client is the agent's side of the fence. It keeps one running and tells it what to guard.
 type Client struct {
 	cfg Config
 
-	mu        sync.Mutex
-	want      *book
-	version   uint64 // counts the changes of want
-	told      uint64 // that the fence has confirmed
-	err       error  // why it has not, lately
-	confirmed State
-	progress  notify.Broadcast // told or err
+	mu       sync.Mutex
+	want     *book
+	version  uint64           // counts the changes of want
+	told     uint64           // the version that the fence has confirmed
+	err      error            // why the last attempt failed
+	progress notify.Broadcast // of told and err
 
-	kick chan struct{} // has something in it after a change
-	conn *connection   // keep's own, as proc is
+	kick chan struct{} // receives a value after a change
+	conn *connection   // used by keep only, as is proc
 	proc *process.Process
 
 	stop   context.CancelFunc
@@ -69,8 +66,7 @@ type Client struct {
 	close  sync.Once
 }
 
-// Open finds the fence of a folder, or starts one, and learns what it guards. ctx bounds
-// the opening only.
+// Open connects to the fence of a folder, or starts one, and reads what it guards. ctx bounds the opening only.
 func Open(ctx context.Context, cfg Config) (*Client, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the fence: %w", err)
@@ -89,8 +85,8 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		c.releaseProcess()
 		return nil, fmt.Errorf("open the fence: %w", err)
 	}
-	c.want, c.confirmed = newBook(a.State), a.State
-	c.version = 1 // it is told once what it knows: from then on it acts by that
+	c.want = newBook(a.State)
+	c.version = 1 // send its state back once: from then on the fence acts on it
 	c.kick <- struct{}{}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	c.stop = stop
@@ -98,8 +94,8 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Close ends a fence that has nothing to guard, and leaves any other: it acts at its
-// deadline, unless another process of the agent puts that off.
+// Close ends a fence that has nothing to guard. Any other runs on, and acts at its deadline unless a later agent
+// process renews the lease.
 func (c *Client) Close() error {
 	c.close.Do(func() {
 		c.stop()
@@ -114,22 +110,21 @@ func (c *Client) Close() error {
 		}
 		select {
 		case <-c.proc.Done():
-		case <-time.After(answerPatience):
+		case <-time.After(answerTimeout):
 		}
 	})
 	return nil
 }
 
-// State is what the agent wants the fence to know, most of which it has confirmed.
+// State returns what the fence is to guard, including changes that it has not confirmed yet.
 func (c *Client) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.want.state()
 }
 
-// Update changes what the fence is to know, and waits until it has confirmed that it does.
-// When that fails the change stands all the same, and the fence is told as soon as it can
-// be. The error says why it was not in time; ErrNotKept.
+// Update changes what the fence guards, and waits until the fence has confirmed it. If that fails the change is kept
+// nevertheless, and sent to the fence as soon as possible. Errors: why the fence did not confirm in time; ErrNotKept.
 func (c *Client) Update(ctx context.Context, change func(Change)) error {
 	c.mu.Lock()
 	change(Change{c.want})
@@ -156,11 +151,10 @@ func (c *Client) Update(ctx context.Context, change func(Change)) error {
 	}
 }
 
-// Reports are what the fence did and nobody has taken note of.
+// Reports lists what the fence did and ForgetReports has not removed.
 func (c *Client) Reports() ([]Report, error) { return Reports(c.cfg.Dir) }
 
-// ForgetReports removes those reports: somebody has taken note of them. One that the fence
-// has gone on with since comes again.
+// ForgetReports removes the reports, once they have been handled. A report that the fence still adds to appears again.
 func (c *Client) ForgetReports() error {
 	err := os.Remove(filepath.Join(c.cfg.Dir, reportFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -169,14 +163,14 @@ func (c *Client) ForgetReports() error {
 	return errors.Join(err, atomicfile.SyncDir(c.cfg.Dir))
 }
 
-// keep tells the fence of each change, and starts another one when it ends.
+// keep sends each change to the fence, and starts a new one when it ends.
 func (c *Client) keep(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 20*time.Millisecond, 5*time.Second
 	for {
 		var again <-chan time.Time
 		if err := c.tell(ctx); err != nil && ctx.Err() == nil {
-			c.cfg.Log.Error("the fence cannot be told what to guard, it is tried again; nothing is published meanwhile", "error", err)
+			c.cfg.Log.Error("the fence cannot be told what to guard, and no volume is published until it can: retrying", "error", err)
 			again = time.After(pause.NextBackOff())
 		} else {
 			pause.Reset()
@@ -193,12 +187,12 @@ func (c *Client) keep(ctx context.Context) {
 		case <-again:
 		case <-gone:
 			c.hangUp()
-			c.cfg.Log.Warn("the fence is gone, another one is started")
+			c.cfg.Log.Warn("the fence has ended: starting another one")
 		}
 	}
 }
 
-// tell brings the fence what it is to know.
+// tell sends the fence what it is to guard.
 func (c *Client) tell(ctx context.Context) error {
 	c.mu.Lock()
 	state, now := c.want.state(), c.version
@@ -222,15 +216,15 @@ func (c *Client) note(told uint64, err error) {
 	c.progress.Notify()
 }
 
-// reach asks the fence, which it finds or starts first. One that does not answer, or
-// speaks otherwise, is replaced.
+// reach sends the fence a request, after starting one if there is none. A fence that does not answer, or speaks
+// another version of the protocol, is replaced.
 func (c *Client) reach(ctx context.Context, q request) (answer, error) {
 	for try := 0; ; try++ {
 		a, err := c.askOnce(ctx, q)
 		if err == nil || try > 0 || ctx.Err() != nil {
 			return a, err
 		}
-		c.cfg.Log.Warn("the fence does not answer, another one is started", "error", err)
+		c.cfg.Log.Warn("the fence does not answer: starting another one", "error", err)
 	}
 }
 
@@ -254,7 +248,7 @@ func (c *Client) askOnce(ctx context.Context, q request) (answer, error) {
 	return answer{}, err
 }
 
-// connect dials the fence that runs, or starts one.
+// connect dials the running fence, or starts one.
 func (c *Client) connect(ctx context.Context) (*connection, error) {
 	conn, err := dial(c.cfg.Dir)
 	if err == nil {
@@ -263,7 +257,7 @@ func (c *Client) connect(ctx context.Context) (*connection, error) {
 	if err := c.start(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	ended, ending := c.proc.Done(), (<-chan time.Time)(nil)
 	for {
@@ -272,9 +266,8 @@ func (c *Client) connect(ctx context.Context) (*connection, error) {
 		}
 		select {
 		case <-ended:
-			// Maybe the one that an agent before us began to start was quicker: it has the lock,
-			// and listens soon.
-			ended, ending = nil, time.After(startPatience/10)
+			// A fence that an earlier agent process started may have been faster: it holds the lock, and listens soon.
+			ended, ending = nil, time.After(startTimeout/10)
 		case <-ending:
 			cancel()
 		case <-ctx.Done():
@@ -311,11 +304,11 @@ func (c *Client) hangUp() {
 	}
 }
 
-// connection is one to a fence.
+// connection is a connection to a fence.
 type connection struct {
 	conn    *net.UnixConn
 	answers chan answer
-	gone    chan struct{} // closed when the fence has hung up
+	gone    chan struct{} // closed when the fence has closed the connection
 	reading sync.WaitGroup
 }
 
@@ -334,7 +327,7 @@ func dial(dir string) (*connection, error) {
 	return c, nil
 }
 
-// read notices also when the fence ends while nobody asks it.
+// read reads all answers. It also notices when the fence ends between requests.
 func (c *connection) read() {
 	defer close(c.gone)
 	for answers := json.NewDecoder(c.conn); ; {
@@ -347,7 +340,7 @@ func (c *connection) read() {
 }
 
 func (c *connection) ask(q request) (answer, error) {
-	if err := c.conn.SetDeadline(time.Now().Add(answerPatience)); err != nil {
+	if err := c.conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return answer{}, err
 	}
 	if err := json.NewEncoder(c.conn).Encode(q); err != nil {
@@ -361,7 +354,7 @@ func (c *connection) ask(q request) (answer, error) {
 	}
 }
 
-// kill ends a fence that does not answer: it would keep the folder's lock.
+// kill kills a fence that does not answer, because it holds the folder's lock.
 func (c *connection) kill() error {
 	raw, err := c.conn.SyscallConn()
 	if err != nil {
@@ -389,14 +382,14 @@ func (c *connection) kill() error {
 	select {
 	case <-p.Done():
 		return nil
-	case <-time.After(answerPatience):
-		return fmt.Errorf("the fence (process %d) was killed and does not end", p.PID())
+	case <-time.After(answerTimeout):
+		return fmt.Errorf("the fence (process %d) was killed but does not end", p.PID())
 	}
 }
 
 func (c *connection) close() {
 	_ = c.conn.Close()
-	// An answer that nobody waits for any more.
+	// Receive an answer that no caller waits for any more.
 	select {
 	case <-c.answers:
 	case <-c.gone:

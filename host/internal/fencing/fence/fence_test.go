@@ -210,7 +210,7 @@ func TestAnUnmountThatTakesLong(t *testing.T) {
 		t.Errorf("while the kernel writes, the report is %+v", *a.report)
 	}
 	close(written)
-	<-slow.under.done
+	<-slow.unmount.done
 	if !a.round(State{}) || a.round(State{}) || a.report.Done == 0 || !slices.Equal(a.report.Unmounted, []string{"/staged"}) || len(a.report.Left) != 0 {
 		t.Errorf("after that, the report is %+v", *a.report)
 	}

@@ -13,12 +13,11 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// alarm goes off at an instant of CLOCK_BOOTTIME, also at once when the machine wakes up
-// after it (timerfd_create(2), TFD_TIMER_ABSTIME): nothing has to be added up, and nobody
-// has to look at the clock.
+// alarm goes off at an instant of CLOCK_BOOTTIME, or as soon as a suspended machine wakes up after it
+// (timerfd_create(2), TFD_TIMER_ABSTIME). So the fence need not poll the clock.
 type alarm struct {
 	file    *os.File
-	rings   chan struct{} // has something in it when the alarm went off
+	rings   chan struct{} // receives a value when the alarm goes off
 	reading sync.WaitGroup
 }
 
@@ -48,7 +47,7 @@ func (a *alarm) read() {
 	}
 }
 
-// set lets it go off at an instant; zero: never.
+// set sets the instant at which the alarm goes off; zero: never.
 func (a *alarm) set(at boottime.Instant) error {
 	conn, err := a.file.SyscallConn()
 	if err != nil {
@@ -68,20 +67,20 @@ func (a *alarm) close() {
 	a.reading.Wait()
 }
 
-// harden keeps a busy machine from keeping the fence waiting: its memory stays in RAM, it
-// runs before all that is not real-time, and it is the last to be killed for memory. Each
-// is as far as it is permitted; the error tells what is not.
+// harden lets the fence act in time on a busy machine: its memory stays in RAM, it runs before everything that is not
+// real-time, and the kernel kills it last when memory runs out. It does as much as it is permitted to; the error says
+// what it was not.
 func harden() error {
 	var missing []error
-	// On fault: the heap that Go reserves is not to be filled.
+	// Lock pages only when they are first used: the Go runtime reserves far more heap than it uses.
 	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
 		missing = append(missing, fmt.Errorf("keep its memory in RAM: %w", err))
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		missing = append(missing, fmt.Errorf("never be killed for memory: %w", err))
 	}
-	// A thread that runs for longer without a pause is at fault, and would keep others waiting
-	// (getrlimit(2)): the agent starts another fence.
+	// A thread that runs this long without blocking is broken and would starve others, so the kernel kills the fence
+	// (getrlimit(2)), and the agent starts another one.
 	runaway := unix.Rlimit{Cur: 5_000_000, Max: 5_000_000} // µs
 	if err := errors.Join(unix.Setrlimit(unix.RLIMIT_RTTIME, &runaway), eachThread(realTime)); err != nil {
 		missing = append(missing, fmt.Errorf("run with a real-time priority: %w", err))
@@ -92,8 +91,7 @@ func harden() error {
 	return errors.Join(missing...)
 }
 
-// realTime gives a thread the lowest of the real-time priorities (sched(7)). Threads that
-// it starts have it too.
+// realTime gives a thread the lowest real-time priority (sched(7)). Threads that it starts inherit it.
 func realTime(tid int) error {
 	return unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0)
 }

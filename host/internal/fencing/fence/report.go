@@ -15,21 +15,21 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// Report is what a fence did at one deadline. The next process of the agent fails the
-// workloads with it.
+// Report says what a fence did at one deadline. The agent's next process gives it as the reason why the workloads
+// failed.
 type Report struct {
-	// BootID is that of the machine's start on which Deadline and Done count.
+	// BootID identifies the boot that Deadline and Done refer to.
 	BootID   string           `json:"boot_id"`
 	Deadline boottime.Instant `json:"deadline"`
 	Began    time.Time        `json:"began"`
-	// Done is when nothing was left that used or showed a volume; zero: not yet.
+	// Done is when no process used a volume and nothing showed one any more; zero: not yet.
 	Done      boottime.Instant    `json:"done,omitempty"`
 	DoneAt    time.Time           `json:"done_at,omitzero"`
-	Workloads []claim.WorkloadRef `json:"workloads,omitempty"` // that lost a process or a mount
+	Workloads []claim.WorkloadRef `json:"workloads,omitempty"` // those that lost a process or a mount
 	Killed    []Killed            `json:"killed,omitempty"`
 	Unmounted []string            `json:"unmounted,omitempty"` // guarded paths
-	// Detached are mounts that only went lazily: nobody was seen to use them, and the kernel
-	// said that they were busy. What keeps them may go on to write.
+	// Detached are mounts that could only be detached lazily: no process was seen to use them, and the kernel said
+	// that they were busy. Whatever keeps them busy may still write.
 	Detached []string `json:"detached,omitempty"`
 	// Left is what could not be done so far, and why.
 	Left []string `json:"left,omitempty"`
@@ -43,11 +43,11 @@ type Killed struct {
 	Workload claim.WorkloadRef `json:"workload,omitzero"`
 }
 
-// String tells it to people in one line.
+// String describes the report in one line.
 func (r Report) String() string {
-	text := fmt.Sprintf("the fence killed %d processes and unmounted %d volumes' paths, since the node's lease was over", len(r.Killed), len(r.Unmounted))
+	text := fmt.Sprintf("the fence killed %d processes and unmounted %d paths of volumes because the node's lease was over", len(r.Killed), len(r.Unmounted))
 	if len(r.Detached) > 0 {
-		text += fmt.Sprintf("; %d mounts were busy for reasons that it could not see, and were detached: what keeps them may still write: %v", len(r.Detached), r.Detached)
+		text += fmt.Sprintf("; %d mounts were busy for an unknown reason and were detached lazily; whatever keeps them busy may still write: %v", len(r.Detached), r.Detached)
 	}
 	if len(r.Left) > 0 {
 		text += fmt.Sprintf("; it could not do everything: %v", r.Left)
@@ -55,10 +55,10 @@ func (r Report) String() string {
 	return text
 }
 
-// mostReports bounds the file: the newest are kept.
-const mostReports = 16
+// maxReports bounds the file. The newest reports are kept.
+const maxReports = 16
 
-// Reports are what the fence of a folder did and nobody has taken note of yet, the oldest first.
+// Reports lists the fence's reports that ForgetReports has not removed yet, the oldest first.
 func Reports(dir string) ([]Report, error) {
 	data, err := os.ReadFile(filepath.Join(dir, reportFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,15 +74,15 @@ func Reports(dir string) ([]Report, error) {
 	return all, nil
 }
 
-// writeReport puts a report into the file: it replaces the one of the same deadline and begin.
+// writeReport adds a report to the file, or replaces the earlier one of the same deadline.
 func writeReport(dir string, r Report) error {
 	all, err := Reports(dir)
 	if err != nil {
-		all = nil // a file that cannot be read must not keep a new report out
+		all = nil // a damaged file must not prevent a new report
 	}
 	all = slices.DeleteFunc(all, func(o Report) bool { return o.BootID == r.BootID && o.Began.Equal(r.Began) })
 	all = append(all, r)
-	if more := len(all) - mostReports; more > 0 {
+	if more := len(all) - maxReports; more > 0 {
 		all = all[more:]
 	}
 	data, err := json.MarshalIndent(all, "", "\t")

@@ -24,24 +24,24 @@ import (
 const (
 	socketFile = "fence.sock"
 	lockFile   = "fence.lock"
-	stateFile  = "state.json" // what it guards: another process of the fence goes on with it
+	stateFile  = "state.json" // the next process of the fence takes it over
 	logFile    = "fence.log"
 	reportFile = "fenced.json"
 )
 
-// ErrRunning says that the folder has a fence already.
+// ErrRunning is returned by Run if the folder already has a fence.
 var ErrRunning = errors.New("another fence runs for this folder")
 
 const (
-	// grace is how long a fence that was just started waits for its agent, before it
-	// acts by what the fence before it knew: the agent may have a longer lease.
+	// grace is how long a new fence waits for its agent before it acts on the state of the previous one: the agent may
+	// have a longer lease.
 	grace = 2 * time.Second
-	// idle is how long a fence without anything to guard waits for its agent.
+	// idle is how long a fence with nothing to guard waits for its agent before it ends.
 	idle = time.Minute
-	// The fence looks after its deadline whether something came back, such as a mount that a
-	// driver was just making: often at first, and ever less.
+	// After its deadline the fence keeps checking whether something came back, such as a mount that a driver was just
+	// making: often at first, then less and less.
 	firstWatch, longestWatch = 250 * time.Millisecond, time.Second
-	// busyPause lies between two rounds that have something to do.
+	// busyPause is the pause between two rounds that have something to do.
 	busyPause = 5 * time.Millisecond
 )
 
@@ -52,16 +52,16 @@ type server struct {
 
 	mu      sync.Mutex
 	state   State
-	told    bool // the agent has said what it knows, or had the time to
+	told    bool // the agent has sent its state, or grace is over
 	current net.Conn
 	ending  bool
 
-	changed chan struct{} // has something in it after a change
+	changed chan struct{} // receives a value after a change
 	conns   sync.WaitGroup
 }
 
-// Run is the whole life of a fence: it guards until its agent has no use for it, or ctx ends.
-// dir is its folder, made by the agent (0700). Errors: ErrRunning.
+// Run runs a fence until its agent closes it or ctx ends. dir is its folder, made by the agent (0700). Errors:
+// ErrRunning.
 func Run(ctx context.Context, dir string, log hclog.Logger) (err error) {
 	lock, err := lockFolder(dir)
 	if err != nil {
@@ -69,7 +69,7 @@ func Run(ctx context.Context, dir string, log hclog.Logger) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	if err := harden(); err != nil {
-		log.Warn("the fence may be late on a machine that is very busy: not everything is permitted", "error", err)
+		log.Warn("the fence may be late if the machine is very busy: it lacks permissions", "error", err)
 	}
 	s := &server{dir: dir, log: log, changed: make(chan struct{}, 1)}
 	if s.state, err = loadState(dir); err != nil {
@@ -93,11 +93,11 @@ func Run(ctx context.Context, dir string, log hclog.Logger) (err error) {
 	return s.guard(ctx, alarm)
 }
 
-// guard waits for the deadline and acts on it, again and again.
+// guard waits for the deadline and acts on it, as long as the fence runs.
 func (s *server) guard(ctx context.Context, alarm *alarm) error {
 	a := newActor(s.dir, s.log, s.due)
 	defer a.close()
-	if _, err := look(s.known(), nil); err != nil { // a rehearsal: the code for it is then in memory
+	if _, err := look(s.known(), nil); err != nil { // a trial run, which also loads the code into memory
 		return fmt.Errorf("read the mounts and processes of this machine: %w", err)
 	}
 	started := time.Now()
@@ -105,7 +105,7 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 	defer pause.Stop()
 	watch := firstWatch
 	for set := boottime.Instant(0); ; {
-		if d := s.deadline(); d != set { // one that has passed rings once
+		if d := s.deadline(); d != set { // a deadline that has passed sets off the alarm once
 			if err := alarm.set(d); err != nil {
 				return fmt.Errorf("set the timer to the deadline: %w", err)
 			}
@@ -120,7 +120,7 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 		}
 		running := time.Since(started)
 		if running >= grace {
-			s.goOn()
+			s.useInherited()
 		}
 		switch {
 		case s.over(running >= idle):
@@ -128,7 +128,7 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 		case running < grace && !s.due():
 			pause.Reset(grace)
 		case !s.due():
-			a.over()
+			a.reset()
 			watch = firstWatch
 			pause.Reset(idle)
 		case a.round(s.known()):
@@ -141,13 +141,13 @@ func (s *server) guard(ctx context.Context, alarm *alarm) error {
 	}
 }
 
-// due says that the deadline has passed.
+// due reports whether the deadline has passed.
 func (s *server) due() bool {
 	d := s.deadline()
 	return d != 0 && boottime.Now() >= d
 }
 
-// deadline is when to act; zero: never.
+// deadline returns when to act; zero: never.
 func (s *server) deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,28 +157,28 @@ func (s *server) deadline() boottime.Instant {
 	return s.state.Times.Deadline
 }
 
-// known is what the fence guards.
+// known returns what the fence guards.
 func (s *server) known() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state // nobody changes what is in it
+	return s.state // its contents are never changed
 }
 
-// goOn lets the fence act by what it knows from the one before it.
-func (s *server) goOn() {
+// useInherited lets the fence act on the state of the previous one.
+func (s *server) useInherited() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told = true
 }
 
-// over says that the fence has nothing to guard, and nobody who could tell it.
+// over reports that the fence has nothing to guard and no agent that could give it something.
 func (s *server) over(idle bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ending || s.state.empty() && s.current == nil && idle
 }
 
-// accept serves one agent: the one that came last. Others before it are gone, or hang.
+// accept serves the agent that connected last. Earlier ones are gone, or hang.
 func (s *server) accept(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -199,7 +199,7 @@ func (s *server) drop(next net.Conn) {
 	s.current = next
 }
 
-// serve answers the lines of an agent.
+// serve answers an agent's requests.
 func (s *server) serve(conn net.Conn) {
 	defer func() {
 		_ = conn.Close()
@@ -217,7 +217,7 @@ func (s *server) serve(conn net.Conn) {
 			return
 		}
 		a := s.answer(q)
-		_ = conn.SetWriteDeadline(time.Now().Add(answerPatience))
+		_ = conn.SetWriteDeadline(time.Now().Add(answerTimeout))
 		if err := answers.Encode(a); err != nil {
 			return
 		}
@@ -232,7 +232,7 @@ func (s *server) answer(q request) answer {
 	if q.Set != nil {
 		s.state, s.told = *q.Set, true
 		if err := saveState(s.dir, s.state); err != nil {
-			s.log.Error("what is guarded could not be written down", "error", err)
+			s.log.Error("the fence's state could not be saved", "error", err)
 			a.Error = err.Error()
 		}
 	}
@@ -248,13 +248,13 @@ func (s *server) wake() {
 	}
 }
 
-// kept is the state file: it counts for one start of the machine.
+// kept is the contents of the state file. It is only valid for one boot.
 type kept struct {
 	BootID string `json:"boot_id"`
 	State  State  `json:"state"`
 }
 
-// saveState is not for the loss of power: nothing is mounted after it.
+// saveState does not sync to disk: after a loss of power nothing is mounted anyway.
 func saveState(dir string, s State) error {
 	data, err := json.Marshal(kept{BootID: process.BootID(), State: s})
 	if err != nil {
@@ -273,11 +273,11 @@ func loadState(dir string) (State, error) {
 		return State{}, nil
 	}
 	if err != nil {
-		return State{}, fmt.Errorf("read what the fence before guarded: %w", err)
+		return State{}, fmt.Errorf("read the state of the previous fence: %w", err)
 	}
 	var k kept
 	if err := json.Unmarshal(data, &k); err != nil {
-		return State{}, fmt.Errorf("read what the fence before guarded: %s: %w", filepath.Join(dir, stateFile), err)
+		return State{}, fmt.Errorf("read the state of the previous fence: %s: %w", filepath.Join(dir, stateFile), err)
 	}
 	if k.BootID != process.BootID() {
 		return State{}, nil
@@ -285,7 +285,7 @@ func loadState(dir string) (State, error) {
 	return k.State, nil
 }
 
-// lockFolder keeps a second fence out.
+// lockFolder prevents a second fence for the folder.
 func lockFolder(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -301,8 +301,8 @@ func lockFolder(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// listen opens the socket, for root alone: the folder is 0700, and so is it. Its folder is
-// reached by a descriptor: the name of a socket may not be longer than 107 bytes (unix(7)).
+// listen opens the socket, for root only: both the folder and the socket are private. The folder is addressed through
+// a descriptor, because the name of a socket must not exceed 107 bytes (unix(7)).
 func listen(dir string) (net.Listener, error) {
 	path := filepath.Join(dir, socketFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -317,14 +317,14 @@ func listen(dir string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the fence's socket %s: %w", path, err)
 	}
-	l.SetUnlinkOnClose(false) // its name is another's by then
+	l.SetUnlinkOnClose(false) // the next fence has that name by then
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }
 
-// openFolder gives a short name of a folder, good until the file is closed.
+// openFolder opens a folder and returns a short path to it, valid until f is closed.
 func openFolder(dir string) (f *os.File, short string, err error) {
 	if f, err = os.Open(dir); err != nil {
 		return nil, "", err

@@ -11,10 +11,10 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// unmounts are those under way: the kernel may take as long as a disk does.
+// unmounts are the unmounts in progress. One may take as long as the disk needs.
 type unmounts struct {
 	mu    sync.Mutex
-	under map[string]*unmount
+	byKey map[string]*unmount
 }
 
 type unmount struct {
@@ -22,26 +22,26 @@ type unmount struct {
 	err  error
 }
 
-// begin calls the kernel on its own, unless that is under way for the same mount.
+// begin runs call in the background, unless one for the same key is in progress.
 func (u *unmounts) begin(key string, call func() error) *unmount {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if now := u.under[key]; now != nil {
+	if now := u.byKey[key]; now != nil {
 		return now
 	}
 	now := &unmount{done: make(chan struct{})}
-	u.under[key] = now
+	u.byKey[key] = now
 	go func() {
 		now.err = call()
 		u.mu.Lock()
-		delete(u.under, key)
+		delete(u.byKey, key)
 		u.mu.Unlock()
 		close(now.done)
 	}()
 	return now
 }
 
-// unmountIn unmounts what the process sees at path, in its mount namespace.
+// unmountIn unmounts what the process sees at path in its mount namespace.
 func unmountIn(pid int, path string, flags int) error {
 	name := procfs.Dir(pid)
 	namespace, err := unix.Open(name+"/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -61,16 +61,16 @@ func unmountIn(pid int, path string, flags int) error {
 	return <-answer
 }
 
-// unmountBelow is to be called on a thread that ends after it.
+// unmountBelow must be called on a thread that ends after it.
 func unmountBelow(namespace, root int, path string, flags int) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // setns(2) wants a root of the thread's own
-		return fmt.Errorf("take a root of its own: %w", err)
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // setns(2) requires that the thread does not share its root directory
+		return fmt.Errorf("unshare the thread's root directory: %w", err)
 	}
 	if err := unix.Setns(namespace, unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("enter the namespace: %w", err)
+		return fmt.Errorf("enter the mount namespace: %w", err)
 	}
 	if err := errors.Join(unix.Fchdir(root), unix.Chroot(".")); err != nil {
-		return fmt.Errorf("go to the process's root: %w", err)
+		return fmt.Errorf("change to the process's root directory: %w", err)
 	}
 	return unix.Unmount(path, flags)
 }

@@ -1,13 +1,12 @@
-// Package lease is a node's right to use volumes without asking the servers: how long it
-// lasts, what renews it, and what happens when it is over.
+// Package lease is a node's right to use volumes without asking the servers: how long it lasts, what renews it, and
+// what happens when it ends.
 //
-// A node sends heartbeats. The leader that answers one promises to let the node's claims
-// alone for stop_after and a margin from the moment it received the heartbeat. The node's
-// lease runs from the moment it sent it, for stop_after; so it is always over first, as
-// long as the clocks of the two differ by no more than MaxDrift. timeouts.go has the
-// arithmetic, docs/fencing.md its picture.
+// A node sends heartbeats. The leader that answers one promises not to release the node's claims for stop_after plus a
+// margin from the moment it received the heartbeat. The node's lease lasts stop_after from the moment it sent the
+// heartbeat. So the lease always ends first, as long as the two clocks drift by no more than MaxDrift. timeouts.go has
+// the arithmetic, docs/fencing.md a picture of it.
 //
-// What must stay true: a lease counts from when a heartbeat was sent, never from when the
-// answer came; an answer to an older heartbeat changes nothing; and the fence has heard
-// of a longer lease, and of every mount, before anyone relies on it.
+// What must stay true: a lease counts from when a heartbeat was sent, never from when it was answered. The answer to
+// an older heartbeat changes nothing. The fence has confirmed a longer lease, and each mount, before anything relies
+// on it.
 package lease

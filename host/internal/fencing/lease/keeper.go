@@ -12,37 +12,35 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
-// Answer is what the leader says to a heartbeat.
+// Answer is the leader's answer to a heartbeat.
 type Answer struct {
-	// Status is what the ledger has of the node. Of a node that is down the claims
-	// were let go: it gets no lease until it has taken down what it had, and has put its
-	// record again.
+	// Status is the node's status in the ledger. If it is down, the servers have released its claims: it gets no lease
+	// until it has unmounted everything and registered again.
 	Status claim.NodeStatus
-	// Liveness is what the leader promises.
+	// Liveness is the timeouts that the leader keeps to.
 	Liveness claim.Liveness
 	// Index is the ledger's when the leader answered.
 	Index uint64
 }
 
-// Servers answer heartbeats.
+// Servers is the way to the leader.
 type Servers interface {
-	// Heartbeat tells the leader that the node lives. seq grows with each. It tries one
-	// server after another, and returns when ctx ends.
+	// Heartbeat tells the leader that the node is alive. seq grows with each call. It tries one server after another
+	// until ctx ends.
 	Heartbeat(ctx context.Context, node string, seq uint64) (Answer, error)
 }
 
-// Keeper sends this node's heartbeats, and says when the lease is lost and when the
-// servers are back.
+// Keeper sends this node's heartbeats, and reports when the lease is lost and when the servers are back.
 type Keeper struct {
 	Node    string
 	Lease   *Lease
 	Servers Servers
-	// Lost is called, if it is set, each time that the lease is over: the workloads with
-	// volumes are to be stopped. why is for people. ctx ends with the keeper.
+	// Lost, if set, is called each time the lease ends, to stop the workloads with volumes. why is for people. ctx
+	// ends with the keeper.
 	Lost func(ctx context.Context, why string)
-	// Back is called, if it is set, with the first answer after that, and with the first after
-	// the start: what runs here is to be compared with the ledger. With the status down the node's
-	// record is to be put again after it. It is called again after an error, with each answer.
+	// Back, if set, is called with the first answer after Lost and after the start, to compare what runs here with the
+	// ledger. With the status down the node must register again after that. After an error it is called again, with
+	// each answer.
 	Back func(ctx context.Context, a Answer) error
 	Log  hclog.Logger
 
@@ -51,10 +49,10 @@ type Keeper struct {
 
 // Bounds of the pauses between heartbeats.
 const (
-	// firstRetry follows a heartbeat that nobody answered; the pauses double.
+	// firstRetry is the pause after a heartbeat that was not answered. It doubles with each further one.
 	firstRetry = 100 * time.Millisecond
-	// leastPatience is how long a heartbeat may at least take.
-	leastPatience = time.Second
+	// minTimeout is the shortest timeout of a heartbeat.
+	minTimeout = time.Second
 )
 
 // Run sends heartbeats until ctx ends, and waits for Lost and Back.
@@ -66,7 +64,7 @@ func (k *Keeper) Run(ctx context.Context) {
 	loops.Wait()
 }
 
-// beat sends three heartbeats in a heartbeat_ttl, and more where one is not answered.
+// beat sends three heartbeats per heartbeat_ttl, and more often while none is answered.
 func (k *Keeper) beat(ctx context.Context) {
 	every, pause := Default.HeartbeatTTL/3, time.Duration(0)
 	failing := false
@@ -83,7 +81,7 @@ func (k *Keeper) beat(ctx context.Context) {
 			k.tellAnswer(a)
 		default:
 			if !failing {
-				k.Log.Warn("no server has answered this node's heartbeat, it is sent again", "error", err)
+				k.Log.Warn("no server has answered this node's heartbeat: retrying", "error", err)
 			}
 			failing = true
 			pause = min(max(firstRetry, 2*pause), every)
@@ -102,10 +100,9 @@ func (k *Keeper) beat(ctx context.Context) {
 	}
 }
 
-// send sends one heartbeat and renews the lease with its answer. The time is taken before
-// it is sent.
+// send sends one heartbeat and renews the lease with its answer. The lease counts from before it is sent.
 func (k *Keeper) send(ctx context.Context, seq uint64, every time.Duration) (Answer, error) {
-	bounded, cancel := context.WithTimeout(ctx, max(leastPatience, every/2))
+	bounded, cancel := context.WithTimeout(ctx, max(minTimeout, every/2))
 	defer cancel()
 	sent := boottime.Now()
 	a, err := k.Servers.Heartbeat(bounded, k.Node, seq)
@@ -114,17 +111,17 @@ func (k *Keeper) send(ctx context.Context, seq uint64, every time.Duration) (Ans
 		return a, err
 	}
 	if a.Status == claim.NodeDown {
-		return a, k.Lease.Expire(bounded, "the servers say that this node is down, and have let go of its claims")
+		return a, k.Lease.Expire(bounded, "the servers consider this node down and have released its claims")
 	}
 	return a, k.Lease.Renew(bounded, sent, a.Liveness)
 }
 
-// jitter is up to a tenth less, so that nodes do not beat at once.
+// jitter shortens d by up to a tenth, so that nodes do not send at the same time.
 func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(max(1, int64(d)/10)))
 }
 
-// tellAnswer gives the newest answer to follow.
+// tellAnswer hands the newest answer to follow.
 func (k *Keeper) tellAnswer(a Answer) {
 	select {
 	case <-k.answered:
@@ -135,7 +132,7 @@ func (k *Keeper) tellAnswer(a Answer) {
 
 // follow calls Lost and Back, one after the other.
 func (k *Keeper) follow(ctx context.Context) {
-	var compared uint64 // the lease under which what runs here was compared with the ledger
+	var compared uint64 // the epoch in which what runs here was last compared with the ledger
 	for {
 		var a Answer
 		select {
@@ -161,7 +158,7 @@ func (k *Keeper) follow(ctx context.Context) {
 		case err == nil:
 			compared = epoch
 		case ctx.Err() == nil:
-			k.Log.Warn("what runs on this node could not be compared with the ledger, it is tried again with the next heartbeat", "error", err)
+			k.Log.Warn("what runs on this node could not be compared with the ledger: retrying with the next heartbeat", "error", err)
 		}
 	}
 }

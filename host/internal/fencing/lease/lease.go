@@ -18,36 +18,35 @@ import (
 // ErrNoLease says that this node may not use volumes now. Nothing was published.
 var ErrNoLease = errcode.Unavailable.New("this node has no lease on its claims")
 
-// unanswered is how most leases end.
+// unanswered is the usual reason for the end of a lease.
 const unanswered = "no server has answered a heartbeat in time"
 
 // Fence is what a Lease needs of the fence (*fence.Client).
 type Fence interface {
-	// State is what the fence knows, as far as it has said.
+	// State returns what the fence guards, including changes that it has not confirmed yet.
 	State() fence.State
-	// Update changes what the fence knows, and waits until it has confirmed that.
+	// Update changes what the fence guards, and waits until it has confirmed the change.
 	Update(ctx context.Context, change func(fence.Change)) error
 }
 
-// Lease is this node's right to use volumes. A nil one is that of a single host, and
-// always valid.
+// Lease is this node's right to use volumes. A nil Lease is that of a standalone host and always valid.
 type Lease struct {
 	fence Fence
 	log   hclog.Logger
 
-	renewing sync.Mutex // one answer after the other
-	sent     boottime.Instant
+	renewing sync.Mutex       // held while an answer is processed
+	sent     boottime.Instant // of the newest heartbeat that was answered
 
 	mu    sync.Mutex
 	epoch uint64
 	times fence.Times
-	over  bool          // there is none now
-	why   string        // how the last one ended
-	lost  chan struct{} // closed when the present lease is over
+	over  bool          // the node has no lease now
+	why   string        // why the last one ended
+	lost  chan struct{} // closed when the current lease ends
 	timer *time.Timer
 }
 
-// New gives the lease that an earlier process of the agent had, where it still runs.
+// New takes over the lease of an earlier process of the agent, if it has not ended yet.
 func New(f Fence, log hclog.Logger) *Lease {
 	l := &Lease{fence: f, log: log, lost: make(chan struct{}), why: "no server has answered since the agent was started"}
 	l.mu.Lock()
@@ -58,15 +57,14 @@ func New(f Fence, log hclog.Logger) *Lease {
 		l.epoch = 1
 		l.watch(left)
 	case l.times.Stop == 0:
-		l.over = true // and nothing was lost
+		l.over = true // there was none that could be lost
 	default:
 		l.end(l.why)
 	}
 	return l
 }
 
-// Valid says whether volumes may be published: nil, or ErrNoLease and since when, why, and
-// what to do.
+// Valid returns nil if volumes may be published, else ErrNoLease with since when, why, and what to do.
 func (l *Lease) Valid() error {
 	if l == nil {
 		return nil
@@ -84,12 +82,12 @@ func (l *Lease) valid() error {
 	if l.times.Stop != 0 {
 		since = fmt.Sprintf(" since %v", time.Now().Add(l.left()).UTC().Format(time.RFC3339))
 	}
-	return fmt.Errorf("%w%s: %s; see that the servers can be reached: pannier server members", ErrNoLease, since, l.why)
+	return fmt.Errorf("%w%s: %s; check that the servers can be reached: pannier server members", ErrNoLease, since, l.why)
 }
 
-// Epoch counts the leases of this process of the agent: as long as it stays the same, no
-// claim of this node's was let go of by the servers. A claim that was looked at under another
-// epoch has to be compared with the ledger before it is used. Zero: always the same.
+// Epoch counts the leases of this process of the agent. While it stays the same, the servers cannot have released a
+// claim of this node. Before a claim that was checked in another epoch is used, it must be compared with the ledger.
+// It is always 0 on a standalone host.
 func (l *Lease) Epoch() uint64 {
 	if l == nil {
 		return 0
@@ -99,10 +97,9 @@ func (l *Lease) Epoch() uint64 {
 	return l.epoch
 }
 
-// Lost is closed when the present lease is over, and at once where it was over before this
-// process of the agent: the workloads with volumes are to be stopped. With the next answer
-// of a server there is another channel. It is open where there never was a lease, and nil for a
-// single host.
+// Lost is closed when the current lease ends, and from the start if the lease had ended before this process of the
+// agent: the workloads with volumes must be stopped. The next answer of a server replaces the channel. It is open if
+// there never was a lease, and nil on a standalone host.
 func (l *Lease) Lost() <-chan struct{} {
 	if l == nil {
 		return nil
@@ -112,8 +109,8 @@ func (l *Lease) Lost() <-chan struct{} {
 	return l.lost
 }
 
-// NotGranted notes why the servers gave none, where there has never been one: it may be that they
-// refuse this node.
+// NotGranted records why a heartbeat failed, as the reason for having no lease if there never was one. The servers may
+// be refusing this node.
 func (l *Lease) NotGranted(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +119,7 @@ func (l *Lease) NotGranted(err error) {
 	}
 }
 
-// Why tells how the lease was lost, for people.
+// Why says how the lease was lost, for people.
 func (l *Lease) Why() string {
 	if l == nil {
 		return ""
@@ -132,16 +129,15 @@ func (l *Lease) Why() string {
 	return l.why
 }
 
-// Protect tells the fence of mounts that are about to be made, and returns when it knows.
-// It is to be called before a driver is asked for them, and Valid after the driver has
-// answered: where the lease ended meanwhile, what was mounted is to be taken away.
-// It may be repeated. Errors: ErrNoLease; that of a fence that cannot be reached.
+// Protect tells the fence about mounts that are about to be made, and returns when it has confirmed them. Call it
+// before a driver is asked to mount, and Valid after the driver has answered: if the lease ended meanwhile, the mount
+// must be removed. It may be repeated. Errors: ErrNoLease; the fence cannot be reached.
 func (l *Lease) Protect(ctx context.Context, mounts ...fence.Mount) error {
 	return l.guard(ctx, func(c fence.Change) { c.Protect(mounts...) })
 }
 
-// ProtectProcess tells the fence of a process that uses the workload's volumes. Errors as
-// those of Protect: the process must not go on then.
+// ProtectProcess tells the fence about a process that uses the workload's volumes. Errors are those of Protect; the
+// process must then not continue.
 func (l *Lease) ProtectProcess(ctx context.Context, p fence.Process) error {
 	return l.guard(ctx, func(c fence.Change) { c.ProtectProcess(p) })
 }
@@ -179,9 +175,8 @@ func (l *Lease) release(ctx context.Context, change func(fence.Change)) error {
 	return nil
 }
 
-// Renew takes the answer to a heartbeat that was sent at a moment. An answer to an older
-// heartbeat than one that was taken changes nothing. Errors: timeouts that are not safe;
-// that of a fence that cannot be reached: then the lease stays as it was.
+// Renew extends the lease after the answer to a heartbeat. The answer to an older heartbeat than the last one changes
+// nothing. Errors: unsafe timeouts; the fence cannot be reached. The lease then stays as it was.
 func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, timeouts claim.Liveness) error {
 	if err := Check(timeouts); err != nil {
 		return fmt.Errorf("the servers' timeouts: %w", err)
@@ -192,20 +187,20 @@ func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, timeouts claim
 		return nil
 	}
 	times := NodeTimes(sent, timeouts)
-	// A disk that is full must not end what runs.
+	// A full disk (ErrNotKept) must not stop the workloads.
 	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil && !errors.Is(err, fence.ErrNotKept) {
 		return fmt.Errorf("renew the lease: tell the fence: %w", err)
 	}
 	l.sent = sent
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.over && l.left() <= 0 { // the agent was stopped, and its timer comes only now
+	if !l.over && l.left() <= 0 { // the process was suspended, and the timer has not fired yet
 		l.end(unanswered)
 	}
 	l.times = times
 	left := l.left()
 	if left <= 0 {
-		l.end("the answer of the servers came too late")
+		l.end("the servers answered too late")
 		return nil
 	}
 	if l.over {
@@ -215,8 +210,8 @@ func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, timeouts claim
 	return nil
 }
 
-// Expire ends the lease at once, and lets the fence act: the servers have let go of this
-// node's claims, since an operator said so.
+// Expire ends the lease at once and lets the fence act. The servers have released this node's claims because an
+// operator said so.
 func (l *Lease) Expire(ctx context.Context, why string) error {
 	l.renewing.Lock()
 	defer l.renewing.Unlock()
@@ -238,8 +233,7 @@ func (l *Lease) Expire(ctx context.Context, why string) error {
 	return nil
 }
 
-// Close stops watching the lease, which runs on: the next process of the agent takes it
-// over.
+// Close stops watching the lease, which stays valid: the agent's next process takes it over.
 func (l *Lease) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,24 +243,24 @@ func (l *Lease) Close() error {
 	return nil
 }
 
-// left is how long the lease runs. l.mu is held.
+// left returns how long the lease lasts. l.mu is held.
 func (l *Lease) left() time.Duration { return l.times.Stop.Sub(boottime.Now()) }
 
-// begin starts another epoch. l.mu is held.
+// begin starts a new epoch. l.mu is held.
 func (l *Lease) begin() {
 	l.epoch++
 	l.over = false
 	select {
 	case <-l.lost:
 		l.lost = make(chan struct{})
-	default: // the first one
+	default: // the first lease
 	}
 }
 
-// end tells that the lease is over. l.mu is held.
+// end marks the lease as over. l.mu is held.
 func (l *Lease) end(why string) {
 	if !l.over {
-		l.log.Warn("the lease on this node's claims is over, its workloads with volumes are stopped", "since", l.times.Stop, "reason", why)
+		l.log.Warn("the lease on this node's claims is over: stopping its workloads with volumes", "since", l.times.Stop, "reason", why)
 	}
 	l.over, l.why = true, why
 	select {
@@ -276,8 +270,8 @@ func (l *Lease) end(why string) {
 	}
 }
 
-// watch sees the lease end. l.mu is held. Go's timers stand still while the machine is
-// suspended, so the clock is asked at least once a second.
+// watch calls end when the lease ends. l.mu is held. Go's timers stop while the machine is suspended, so the clock is
+// checked at least once a second.
 func (l *Lease) watch(left time.Duration) {
 	if l.timer != nil {
 		l.timer.Stop()

@@ -11,33 +11,32 @@ import (
 )
 
 const (
-	// MaxDrift is how much faster or slower than true time a clock of a leader or a node
-	// may run: 1 %. Machines whose time is kept by NTP are below 0.05 % (500 ppm,
-	// ntp_adjtime(3)).
+	// MaxDrift is how much faster or slower than true time the clock of a leader or a node may run: 1 %. Machines that
+	// are synchronized by NTP stay below 0.05 % (500 ppm, ntp_adjtime(3)).
 	MaxDrift = 0.01
-	// FenceShare is the part of the margin after which the fence acts. Until then the
-	// agent stops the workloads itself, in order.
+	// FenceShare is the divisor of the margin that gives the time after which the fence acts. Until then the agent
+	// stops the workloads itself, in order.
 	FenceShare = 3
-	// MinStopTime is the least true time that the fence must have to kill and to unmount.
+	// MinStopTime is the least true time that the fence must have to kill and unmount.
 	MinStopTime = time.Second
-	// MinHeartbeatTTL bounds how often nodes send heartbeats: three times in it.
+	// MinHeartbeatTTL bounds how often nodes send heartbeats: three times in that time.
 	MinHeartbeatTTL = 300 * time.Millisecond
 )
 
-// Default is what the servers promise where the configuration says nothing.
+// Default is what the servers use if nothing is configured.
 var Default = claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
 
-// ErrUnsafe is in the error of timeouts under which two nodes could use one volume.
+// ErrUnsafe is returned by Check for timeouts with which two nodes could use one volume.
 var ErrUnsafe = errors.New("not safe")
 
-// Check refuses timeouts that do not hold when clocks drift by MaxDrift. The error is for the
-// operator who configured them.
+// Check returns ErrUnsafe for timeouts that are not safe if clocks drift by MaxDrift. The error is for the operator
+// who configured them.
 func Check(l claim.Liveness) error {
 	switch {
 	case l.HeartbeatTTL < MinHeartbeatTTL:
 		return fmt.Errorf("%w: heartbeat_ttl is %v, at least %v is needed", ErrUnsafe, l.HeartbeatTTL, MinHeartbeatTTL)
 	case l.StopAfter < l.HeartbeatTTL:
-		return fmt.Errorf("%w: stop_after (%v) is shorter than heartbeat_ttl (%v): a node would stop its workloads while it counts as connected",
+		return fmt.Errorf("%w: stop_after (%v) is shorter than heartbeat_ttl (%v): a node would stop its workloads while the servers consider it connected",
 			ErrUnsafe, l.StopAfter, l.HeartbeatTTL)
 	case l.StopAfter > maxPeriod || l.Margin > maxPeriod:
 		return fmt.Errorf("%w: stop_after (%v) or stop_margin (%v) is longer than %v", ErrUnsafe, l.StopAfter, l.Margin, maxPeriod)
@@ -51,36 +50,33 @@ func Check(l claim.Liveness) error {
 // maxPeriod keeps the arithmetic far from overflowing.
 const maxPeriod = 30 * 24 * time.Hour
 
-// StopTime is the true time that is left between the moment at which the fence acts, at
-// the latest, and the moment at which the leader lets go, at the earliest: the node's
-// clock is slow and the leader's fast by MaxDrift, and the heartbeat took no time.
+// StopTime is the true time between the latest moment at which the fence acts and the earliest at which the leader
+// releases claims: the node's clock is slow and the leader's fast by MaxDrift, and the heartbeat took no time.
 func StopTime(l claim.Liveness) time.Duration {
-	letGo := float64(l.StopAfter+l.Margin) / (1 + MaxDrift)
+	released := float64(l.StopAfter+l.Margin) / (1 + MaxDrift)
 	fenced := float64(l.StopAfter+l.Margin/FenceShare) / (1 - MaxDrift)
-	return time.Duration(letGo - fenced)
+	return time.Duration(released - fenced)
 }
 
-// MinMargin is the least margin that goes with a stop_after, in whole tenths of a second.
+// MinMargin is the smallest safe margin for a stop_after, in whole tenths of a second.
 func MinMargin(stopAfter time.Duration) time.Duration {
-	// StopTime is linear in the margin: solved for MinStopTime.
+	// StopTime is linear in the margin, and solved here for MinStopTime.
 	slope := 1/(1+MaxDrift) - 1/(FenceShare*(1-MaxDrift))
 	least := (float64(MinStopTime) + float64(stopAfter)*(1/(1-MaxDrift)-1/(1+MaxDrift))) / slope
 	const step = 100 * time.Millisecond
 	return (time.Duration(least) + step).Truncate(step)
 }
 
-// NodeTimes are when the lease ends that the node has after an answer to the heartbeat that it sent
-// at a moment.
+// NodeTimes returns when the lease ends after the answer to a heartbeat that was sent at that moment.
 func NodeTimes(sent boottime.Instant, l claim.Liveness) fence.Times {
 	stop := sent.Add(l.StopAfter)
 	return fence.Times{Stop: stop, Deadline: stop.Add(l.Margin / FenceShare)}
 }
 
-// ReleaseAfter is how long after the leader received a heartbeat it may let go of
-// the node's claims.
+// ReleaseAfter is how long after the leader received a node's heartbeat it may release the node's claims.
 func ReleaseAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margin }
 
-// Longest are timeouts that keep two promises.
+// Longest returns timeouts that satisfy the promises made with a and with b.
 func Longest(a, b claim.Liveness) claim.Liveness {
 	return claim.Liveness{
 		HeartbeatTTL: max(a.HeartbeatTTL, b.HeartbeatTTL), StopAfter: max(a.StopAfter, b.StopAfter), Margin: max(a.Margin, b.Margin),

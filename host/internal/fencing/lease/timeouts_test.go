@@ -36,9 +36,9 @@ func TestUnsafeTimeouts(t *testing.T) {
 	}
 }
 
-// Whatever the clocks do within MaxDrift, and however long heartbeats and answers take: when the
-// leader lets go, the fence has had MinStopTime of true time since it acted.
-func TestTheFenceActsBeforeTheLeaderLetsGo(t *testing.T) {
+// However clocks drift within MaxDrift, and however long heartbeats and answers take: when the leader releases claims,
+// the fence has acted at least MinStopTime of true time before.
+func TestTheFenceActsBeforeTheLeaderReleases(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stopAfter := time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(t, "stop_after"))
 		timeouts := claim.Liveness{
@@ -58,14 +58,14 @@ func TestTheFenceActsBeforeTheLeaderLetsGo(t *testing.T) {
 			t.Fatal("the fence acts before the agent stops")
 		}
 		fenced := time.Duration(float64(times.Deadline) / node)
-		letGo := received + time.Duration(float64(ReleaseAfter(timeouts))/leader)
-		if left := letGo - fenced; left < MinStopTime-time.Microsecond {
+		released := received + time.Duration(float64(ReleaseAfter(timeouts))/leader)
+		if left := released - fenced; left < MinStopTime-time.Microsecond {
 			t.Fatalf("there is %v to stop", left)
 		}
 	})
 }
 
-// Who keeps the longer of two timeouts keeps both.
+// The longer of two timeouts satisfies both promises.
 func TestLongestKeepsBoth(t *testing.T) {
 	draw := func(t *rapid.T, name string) claim.Liveness {
 		d := func(what string) time.Duration {
