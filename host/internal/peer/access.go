@@ -19,19 +19,19 @@ import (
 // secretKey is the metadata that carries a node's secret.
 const secretKey = "node-secret"
 
-// access is who may make a call.
+// access says who may make a call.
 type access int
 
 const (
-	// byAgents: every agent, for itself; a node with its secret. The leader answers.
+	// byAgents: every agent, for itself; a node needs its secret. The leader answers.
 	byAgents access = iota + 1
-	// byServers: servers, with the term of the leader. Every agent answers.
+	// byServers: servers, with the leader's term. Every agent answers.
 	byServers
 	// amongServers: servers, for themselves. Every server answers.
 	amongServers
 )
 
-// Who may make which call. What is not here, nobody may.
+// methods says who may make which call. Calls that are not in it are refused.
 var methods = map[string]access{
 	peerv1.ServersService_Apply_FullMethodName:           byAgents, // which commands: below
 	peerv1.ServersService_Query_FullMethodName:           byAgents, // which queries: below
@@ -54,7 +54,7 @@ var methods = map[string]access{
 	peerv1.NodeService_StopWorkload_FullMethodName:  byServers,
 	peerv1.NodeService_NodeInfo_FullMethodName:      byServers,
 
-	// The controller's calls of the storage protocol; a node's own mounts are its own.
+	// The controller's calls of the storage protocol. Mounting is up to each node alone.
 	storagev1.StorageService_ValidateVolume_FullMethodName: byServers,
 	storagev1.StorageService_Attach_FullMethodName:         byServers,
 	storagev1.StorageService_Detach_FullMethodName:         byServers,
@@ -67,7 +67,7 @@ var methods = map[string]access{
 	storagev1.StorageService_ListSnapshots_FullMethodName:  byServers,
 }
 
-// Which commands a node may send, and what has to be so. All others are the servers'.
+// commands are those that a node may send, and their conditions. All others are reserved for servers.
 var commands = []rule{
 	of(func(_ context.Context, n caller, c *command.PutNode) error {
 		return either(n.own("node record", c.Node.Name), n.sameSecret(c.Node.SecretHash))
@@ -89,11 +89,11 @@ var commands = []rule{
 	of(func(_ context.Context, n caller, c *command.EndWorkload) error { return n.own("workload", c.Node) }),
 	of(func(ctx context.Context, n caller, c *command.AdvanceClaims) error {
 		if c.By != "" {
-			return denied("only an operator vouches that a node is down")
+			return denied("only an operator may vouch that a node is down")
 		}
 		for _, item := range c.Items {
 			if claim.NodeDetached.Before(item.To) || item.Index == 0 {
-				return denied("a node says of claims that it has unpublished them, and names each by its index")
+				return denied("a node may only mark claims as unpublished, each identified by its index")
 			}
 			if err := n.ownClaim(ctx, item); err != nil {
 				return err
@@ -114,13 +114,13 @@ var commands = []rule{
 		d := c.Drain
 		if c.Ineligible != nil || c.StopDrain || d == nil || n.record.Drain == nil || d.DoneAt.IsZero() ||
 			d.By != n.record.Drain.By || !d.StartedAt.Equal(n.record.Drain.StartedAt) {
-			return denied("a node says of its drain that it is done, and nothing else")
+			return denied("a node may only mark its drain as done")
 		}
 		return n.own("drain", c.Name)
 	}),
 }
 
-// Which queries a node may send. All others are the servers'.
+// queries are those that a node may send. All others are reserved for servers.
 var queries = []rule{
 	of(func(context.Context, caller, *command.QueryCluster) error { return nil }),
 	of(func(context.Context, caller, *command.QueryVolume) error { return nil }),
@@ -137,13 +137,13 @@ var queries = []rule{
 	}),
 }
 
-// rule allows one type of what a node may send, where check finds nothing against it.
+// rule allows one type of command or query, unless check returns an error.
 type rule struct {
 	applies func(what any) bool
 	check   func(ctx context.Context, n caller, what any) error
 }
 
-// of is the rule for one type.
+// of makes the rule for one type.
 func of[T any](check func(ctx context.Context, n caller, what T) error) rule {
 	return rule{
 		applies: func(what any) bool { _, is := what.(T); return is },
@@ -151,7 +151,7 @@ func of[T any](check func(ctx context.Context, n caller, what T) error) rule {
 	}
 }
 
-// allowed finds the rule for what a node sends.
+// allowed checks a command or query of a node by its rule.
 func allowed(ctx context.Context, rules []rule, n caller, what any) error {
 	for _, r := range rules {
 		if r.applies(what) {
@@ -161,7 +161,7 @@ func allowed(ctx context.Context, rules []rule, n caller, what any) error {
 	return denied(fmt.Sprintf("%T is for servers", what))
 }
 
-// denied is an ErrDenied with what would have to be so.
+// denied wraps ErrDenied with the reason.
 func denied(why string) error { return fmt.Errorf("%w: %s", ErrDenied, why) }
 
 func either(errs ...error) error {
@@ -173,19 +173,19 @@ func either(errs ...error) error {
 	return nil
 }
 
-// caller is a node that calls, and what the ledger knows of it.
+// caller is a node that makes a call, and what the ledger knows about it.
 type caller struct {
 	transport.Peer
-	hash    string // of the secret that came with the call
+	hash    string // of the secret sent with the call
 	record  claim.Node
-	unknown error // that the ledger has no record
+	unknown error // set if the ledger has no record
 	ledger  Reader
 }
 
-// own refuses what is another node's.
+// own refuses access to what belongs to another node.
 func (n caller) own(what, node string) error {
 	if node != n.Name {
-		return denied(fmt.Sprintf("node %q asks about a %s of node %q: nodes speak for themselves", n.Name, what, node))
+		return denied(fmt.Sprintf("node %q asks about a %s of node %q: nodes act for themselves only", n.Name, what, node))
 	}
 	return nil
 }
@@ -197,8 +197,8 @@ func (n caller) sameSecret(hash string) error {
 	return nil
 }
 
-// ownClaim refuses a claim that stands on another node. One that is gone, or was taken
-// anew, is harmless: the command does nothing to it.
+// ownClaim refuses a claim on another node. A claim that is gone, or was taken again, is harmless: the command does
+// not change it.
 func (n caller) ownClaim(ctx context.Context, item command.Advance) error {
 	var c claim.Claim
 	err := n.ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -215,7 +215,7 @@ func (n caller) ownClaim(ctx context.Context, item command.Advance) error {
 	}
 }
 
-// ownToken refuses a token of another node, and an id that is another's.
+// ownToken refuses a token of another node, and an ID that is in use by one.
 func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 	var noted claim.Token
 	err := n.ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -232,7 +232,7 @@ func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 	}
 }
 
-// look reads what the ledger knows of a node that calls.
+// look reads what the ledger knows about a node that makes a call.
 func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, error) {
 	n := caller{Peer: peer, ledger: ledger}
 	said := metadata.ValueFromIncomingContext(ctx, secretKey)
@@ -250,22 +250,21 @@ func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, erro
 	return n, err
 }
 
-// known checks a node's secret. A node that the ledger does not know is nobody, unless it says
-// who it is (registers).
+// known checks a node's secret. A node that the ledger does not know may only register (registers).
 func (n caller) known(registers bool) error {
 	switch {
 	case registers && n.record.SecretHash == "":
 		return nil
 	case n.unknown != nil:
-		return fmt.Errorf("%w: it has not registered yet", n.unknown)
+		return fmt.Errorf("%w: the node has not registered yet", n.unknown)
 	case !sameHash(n.record.SecretHash, n.hash):
-		return fmt.Errorf("%w: %w: when it was installed anew, run on a server: pannier node purge %s", ErrDenied, claim.ErrNodeSecret, n.Name)
+		return fmt.Errorf("%w: %w: if the node was reinstalled, run on a server: pannier node purge %s", ErrDenied, claim.ErrNodeSecret, n.Name)
 	default:
 		return nil
 	}
 }
 
-// mayNode says whether a node may make this call. Commands and queries are checked where they are decoded.
+// mayNode checks whether a node may make this call. Commands and queries are checked when they are decoded.
 func mayNode(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
 	switch req.(type) {
 	case *peerv1.ApplyRequest, *peerv1.QueryRequest:
@@ -278,7 +277,7 @@ func mayNode(ctx context.Context, ledger Reader, peer transport.Peer, req any) e
 	return n.known(false)
 }
 
-// sender is the node that sends commands or queries; not isNode: a server does, and may send all.
+// sender returns the node that sends commands or queries. isNode is false for a server, which may send all.
 func sender(ctx context.Context, ledger Reader) (n caller, isNode bool, err error) {
 	peer, ok := transport.PeerFrom(ctx)
 	switch {
@@ -291,7 +290,7 @@ func sender(ctx context.Context, ledger Reader) (n caller, isNode bool, err erro
 	return n, true, err
 }
 
-// admitCommand says whether a node may send a command.
+// admitCommand checks whether a node may send a command.
 func (n caller) admitCommand(ctx context.Context, c command.Command) error {
 	_, registers := c.(*command.PutNode)
 	if err := n.known(registers); err != nil {
@@ -300,7 +299,7 @@ func (n caller) admitCommand(ctx context.Context, c command.Command) error {
 	return allowed(ctx, commands, n, c)
 }
 
-// admitQuery reads a query, and says whether its sender may send it.
+// admitQuery decodes a query, and checks whether its sender may send it.
 func admitQuery(ctx context.Context, ledger Reader, query []byte) (command.Query, error) {
 	n, isNode, err := sender(ctx, ledger)
 	if err == nil && isNode {
@@ -316,7 +315,7 @@ func admitQuery(ctx context.Context, ledger Reader, query []byte) (command.Query
 	return q, err
 }
 
-// mayCall says whether a certificate may be used for the call at all.
+// mayCall checks whether the holder of a certificate may make the call at all.
 func mayCall(peer transport.Peer, method string, req any) (access, error) {
 	who, ok := methods[method]
 	switch {
@@ -330,7 +329,7 @@ func mayCall(peer transport.Peer, method string, req any) (access, error) {
 	if who != byServers {
 		named, ok := req.(interface{ GetNode() string })
 		if !ok || named.GetNode() != peer.Name {
-			return 0, denied(fmt.Sprintf("%s calls %s for another node: agents speak for themselves", peer, method))
+			return 0, denied(fmt.Sprintf("%s calls %s for another node: agents act for themselves only", peer, method))
 		}
 	}
 	return who, nil

@@ -16,33 +16,34 @@ import (
 const (
 	// maxEntries is as many as raft writes at once.
 	maxEntries = 256
-	// maxBatch ends a batch, in bytes: with one more command it is below rpc.MaxRequest.
+	// maxBatch is the size in bytes at which a batch is complete: with one more command it is still below
+	// transport.MaxRequest.
 	maxBatch = 512 << 10
-	// callsAtOnce to one server: one is under way while the other is applied.
+	// callsAtOnce bounds the calls to one server: one is sent while the other is applied.
 	callsAtOnce = 2
 )
 
-// batcher bring commands to servers. Those that come while calls are under way wait for the
-// next one, and go together: a call costs more than a command.
+// batcher sends commands to servers. Commands that arrive while calls are running wait for the next call and go
+// together, because a call costs more than a command.
 type batcher struct {
 	node   string
 	secret Secret
 
 	mu sync.Mutex
-	to map[*grpc.ClientConn]*queue // where calls are under way
+	to map[*grpc.ClientConn]*queue // the servers that calls are running to
 }
 
-// queue is what waits for one server.
+// queue is the commands that wait for one server.
 type queue struct {
 	calls   int
 	waiting []*pendingCommand
 }
 
-// pendingCommand is one command on its way.
+// pendingCommand is one command that is being sent.
 type pendingCommand struct {
 	ctx   context.Context // its caller's
 	entry []byte
-	done  chan struct{} // closed when the rest is filled in
+	done  chan struct{} // closed when the outcome and the error are set
 
 	outcome []byte
 	err     error
@@ -52,7 +53,7 @@ func newBatcher(node string, secret Secret) *batcher {
 	return &batcher{node: node, secret: secret, to: map[*grpc.ClientConn]*queue{}}
 }
 
-// apply brings one command to a server.
+// apply sends one command to a server.
 func (b *batcher) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
 	c := &pendingCommand{ctx: ctx, entry: entry, done: make(chan struct{})}
 	b.mu.Lock()
@@ -64,7 +65,7 @@ func (b *batcher) apply(ctx context.Context, to service, entry []byte) (outcome 
 	q.waiting = append(q.waiting, c)
 	if q.calls < callsAtOnce {
 		q.calls++
-		go b.run(to, q) //nolint:contextcheck // it carries what others have too
+		go b.run(to, q) //nolint:contextcheck // it carries commands of other callers too
 	}
 	b.mu.Unlock()
 	select {
@@ -75,7 +76,7 @@ func (b *batcher) apply(ctx context.Context, to service, entry []byte) (outcome 
 	}
 }
 
-// run calls a server until nothing waits.
+// run calls a server until no command waits.
 func (b *batcher) run(to service, q *queue) {
 	for {
 		batch := b.next(to, q)
@@ -86,8 +87,7 @@ func (b *batcher) run(to service, q *queue) {
 	}
 }
 
-// next takes what waits, without those whose callers have left. Where that is nothing, the
-// caller's calls are over.
+// next takes the waiting commands, without those whose callers have gone. If there are none, run ends.
 func (b *batcher) next(to service, q *queue) (batch []*pendingCommand) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -108,9 +108,9 @@ func (b *batcher) next(to service, q *queue) (batch []*pendingCommand) {
 	return batch
 }
 
-// call makes one call and says what became of each command.
+// call makes one call and sets the outcome of each command.
 func (b *batcher) call(to service, batch []*pendingCommand) {
-	ctx, cancel := context.WithTimeout(context.Background(), applyPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), applyTimeout)
 	defer cancel()
 	req := &peerv1.ApplyRequest{Node: b.node}
 	for _, c := range batch {
@@ -118,7 +118,7 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 	}
 	resp, err := to.Apply(b.secret.with(ctx), req)
 	if err == nil && len(resp.GetApplied()) != len(batch) {
-		err = status.Errorf(codes.Internal, "the server said what became of %d commands, not of %d", len(resp.GetApplied()), len(batch))
+		err = status.Errorf(codes.Internal, "the server returned the outcomes of %d commands, not of %d", len(resp.GetApplied()), len(batch))
 	}
 	for i, c := range batch {
 		if c.err = err; err == nil {
@@ -128,8 +128,8 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 	}
 }
 
-// outcomeOf is what became of one command of a call: its encoded outcome, or the error that
-// it would have been answered with alone.
+// outcomeOf returns the encoded outcome of one command of a call, or the error that it would have had in a call of its
+// own.
 func outcomeOf(a *peerv1.Applied) (outcome []byte, err error) {
 	if len(a.GetError()) == 0 {
 		return a.GetOutcome(), nil

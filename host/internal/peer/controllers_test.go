@@ -55,7 +55,7 @@ func grow(t *testing.T, name, shared, topology string) *plant {
 	}}}))
 	t.Cleanup(func() { must(t, p.registry.Close(true)) })
 	p.calls = drivers.Caller{Drivers: p.registry, Storage: c.DoStorage}
-	_, err = p.calls.Await(within(t), "shared", patience)
+	_, err = p.calls.Await(within(t), "shared", timeout)
 	must(t, err)
 	return p
 }
@@ -128,7 +128,7 @@ func TestControllersOnNodes(t *testing.T) {
 	// One node is away too: nobody is left, and the error says of each why.
 	must(t, w.agents["n2"].server.Close())
 	must(t, w.agents["n2"].port.Close())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	_, err = ctl.Detach(ctx, v, "n1", "driver-n1", func(context.Context) (bool, error) { return false, nil })
 	if !errors.Is(err, drivers.ErrUnhealthy) || status.Code(err) != codes.Unavailable ||
@@ -161,7 +161,7 @@ func TestADriversAnswerTravels(t *testing.T) {
 	start := time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.Detach(ctx, storage.Driver{ID: "shared"}, storage.Volume{ExternalID: "v"}, "x"); !errors.Is(err, context.Canceled) || time.Since(start) > patience {
+	if err := c.Detach(ctx, storage.Driver{ID: "shared"}, storage.Volume{ExternalID: "v"}, "x"); !errors.Is(err, context.Canceled) || time.Since(start) > timeout {
 		t.Errorf("the caller's end: %v", err)
 	}
 }

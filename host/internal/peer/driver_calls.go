@@ -12,10 +12,10 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// driverCalls passes the leader's calls of a controller on to this node's driver of
-// that id, one at a time for each volume. Where the driver's socket is, this node knows.
+// driverCalls forwards the leader's controller calls to this node's driver with that ID, one at a time per volume.
+// Only this node knows the driver's socket.
 //
-// It embeds a nil Storage for the calls that the guard lets nobody make.
+// The embedded Storage is nil: the guard refuses the calls that are not implemented here.
 type driverCalls struct {
 	storage.Storage
 
@@ -23,8 +23,7 @@ type driverCalls struct {
 	volumes kmutex.Locks[drivenVolume]
 }
 
-// drivenVolume is a volume as its driver knows it: by its id there, or by the name under
-// which it is to be made.
+// drivenVolume is a volume as its driver knows it: by its ID there, or by the name of a volume to be created.
 type drivenVolume struct{ driver, volume string }
 
 func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string, fn func(ctx context.Context, c storage.Client, here storage.Driver) error) error {
@@ -97,7 +96,7 @@ func (d *driverCalls) Expand(ctx context.Context, of storage.Driver, req storage
 	return grown, err
 }
 
-// ExpandNode is served by the node service, which knows the places (Node.ExpandVolume).
+// ExpandNode is served by the node service, which knows where volumes are mounted (Node.ExpandVolume).
 func (d *driverCalls) ExpandNode(context.Context, storage.Driver, storage.ExpandNodeRequest) (int64, error) {
 	return 0, denied("what is mounted on a node is its own")
 }

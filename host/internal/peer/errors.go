@@ -21,7 +21,7 @@ import (
 // ErrDenied says that the caller may not make the call. Its text says why.
 var ErrDenied = errcode.PermissionDenied.New("not allowed")
 
-// longestText bounds an error's text as it travels, in bytes: gRPC carries it in a header.
+// longestText bounds the text of an error that is sent, in bytes: gRPC carries it in a header.
 const longestText = 8 << 10
 
 func codeOf(err error) codes.Code {
@@ -34,12 +34,11 @@ func codeOf(err error) codes.Code {
 	return status.FromContextError(err).Code()
 }
 
-// sent is an error as the other agent gets it: with its code, and what tells that it is
-// the outcome of the call.
+// sent converts an error for sending: with its code, and a detail that marks it as the outcome of the call.
 func sent(err error) error {
 	text := err.Error()
 	if s, ok := status.FromError(err); ok {
-		text = s.Message() // without gRPC's frame
+		text = s.Message() // without gRPC's prefix
 	}
 	if len(text) > longestText {
 		text = strings.ToValidUTF8(text[:longestText], "") + " ..."
@@ -55,18 +54,18 @@ func sent(err error) error {
 	return s.Err()
 }
 
-// passedOn says that a server could not answer, since another one leads.
-func passedOn(err error) bool {
+// deposed reports that a server could not answer because another one leads.
+func deposed(err error) bool {
 	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed) ||
 		errors.Is(err, heartbeat.ErrNotAnswered)
 }
 
-// uncertain says that a command may have had its effect all the same.
+// uncertain reports that a command may have had its effect nevertheless.
 func uncertain(err error) bool {
 	return errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed)
 }
 
-// notLeader is what a caller is told who asked a server that does not lead.
+// notLeader is the answer of a server that does not lead.
 func notLeader(leader route.Member, uncertain bool, why error) error {
 	s := status.New(codes.FailedPrecondition, why.Error())
 	detailed, err := s.WithDetails(&peerv1.NotLeader{Leader: leader.Name, Address: leader.Addr, Uncertain: uncertain})
@@ -76,7 +75,7 @@ func notLeader(leader route.Member, uncertain bool, why error) error {
 	return detailed.Err()
 }
 
-// detail finds a detail of a status.
+// detail returns a detail of a status.
 func detail[T any](err error) (found T, ok bool) {
 	for _, d := range status.Convert(err).Details() {
 		if found, ok = d.(T); ok {
@@ -86,8 +85,8 @@ func detail[T any](err error) (found T, ok bool) {
 	return found, false
 }
 
-// answered is an error that another agent gave. It reads as that agent's own words, keeps
-// its code for status.FromError and, as far as it is the ledger's, is what it was there.
+// answered is an error that another agent returned. It has that agent's text, keeps its code for status.FromError, and
+// wraps the ledger's sentinel error if it had one.
 type answered struct {
 	status *status.Status
 	is     error
@@ -95,12 +94,12 @@ type answered struct {
 
 func (e *answered) Error() string { return e.status.Message() }
 
-// GRPCStatus tells the code, for status.FromError.
+// GRPCStatus returns the code, for status.FromError.
 func (e *answered) GRPCStatus() *status.Status { return e.status }
 
 func (e *answered) Unwrap() error { return e.is }
 
-// received is the error of a call as its caller sees it.
+// received converts an error that was received to what the caller sees.
 func received(err error) error {
 	if err == nil {
 		return nil
@@ -122,14 +121,14 @@ func received(err error) error {
 	return e
 }
 
-// refusals log what was refused: ten at once and one a second, and how many were not
-// told, so that nobody fills a disk from outside.
+// refusals logs refused calls: ten at once and one per second, and how many were left out, so that nobody can fill the
+// disk from outside.
 type refusals struct {
 	log   hclog.Logger
 	allow *rate.Limiter
 
 	mu    sync.Mutex
-	quiet int
+	quiet int // not logged since the last one that was
 }
 
 func newRefusals(log hclog.Logger) *refusals {

@@ -33,8 +33,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is what a slow machine may need.
-const patience = 2 * time.Minute
+// timeout is what a slow machine may need.
+const timeout = 2 * time.Minute
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -45,7 +45,7 @@ func must(t *testing.T, err error) {
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -20,22 +20,21 @@ type Reader interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 }
 
-// Ledger is a server's own (cluster.Node).
+// Ledger is a server's own ledger (*cluster.Node).
 type Ledger interface {
 	Reader
-	// ReadLatest reads on the leader, after it has made sure that it leads.
+	// ReadLatest reads after confirming that this server leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	// ApplyFor brings commands into the log and says what became of each.
+	// ApplyFor applies commands and returns the outcome of each.
 	ApplyFor(ctx context.Context, commands ...command.Command) []cluster.Applied
-	// AnswerQuery answers a query with what is agreed on at this moment.
+	// AnswerQuery answers a query after confirming that this server leads.
 	AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error)
-	// Term is the one in which this server leads; 0: it does not.
+	// Term is the term in which this server leads; 0: it does not lead.
 	Term() uint64
 	route.Local
 }
 
-// Heartbeats are the leader's count of which nodes it has heard from
-// (heartbeat.Tracker).
+// Heartbeats answers nodes' heartbeats (heartbeat.Tracker).
 type Heartbeats interface {
 	Answer(ctx context.Context, node string, seq uint64) (lease.Answer, error)
 }
@@ -52,24 +51,23 @@ type Controllers interface {
 	AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string, claimed func(ctx context.Context) error) (map[string]string, error)
 }
 
-// Leader is what a server does for the cluster's agents, itself included, while it leads.
-// Who asks has been checked by whoever calls it.
+// Leader does what agents, including this one, ask of the server that leads. Its callers have authenticated the agent.
 type Leader struct {
 	Ledger      Ledger
 	Controllers Controllers
-	// Secrets opens a volume's sealed secrets.
+	// Secrets decrypts a volume's secrets.
 	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
-	// Keys are this server's, for the others.
+	// Keys are this server's secrets keys, for the other servers.
 	Keys       *secrets.Sealer
 	Tokens     Tokens
 	Heartbeats Heartbeats
 	// Stop asks a node to stop a workload (Nodes.StopWorkload).
 	Stop func(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
-	// Servers are the cluster's, as serf knows them.
+	// Servers lists the cluster's servers, as serf knows them.
 	Servers func() []route.Member
 }
 
-// leading is the server that leads, as far as this one knows.
+// leading returns the server that leads, as far as this one knows.
 func (l *Leader) leading() route.Member {
 	name := l.Ledger.Stats().LeaderName
 	all := l.Servers()
@@ -79,8 +77,8 @@ func (l *Leader) leading() route.Member {
 	return route.Member{Name: name}
 }
 
-// Attach attaches a volume that a node holds a claim on to that node. The modes are those
-// of the claim, and what else there is to know of the volume the ledger tells.
+// Attach attaches a volume to a node that holds a claim on it. The modes are those of the claim; everything else about
+// the volume comes from the ledger.
 func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, modes claim.Capability, options claim.MountOptions) (map[string]string, error) {
 	v, held, err := l.held(ctx, node, ref)
 	if err != nil {
@@ -96,13 +94,14 @@ func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, m
 		return err
 	})
 	if err != nil && !l.Ledger.Leader() {
-		// It failed since another server leads, or that one will say why: an attach may be repeated.
+		// It may have failed because another server leads now. That server will say if there is another reason, since
+		// an attach may be repeated.
 		err = fmt.Errorf("%w: %w", command.ErrNotLeader, err)
 	}
 	return published, err
 }
 
-// VolumeSecrets opens the secrets of a volume that a node holds a claim on.
+// VolumeSecrets decrypts the secrets of a volume that a node holds a claim on.
 func (l *Leader) VolumeSecrets(ctx context.Context, node string, ref claim.VolumeRef) (map[string]string, error) {
 	v, _, err := l.held(ctx, node, ref)
 	if err != nil {
@@ -115,7 +114,7 @@ func (l *Leader) VolumeSecrets(ctx context.Context, node string, ref claim.Volum
 	return opened, nil
 }
 
-// held is a volume and a claim that a node holds on it; one on its way out is none.
+// held returns a volume and the claim that a node holds on it. A claim that is being released does not count.
 func (l *Leader) held(ctx context.Context, node string, ref claim.VolumeRef) (v claim.Volume, held claim.Claim, err error) {
 	var claims []claim.Claim
 	err = l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
@@ -133,12 +132,12 @@ func (l *Leader) held(ctx context.Context, node string, ref claim.VolumeRef) (v 
 			return v, c, err
 		}
 	}
-	// Whether there is such a volume, others need not know.
+	// Do not reveal whether there is such a volume.
 	return v, held, fmt.Errorf("%w: node %q holds no claim on volume %q: %w", ErrDenied, node, ref, claim.ErrClaimNotFound)
 }
 
-// RevokeToken ends a token of a node as the ledger has noted it. One that it does not
-// know is nobody's: there is nothing to end.
+// RevokeToken revokes a node's token that the ledger knows. An unknown token belongs to nobody, so there is nothing to
+// revoke.
 func (l *Leader) RevokeToken(ctx context.Context, node string, t claim.Token, secret string) error {
 	var noted claim.Token
 	err := l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
@@ -151,14 +150,13 @@ func (l *Leader) RevokeToken(ctx context.Context, node string, t claim.Token, se
 	case err != nil:
 		return err
 	case noted.Node != node:
-		return denied(fmt.Sprintf("token %s is one of node %q, not of node %q", t.ID, noted.Node, node))
+		return denied(fmt.Sprintf("token %s belongs to node %q, not to node %q", t.ID, noted.Node, node))
 	default:
 		return l.Tokens.Revoke(ctx, noted, secret)
 	}
 }
 
-// Replace asks the node of a workload to stop it, for a workload of the asking node that
-// waits for its end.
+// Replace asks the node of a workload to stop it, because a workload of the calling node waits for its end.
 func (l *Leader) Replace(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error {
 	var there []claim.Workload
 	var w claim.Workload

@@ -17,11 +17,11 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// stopHeard is how long the answer to StopWorkload waits for the end: long enough to say
-// what is wrong at once. The stop goes on by itself.
-const stopHeard = 500 * time.Millisecond
+// stopTimeout is how long StopWorkload waits for the end: long enough to report an immediate error. The stop itself
+// continues.
+const stopTimeout = 500 * time.Millisecond
 
-// Workloads are those of this node (workload.Manager).
+// Workloads are this node's workloads (workload.Manager).
 type Workloads interface {
 	Owns(ref claim.WorkloadRef) bool
 	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
@@ -30,20 +30,19 @@ type Workloads interface {
 	Placements(ref claim.VolumeRef) []workload.Placement
 }
 
-// Mounted are the calls to this node's drivers for what is mounted here
-// (controllers.Controllers).
+// Mounted makes calls to this node's drivers about what is mounted here (controllers.Controllers).
 type Mounted interface {
 	ExpandNode(ctx context.Context, v claim.Volume, at mounts.Place, minBytes, maxBytes int64) error
 	Stats(ctx context.Context, v claim.Volume, at mounts.Place) (storage.Stats, error)
 }
 
-// Info says who a node is.
+// Info identifies a node.
 type Info struct {
 	Name, Version, BootID string
 	StartedAt             time.Time
 }
 
-// Node is what an agent does for the leader.
+// Node does what the leader asks of an agent.
 type Node struct {
 	Info      Info
 	Workloads Workloads
@@ -52,7 +51,7 @@ type Node struct {
 	Calls drivers.Caller
 }
 
-// ExpandVolume grows what is mounted of a volume here, and says in how many places.
+// ExpandVolume grows a volume wherever it is mounted here, and returns in how many places.
 func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
 	for _, p := range n.Workloads.Placements(v.VolumeRef) {
 		if err := n.Mounted.ExpandNode(ctx, v, p.Place, minBytes, maxBytes); err != nil {
@@ -66,7 +65,7 @@ func (n *Node) ExpandVolume(ctx context.Context, v claim.Volume, minBytes, maxBy
 // errNotMounted says that a volume has no mount on the node.
 var errNotMounted = errors.New("the volume is not mounted there")
 
-// VolumeStats reads usage and condition of a volume where it is mounted here.
+// VolumeStats reads usage and condition of a volume that is mounted here.
 func (n *Node) VolumeStats(ctx context.Context, v claim.Volume) (storage.Stats, error) {
 	for _, p := range n.Workloads.Placements(v.VolumeRef) {
 		return n.Mounted.Stats(ctx, v, p.Place)
@@ -74,23 +73,22 @@ func (n *Node) VolumeStats(ctx context.Context, v claim.Volume) (storage.Stats, 
 	return storage.Stats{}, fmt.Errorf("read the usage of volume %q on node %q: %w", v.VolumeRef, n.Info.Name, errNotMounted)
 }
 
-// StopWorkload asks for the end of a workload, and does not wait for it. One that is not
-// here is success.
+// StopWorkload asks for the end of a workload, and does not wait for it. A workload that does not run here is success.
 func (n *Node) StopWorkload(ctx context.Context, ref claim.WorkloadRef, reason string) error {
-	hearing, cancel := context.WithTimeout(ctx, stopHeard)
+	hearing, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	_, err := n.Workloads.Stop(hearing, ref, reason, nil)
 	switch {
 	case errors.Is(err, workload.ErrNotFound):
 		return nil
 	case hearing.Err() != nil:
-		return ctx.Err() // the stop goes on
+		return ctx.Err() // the stop continues
 	default:
 		return err
 	}
 }
 
-// nodeService serves what the leader asks of this node.
+// nodeService serves the leader's calls to this node.
 type nodeService struct {
 	peerv1.UnimplementedNodeServiceServer
 	node *Node
@@ -149,8 +147,8 @@ func (s nodeService) NodeInfo(context.Context, *peerv1.NodeInfoRequest) (*peerv1
 	return &peerv1.NodeInfoResponse{Name: i.Name, Version: i.Version, BootId: i.BootID, StartedAt: timestamppb.New(i.StartedAt)}, nil
 }
 
-// claimed reads a claim on this node and its volume. Their ids become paths here, so
-// that they are checked whoever sent them.
+// claimed reads a claim on this node and its volume. Their IDs become paths here, so they are checked whoever sent
+// them.
 func (s nodeService) claimed(req interface {
 	GetClaim() []byte
 	GetVolume() []byte
@@ -163,7 +161,7 @@ func (s nodeService) claimed(req interface {
 		return c, v, err
 	}
 	if c.Node != s.node.Info.Name {
-		return c, v, fmt.Errorf("a claim on node %q was brought to node %q", c.Node, s.node.Info.Name)
+		return c, v, fmt.Errorf("a claim on node %q was sent to node %q", c.Node, s.node.Info.Name)
 	}
 	if err := errors.Join(c.Volume.Validate(), c.Workload.Validate(), claim.CheckID(v.PluginID)); err != nil {
 		return c, v, fmt.Errorf("%w: %w", claim.ErrInvalid, err)

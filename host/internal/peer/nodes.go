@@ -17,31 +17,30 @@ import (
 
 // NodesConfig is what Nodes work with.
 type NodesConfig struct {
-	// Name is this agent's, and Local what it does for itself without a connection.
+	// Name is this agent's. Local makes calls to this agent without a connection.
 	Name  string
 	Local *Node
-	// Member finds an agent by its name; false: nobody knows where it is.
+	// Member finds an agent by its name; false: it is not known.
 	Member func(name string) (route.Member, bool)
 	Dialer Dialer
-	// Term is the one in which this server leads; 0: it does not.
+	// Term is the term in which this server leads; 0: it does not lead.
 	Term func() uint64
 }
 
-// Nodes are the cluster's nodes as the leader asks them. What a node is asked may be
-// asked again. It is safe for concurrent use and owns no goroutine.
+// Nodes makes the leader's calls to the cluster's nodes. All of them may be repeated. It is safe for concurrent use
+// and starts no goroutine.
 type Nodes struct{ cfg NodesConfig }
 
 // NewNodes makes Nodes.
 func NewNodes(cfg NodesConfig) *Nodes { return &Nodes{cfg} }
 
-// Storage makes the controller's calls to the drivers of a node, which knows them by
-// their ids. One that cannot be reached, or whose driver is away, answers with
-// Unavailable; calls that no controller has are refused.
+// Storage makes controller calls to the drivers of a node, by the drivers' IDs. If the node cannot be reached, or the
+// driver is not connected, the error is Unavailable. Calls that are no controller calls are refused.
 func (n *Nodes) Storage(node string) storage.Client {
 	return storage.NewClient(nodeConn{n, node})
 }
 
-// Owns asks the node of a claim whether it takes the workload down by itself.
+// Owns asks the node of a claim whether it will stop the workload itself.
 func (n *Nodes) Owns(ctx context.Context, c claim.Claim) (bool, error) {
 	if c.Node == n.cfg.Name {
 		return n.cfg.Local.Workloads.Owns(c.Workload), nil
@@ -50,8 +49,7 @@ func (n *Nodes) Owns(ctx context.Context, c claim.Claim) (bool, error) {
 	return resp.GetOwns(), err
 }
 
-// DetachUnknown undoes on its node what a claim of a workload that the node does not own
-// may have left mounted.
+// DetachUnknown unmounts what a claim of a workload that its node does not own may have left mounted there.
 func (n *Nodes) DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error {
 	if c.Node == n.cfg.Name {
 		return n.cfg.Local.Workloads.DetachUnknown(ctx, c, v)
@@ -64,7 +62,7 @@ func (n *Nodes) DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume
 	return err
 }
 
-// Detach stops the workload of a claim on its node, or says why not, and what was done.
+// Detach stops the workload of a claim on its node, and says what was done or why it could not be.
 func (n *Nodes) Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error) {
 	if c.Node == n.cfg.Name {
 		return n.cfg.Local.Workloads.Detach(ctx, c, v)
@@ -77,8 +75,8 @@ func (n *Nodes) Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did 
 	return resp.GetDid(), err
 }
 
-// StopWorkload asks a node to stop a workload, and does not wait for its end. One that
-// does not run there is success.
+// StopWorkload asks a node to stop a workload, and does not wait for its end. A workload that does not run there is
+// success.
 func (n *Nodes) StopWorkload(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error {
 	if node == n.cfg.Name {
 		return n.cfg.Local.StopWorkload(ctx, ref, reason)
@@ -87,7 +85,7 @@ func (n *Nodes) StopWorkload(ctx context.Context, node string, ref claim.Workloa
 	return err
 }
 
-// ExpandVolume grows what is mounted of a volume on a node, and says in how many places.
+// ExpandVolume grows a volume wherever it is mounted on a node, and returns in how many places.
 func (n *Nodes) ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
 	if node == n.cfg.Name {
 		return n.cfg.Local.ExpandVolume(ctx, v, minBytes, maxBytes)
@@ -100,7 +98,7 @@ func (n *Nodes) ExpandVolume(ctx context.Context, node string, v claim.Volume, m
 	return int(resp.GetPlaces()), err
 }
 
-// VolumeStats reads usage and condition of a volume where it is mounted on a node.
+// VolumeStats reads usage and condition of a volume that is mounted on a node.
 func (n *Nodes) VolumeStats(ctx context.Context, node string, v claim.Volume) (stats storage.Stats, err error) {
 	if node == n.cfg.Name {
 		return n.cfg.Local.VolumeStats(ctx, v)
@@ -129,7 +127,7 @@ func (n *Nodes) service(node string) peerv1.NodeServiceClient {
 	return peerv1.NewNodeServiceClient(nodeConn{n, node})
 }
 
-// carried is a claim and its volume as they travel.
+// carried encodes a claim and its volume for sending.
 func carried(c claim.Claim, v claim.Volume) (claimed, volume []byte, err error) {
 	if claimed, err = json.Marshal(c); err != nil {
 		return nil, nil, err
@@ -138,8 +136,7 @@ func carried(c claim.Claim, v claim.Volume) (claimed, volume []byte, err error) 
 	return claimed, volume, err
 }
 
-// nodeConn makes the calls to one node: each with the leader's term, a bound, and errors
-// that read as the node's own words.
+// nodeConn makes calls to one node, each with the leader's term and a timeout, and converts the errors.
 type nodeConn struct {
 	nodes *Nodes
 	node  string
@@ -163,12 +160,12 @@ func (c nodeConn) Invoke(ctx context.Context, method string, args, reply any, op
 	if term == 0 {
 		return received(status.Error(codes.Aborted, errOldTerm.Error()))
 	}
-	ctx, cancel := context.WithTimeout(ctx, callPatience)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	return received(conn.Invoke(withTerm(ctx, term), method, args, reply, opts...))
 }
 
-// NewStream is for streams, which nodes do not serve.
+// NewStream implements grpc.ClientConnInterface. Nodes serve no streams.
 func (c nodeConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, status.Errorf(codes.Unimplemented, "node %q serves no stream %s", c.node, method)
 }

@@ -17,21 +17,20 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// Secret is what proves that a node is the one that the ledger knows: its certificate
-// says a name, and a name can be given again. It prints as nothing that helps.
+// Secret proves that a node is the one in the ledger: a certificate only proves the name, and another host may be
+// given the same name. Formatting it never shows it.
 type Secret struct{ text string }
 
-// secretText is what a secret looks like: what rand.Text gives.
+// secretText matches what rand.Text returns.
 var secretText = regexp.MustCompile(`^[A-Z2-7]{26,64}$`)
 
-// OpenSecret reads the node's secret from a file that only its user can read, and makes
-// one first where there is none.
+// OpenSecret reads the node's secret from a file that only its owner can read, and creates one if there is none.
 func OpenSecret(path string) (Secret, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		s := Secret{rand.Text()}
 		if err := atomicfile.WriteFile(path, []byte(s.text)); err != nil {
-			return Secret{}, fmt.Errorf("make the node's secret: %w", err)
+			return Secret{}, fmt.Errorf("create the node's secret: %w", err)
 		}
 		return s, nil
 	}
@@ -51,10 +50,10 @@ func OpenSecret(path string) (Secret, error) {
 	return Secret{string(text)}, nil
 }
 
-// Hash is what the ledger keeps of the secret: its SHA-256 in hexadecimal.
+// Hash is the secret's SHA-256 in hexadecimal, which the ledger keeps.
 func (s Secret) Hash() string { return hashOf(s.text) }
 
-// with sends the secret with the calls of a context.
+// with adds the secret to the calls made with a context.
 func (s Secret) with(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, secretKey, s.text)
 }
@@ -62,7 +61,7 @@ func (s Secret) with(ctx context.Context) context.Context {
 // String keeps the secret out of logs.
 func (Secret) String() string { return "[REDACTED]" }
 
-// GoString keeps it out of %#v.
+// GoString keeps the secret out of %#v.
 func (Secret) GoString() string { return "[REDACTED]" }
 
 func hashOf(text string) string {
@@ -70,5 +69,5 @@ func hashOf(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sameHash compares without telling by its time how far two are alike.
+// sameHash compares in constant time.
 func sameHash(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }

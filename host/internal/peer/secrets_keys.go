@@ -15,11 +15,11 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
-// keysPatience is how long one server is waited for that is asked for keys, or given one.
-const keysPatience = 5 * time.Second
+// keysTimeout bounds a call to one server that is asked for keys, or given one.
+const keysTimeout = 5 * time.Second
 
-// SecretsKeys asks the other servers for keys by their ids, until all are found or all
-// were asked. The error says who did not answer; keys that were found are returned with it.
+// SecretsKeys asks the other servers for keys by their IDs, until all keys are found or all servers were asked. The
+// error says which servers did not answer; the keys that were found are returned with it.
 func (s *Servers) SecretsKeys(ctx context.Context, ids ...string) (found []secrets.Key, err error) {
 	want := map[string]bool{}
 	for _, id := range ids {
@@ -46,8 +46,8 @@ func (s *Servers) SecretsKeys(ctx context.Context, ids ...string) (found []secre
 	return found, errors.Join(errs...)
 }
 
-// OfferSecretsKey gives a server a key that the ledger is about to name. It has the key
-// on its disk when the error is nil. Only the leader may.
+// OfferSecretsKey sends a server a key that the ledger is about to name. When the error is nil, the server has written
+// it to its disk. Only the leader may call it.
 func (s *Servers) OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error {
 	for _, m := range s.Servers() {
 		if m.Name == server {
@@ -60,9 +60,9 @@ func (s *Servers) OfferSecretsKey(ctx context.Context, server string, key secret
 	return fmt.Errorf("server %q is no member of the cluster now (see: pannier server members)", server)
 }
 
-// callServer asks one server, whether it leads or not.
+// callServer calls one server, whether it leads or not.
 func (s *Servers) callServer(ctx context.Context, m route.Member, fn func(ctx context.Context, c peerv1.ServersServiceClient) error) error {
-	ctx, cancel := context.WithTimeout(ctx, keysPatience)
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
 	if err == nil {

@@ -25,29 +25,29 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// closeGrace is how long the end of the server waits for calls under way. A query that
-// waits for a change is cut off: whoever asked asks another server.
+// closeGrace is how long Close waits for running calls. A query that waits for a change is cut off; its caller asks
+// another server.
 const closeGrace = time.Second
 
-// Server answers other agents.
+// Server answers calls of other agents.
 type Server struct {
 	grpc *grpc.Server
 	done chan struct{}
 }
 
-// Config is what a Server answers with.
+// Config configures a Server.
 type Config struct {
-	// Leader does what servers are asked for; nil: this agent is no server.
+	// Leader answers calls to the leader; nil: this agent is no server.
 	Leader *Leader
-	// Node does what nodes are asked for.
+	// Node answers calls to this node.
 	Node *Node
-	// Terms of leaders that this agent has seen.
+	// Terms are the leaders' terms that this agent has seen.
 	Terms *Terms
 	Log   hclog.Logger
 }
 
-// Serve answers on a listener of a port (rpc.Port.GRPC, with its ServerOptions) until
-// Close, which closes the listener too.
+// Serve answers calls on a listener of a port (transport.Port.GRPC, with its ServerOptions) until Close, which closes
+// the listener too.
 func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
 	g := &guard{Config: cfg, refusals: newRefusals(cfg.Log)}
 	options = append(options, grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unserved))
@@ -66,8 +66,7 @@ func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
 	return s
 }
 
-// Close lets calls under way end for a moment and cuts off the rest. It may be called
-// again.
+// Close waits up to closeGrace for running calls and cuts off the rest. It may be called again.
 func (s *Server) Close() error {
 	late := time.AfterFunc(closeGrace, s.grpc.Stop)
 	defer late.Stop()
@@ -76,8 +75,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// guard stands before every call: it sees who calls, and gives errors the form in which
-// they travel.
+// guard checks the caller of every call, and converts errors for sending.
 type guard struct {
 	Config
 	refusals *refusals
@@ -94,7 +92,7 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	return resp, nil
 }
 
-// check says whether the call may be made, and by this server.
+// check reports whether the caller may make the call, and whether this server may answer it.
 func (g *guard) check(ctx context.Context, method string, req any) error {
 	peer, ok := transport.PeerFrom(ctx)
 	if !ok {
@@ -109,7 +107,7 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 	case who == amongServers:
 		return nil
 	case !g.Leader.Ledger.Leader():
-		return errPassOn
+		return errNotLeading
 	case peer.Role == pki.Node:
 		return mayNode(ctx, g.Leader.Ledger, peer, req)
 	default:
@@ -118,20 +116,19 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 }
 
 var (
-	// errPassOn: this server does not lead.
-	errPassOn = errors.New("this server does not lead the cluster")
-	// errNobody: a certificate is missing.
-	errNobody = errcode.Unauthenticated.New("the connection names nobody")
-	// errUnserved: no agent of this version serves the call.
+	// errNotLeading: this server does not lead.
+	errNotLeading = errors.New("this server does not lead the cluster")
+	// errNobody: there is no certificate.
+	errNobody = errcode.Unauthenticated.New("the connection has no certificate")
+	// errUnserved: this version of the agent does not serve the call.
 	errUnserved = errcode.Unimplemented.New("this agent does not serve the call")
 )
 
-// notAllowed are the errors of calls that were refused. What a driver answers is none of
-// them, though it may have the same code.
+// notAllowed are the errors of refused calls. Errors of drivers are not among them, though they may have the same
+// code.
 var notAllowed = []error{ErrDenied, errNobody, errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}
 
-// refuse makes the error of a call the one that travels, and tells the operator of one
-// that was not allowed.
+// refuse converts the error of a call for sending, and logs calls that were not allowed.
 func (g *guard) refuse(ctx context.Context, method string, err error) error {
 	if slices.ContainsFunc(notAllowed, func(target error) bool { return errors.Is(err, target) }) {
 		by, from := "nobody", "unknown"
@@ -143,35 +140,33 @@ func (g *guard) refuse(ctx context.Context, method string, err error) error {
 		}
 		g.refusals.refused(err, method, by, from)
 	}
-	if g.Leader != nil && (errors.Is(err, errPassOn) || passedOn(err)) {
-		return notLeader(g.Leader.leading(), !errors.Is(err, errPassOn) && uncertain(err), err)
+	if g.Leader != nil && (errors.Is(err, errNotLeading) || deposed(err)) {
+		return notLeader(g.Leader.leading(), !errors.Is(err, errNotLeading) && uncertain(err), err)
 	}
 	return sent(err)
 }
 
-// stream refuses every stream, and every call that nobody serves: agents call one another
-// once a call.
+// stream refuses all streams and unknown calls: agents only make unary calls.
 func (g *guard) stream(_ any, s grpc.ServerStream, info *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
 	return g.refuse(s.Context(), info.FullMethod, fmt.Errorf("%w %s", errUnserved, info.FullMethod))
 }
 
-// unserved is reached by no call: the guard refuses it before.
+// unserved is never reached: the guard refuses such calls first.
 func unserved(any, grpc.ServerStream) error { return errors.ErrUnsupported }
 
-// termKey is the metadata that says which term a leader's call is of.
+// termKey is the metadata that carries the leader's term.
 const termKey = "leader-term"
 
 // errOldTerm says that the caller does not lead any more.
-var errOldTerm = errcode.FailedPrecondition.New("another server has led since: this one does not lead any more")
+var errOldTerm = errcode.FailedPrecondition.New("another server has become the leader since")
 
-// Terms are the highest term of a leader that this node has seen. The zero value has
-// seen none.
+// Terms remembers the highest leader's term that this node has seen. The zero value is ready.
 type Terms struct {
 	mu      sync.Mutex
 	highest uint64
 }
 
-// Seen takes a term in; the error is errOldTerm where a higher one was seen before.
+// Seen records a term. It returns errOldTerm if a higher one was seen before.
 func (t *Terms) Seen(term uint64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,15 +177,15 @@ func (t *Terms) Seen(term uint64) error {
 	return nil
 }
 
-// check takes in the term of a call.
+// check records the term of a call.
 func (t *Terms) check(ctx context.Context) error {
 	said := metadata.ValueFromIncomingContext(ctx, termKey)
 	if len(said) != 1 {
-		return status.Errorf(codes.InvalidArgument, "the call does not say which term of a leader it is of")
+		return status.Errorf(codes.InvalidArgument, "the call does not carry the leader's term")
 	}
 	term, err := strconv.ParseUint(said[0], 10, 64)
 	if err != nil {
-		return status.Errorf(codes.InvalidArgument, "the term of the leader is no number")
+		return status.Errorf(codes.InvalidArgument, "the leader's term is not a number")
 	}
 	return t.Seen(term)
 }

@@ -27,10 +27,10 @@ import (
 // How long one server may take before another is asked. A server that is cut off is noticed earlier, by the connection
 // (package transport).
 const (
-	applyPatience     = 10 * time.Second
-	queryPatience     = 10 * time.Second // besides what the query itself waits for
-	heartbeatPatience = 3 * time.Second
-	callPatience      = 3 * time.Minute // calls that end at a driver or Consul have their own bounds there
+	applyTimeout     = 10 * time.Second
+	queryTimeout     = 10 * time.Second // besides what the query itself waits for
+	heartbeatTimeout = 3 * time.Second
+	callTimeout      = 3 * time.Minute // calls that end at a driver or Consul have their own bounds there
 )
 
 // Dialer connects to agents (*transport.Dialer).
@@ -84,7 +84,7 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 		return nil, err
 	}
 	var outcome []byte // of another server
-	err = s.do(ctx, applyPatience, true,
+	err = s.do(ctx, applyTimeout, true,
 		func(ctx context.Context, l *Leader) error {
 			applied := l.Ledger.ApplyFor(ctx, c)[0]
 			result = applied.Result
@@ -107,7 +107,7 @@ func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index
 		return nil, 0, err
 	}
 	var encoded []byte // by another server
-	err = s.do(ctx, queryPatience+q.Blocks().Wait, false,
+	err = s.do(ctx, queryTimeout+q.Blocks().Wait, false,
 		func(ctx context.Context, l *Leader) (err error) {
 			answer, index, err = l.Ledger.AnswerQuery(ctx, q)
 			return err
@@ -130,14 +130,14 @@ type service struct {
 }
 
 // do makes one call on the leader: here, or on another server. changes: it may have its effect though no answer comes.
-func (s *Servers) do(ctx context.Context, patience time.Duration, changes bool,
+func (s *Servers) do(ctx context.Context, timeout time.Duration, changes bool,
 	here func(ctx context.Context, l *Leader) error, there func(ctx context.Context, to service) error,
 ) error {
 	return s.Do(ctx, route.Call{
-		Patience: patience,
+		Timeout: timeout,
 		Here: func(ctx context.Context) error {
 			err := here(ctx, s.local.Load())
-			if passedOn(err) {
+			if deposed(err) {
 				return &route.NotLeader{Uncertain: changes && uncertain(err), Err: err}
 			}
 			return err
@@ -189,20 +189,20 @@ func (s *Servers) probe(ctx context.Context, m route.Member) error {
 	})
 }
 
-// leader is a client of the server that leads. patience bounds each attempt at another server.
-func (s *Servers) leader(patience time.Duration) peerv1.ServersServiceClient {
-	return peerv1.NewServersServiceClient(leaderConn{s, patience})
+// leader is a client of the server that leads. timeout bounds each attempt at another server.
+func (s *Servers) leader(timeout time.Duration) peerv1.ServersServiceClient {
+	return peerv1.NewServersServiceClient(leaderConn{s, timeout})
 }
 
 // leaderConn makes calls on the server that leads. They may all be repeated.
 type leaderConn struct {
-	servers  *Servers
-	patience time.Duration
+	servers *Servers
+	timeout time.Duration
 }
 
 // Invoke makes one call.
 func (c leaderConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	return c.servers.do(ctx, c.patience, false,
+	return c.servers.do(ctx, c.timeout, false,
 		func(ctx context.Context, l *Leader) error {
 			return invoke(ctx, serversService{leader: l}, method, args, reply)
 		},
@@ -243,7 +243,7 @@ var _ grpc.ClientConnInterface = leaderConn{}
 
 // Heartbeat tells the leader that this node is alive (lease.Servers). The leader makes sure first that it still leads.
 func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease.Answer, error) {
-	resp, err := s.leader(heartbeatPatience).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, Sequence: seq})
+	resp, err := s.leader(heartbeatTimeout).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, Sequence: seq})
 	if err == nil {
 		err = s.cfg.Terms.Seen(resp.GetTerm())
 	}
@@ -262,7 +262,7 @@ func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease
 // controller that the leader picks.
 func (s *Servers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
 	capability := drivers.StorageCapability(v.MountOptions, modes)
-	resp, err := s.leader(callPatience).Attach(ctx, &peerv1.AttachRequest{
+	resp, err := s.leader(callTimeout).Attach(ctx, &peerv1.AttachRequest{
 		Node: node, Namespace: v.Namespace, Volume: v.ID,
 		AccessMode: string(modes.AccessMode), AttachmentMode: string(modes.AttachmentMode),
 		FsType: capability.FSType, MountFlags: capability.MountFlags, VolumeMountGroup: capability.VolumeMountGroup,
@@ -275,14 +275,14 @@ func (s *Servers) VolumeSecrets(ctx context.Context, v claim.Volume) (secrets ma
 	if len(v.SealedSecrets) == 0 {
 		return nil, nil
 	}
-	resp, err := s.leader(queryPatience).VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
+	resp, err := s.leader(queryTimeout).VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
 	return resp.GetSecrets(), err
 }
 
 // StopWorkload requests the end of a workload that one of this node's waits for, and does not wait for it. The leader
 // looks up which node it runs on.
 func (s *Servers) StopWorkload(ctx context.Context, _ string, ref claim.WorkloadRef, reason string) error {
-	_, err := s.leader(callPatience).ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{
+	_, err := s.leader(callTimeout).ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{
 		Node: s.cfg.Name, Namespace: ref.Namespace, Workload: ref.ID, Reason: reason,
 	})
 	return err
@@ -294,7 +294,7 @@ func (s *Servers) IntendToken(ctx context.Context, t claim.Token) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.leader(callPatience).IntendToken(ctx, &peerv1.IntendTokenRequest{Node: s.cfg.Name, Token: encoded})
+	_, err = s.leader(callTimeout).IntendToken(ctx, &peerv1.IntendTokenRequest{Node: s.cfg.Name, Token: encoded})
 	return err
 }
 
@@ -304,7 +304,7 @@ func (s *Servers) DeriveToken(ctx context.Context, t claim.Token) (derived claim
 	if err != nil {
 		return derived, "", err
 	}
-	resp, err := s.leader(callPatience).DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: s.cfg.Name, Token: encoded})
+	resp, err := s.leader(callTimeout).DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: s.cfg.Name, Token: encoded})
 	if err != nil {
 		return derived, "", err
 	}
@@ -318,7 +318,7 @@ func (s *Servers) RevokeToken(ctx context.Context, t claim.Token, secret string)
 	if err != nil {
 		return err
 	}
-	_, err = s.leader(callPatience).RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
+	_, err = s.leader(callTimeout).RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
 	return err
 }
 

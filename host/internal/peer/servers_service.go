@@ -52,7 +52,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 	}
 	for i, a := range s.leader.Ledger.ApplyFor(ctx, commands...) {
 		outcome, err := []byte(nil), a.Err
-		if !passedOn(err) {
+		if !deposed(err) {
 			outcome, err = command.EncodeOutcome(a.Result, a.Err)
 		}
 		if resp.Applied[of[i]], err = s.applied(ctx, outcome, err); err != nil {
@@ -78,7 +78,7 @@ func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*p
 		return nil, err
 	}
 	result, index, err := s.leader.Ledger.AnswerQuery(ctx, q)
-	if passedOn(err) || err != nil && ctx.Err() != nil {
+	if deposed(err) || err != nil && ctx.Err() != nil {
 		return nil, err
 	}
 	answer, err := command.EncodeAnswer(result, index, err)

@@ -1,9 +1,9 @@
-// Package route brings calls to the server that leads, whichever that is: commands and queries of the ledger and calls
-// between agents (package peer), and requests of the API (package apiserver).
+// Package route sends calls to the server that leads: commands and queries of the ledger, calls between agents
+// (package peer), and requests of the API (package apiserver).
 //
-// What must stay true: a call is answered by a server that led until it had the answer; what another one said is
-// discarded, and the next leader is asked. So every call that is not Call.Once may be made twice: its caller gives it a
-// key, or it does no harm.
+// What must stay true: a call is answered by a server that still led when it had the answer. Answers of other servers
+// are discarded, and the next leader is asked. So every call without Call.Once may be made twice: its caller gives it
+// a key, or repeating it does no harm.
 package route
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// The pause after all servers were asked and none led: an election takes about a second, and its winner should be found
-// soon after.
+// The pause after all servers were asked and none led. An election takes about a second, and its winner should be
+// found soon after.
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = 150 * time.Millisecond
@@ -36,8 +36,8 @@ const (
 // findTimeout bounds the search for a leader before a call that can be made once only.
 const findTimeout = 5 * time.Second
 
-// ErrNoLeader says that no server answered as the leader within Call.Search.
-var ErrNoLeader = errors.New("no server that leads answered: retry (pannier server members shows the servers)")
+// ErrNoLeader is returned if no server answered as the leader within Call.Search.
+var ErrNoLeader = errors.New("no leading server answered: retry (pannier server members shows the servers)")
 
 // Member is an agent as serf knows it.
 type Member struct {
@@ -48,24 +48,24 @@ type Member struct {
 
 // Local is this agent's own server (*cluster.Node).
 type Local interface {
-	// Leader says whether it leads.
+	// Leader reports whether it leads.
 	Leader() bool
-	// Stats tell who leads.
+	// Stats say who leads.
 	Stats() cluster.Stats
 }
 
 // Config is what a Router works with.
 type Config struct {
 	Name string // this agent's
-	// Servers are the cluster's, as serf knows them.
+	// Servers lists the cluster's servers, as serf knows them.
 	Servers func() []Member
-	// Transport carries requests of the API to servers: https:// and Member.Addr.
+	// Transport sends requests of the API to servers at https:// and Member.Addr.
 	Transport http.RoundTripper
-	// Probe asks a server something that only the leader answers; its errors are those of Call.There.
+	// Probe asks a server something that only the leader answers. Its errors are those of Call.There.
 	Probe func(ctx context.Context, m Member) error
 }
 
-// Router finds the server that leads. It is safe for concurrent use and owns no goroutine.
+// Router finds the server that leads. It is safe for concurrent use and starts no goroutine.
 type Router struct {
 	cfg Config
 
@@ -77,14 +77,14 @@ type Router struct {
 // New makes a Router.
 func New(cfg Config) *Router { return &Router{cfg: cfg} }
 
-// SetLocal has calls answered by this agent's own server from now on while that leads.
+// SetLocal makes this agent's own server answer calls while it leads.
 func (r *Router) SetLocal(l Local) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.local = l
 }
 
-// Leads says whether this agent's own server leads.
+// Leads reports whether this agent's own server leads.
 func (r *Router) Leads() bool {
 	r.mu.Lock()
 	l := r.local
@@ -92,35 +92,35 @@ func (r *Router) Leads() bool {
 	return l != nil && l.Leader()
 }
 
-// LeaderName is the server that answered as the leader last; empty: none has yet.
+// LeaderName returns the server that last answered as the leader; empty: none has yet.
 func (r *Router) LeaderName() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.leader
 }
 
-// Transport carries requests of the API to servers.
+// Transport sends requests of the API to servers.
 func (r *Router) Transport() http.RoundTripper { return r.cfg.Transport }
 
 // Call is something that only the leader answers.
 type Call struct {
-	// Here makes the call on this agent's own server, which leads, and There on another one. Their error is the
-	// answer, unless it is a *NotLeader.
+	// Here makes the call on this agent's own server, which leads; There on another one. Their error is the answer,
+	// unless it is a *NotLeader.
 	Here  func(ctx context.Context) error
 	There func(ctx context.Context, m Member) error
-	// Patience bounds each There; 0: ctx alone does.
-	Patience time.Duration
-	// Search bounds how long a leader is looked for once the call has failed; 0: ctx alone does.
+	// Timeout bounds each There; 0: only ctx does.
+	Timeout time.Duration
+	// Search bounds the search for a leader after the call has failed; 0: only ctx does.
 	Search time.Duration
-	// Once: There cannot be repeated. The leader is found first.
+	// Once says that There must not be repeated, so the leader is found first.
 	Once bool
 }
 
-// NotLeader is the error of a server that did not answer a call: it does not lead, or was not reached.
+// NotLeader is the error of a server that did not answer a call because it does not lead, or was not reached.
 type NotLeader struct {
-	// Leader is who leads as far as the server knows; empty: it does not know.
+	// Leader is the leader as far as the server knows; empty: it does not know.
 	Leader Member
-	// Uncertain: the call may have its effect all the same.
+	// Uncertain says that the call may have had its effect nevertheless.
 	Uncertain bool
 	Err       error
 }
@@ -129,11 +129,11 @@ func (e *NotLeader) Error() string { return e.Err.Error() }
 
 func (e *NotLeader) Unwrap() error { return e.Err }
 
-// Do makes a call on the server that leads, and repeats it over elections until ctx ends or Call.Search is over. Where no
-// leader has answered, the error is command.ErrNotLeader, or command.ErrUncertain where the call may have its effect.
+// Do makes a call on the leader, and repeats it across elections until ctx ends or Call.Search is over. If no leader
+// answered, the error is command.ErrNotLeader, or command.ErrUncertain if the call may have had its effect.
 func (r *Router) Do(ctx context.Context, c Call) error {
 	if c.Once && r.cfg.Probe != nil {
-		find := Call{Here: func(context.Context) error { return nil }, There: r.cfg.Probe, Patience: findTimeout, Search: findTimeout}
+		find := Call{Here: func(context.Context) error { return nil }, There: r.cfg.Probe, Timeout: findTimeout, Search: findTimeout}
 		if err := r.Do(ctx, find); err != nil {
 			return err
 		}
@@ -161,7 +161,7 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 	}
 }
 
-// round asks each server once, the most likely leader first. done: one has answered.
+// round asks each server once, the most likely leader first. done reports that one has answered.
 func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool, err error) {
 	if r.Leads() {
 		err := c.Here(ctx)
@@ -194,15 +194,16 @@ func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool,
 }
 
 func (c Call) there(ctx context.Context, m Member) error {
-	if c.Patience > 0 {
+	if c.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.Patience)
+		ctx, cancel = context.WithTimeout(ctx, c.Timeout)
 		defer cancel()
 	}
 	return c.There(ctx, m)
 }
 
-// find is the server that another one took for the leader: one that is known, or at the address that came with its name.
+// find returns the server that another one considers the leader: a known one, or else at the address that was given
+// with its name.
 func find(known []Member, leader Member) []Member {
 	if at := slices.IndexFunc(known, func(m Member) bool { return m.Name == leader.Name }); at >= 0 {
 		return known[at : at+1 : at+1]
@@ -213,7 +214,7 @@ func find(known []Member, leader Member) []Member {
 	return []Member{{Name: leader.Name, Addr: leader.Addr, Server: true}}
 }
 
-// Servers are all known servers: first the leader as far as this agent knows, then the others in any order.
+// Servers lists all known servers: first the leader as far as this agent knows, then the others in random order.
 func (r *Router) Servers() []Member {
 	all := r.cfg.Servers()
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -245,14 +246,14 @@ func (r *Router) invalidateLeader(name string) {
 	}
 }
 
-// attempts are the servers that did not answer a call as the leader.
+// attempts records the servers that did not answer a call as the leader.
 type attempts struct {
 	why       map[string]error // by server, the last error of each
 	uncertain bool
 	last      *NotLeader
 }
 
-// note notes an attempt; false: its error, or none, is the answer.
+// note records an attempt. It returns false if err, or nil, is the answer.
 func (a *attempts) note(server string, err error) bool {
 	if !errors.As(err, &a.last) {
 		return false
@@ -262,9 +263,9 @@ func (a *attempts) note(server string, err error) bool {
 	return true
 }
 
-// err is the error when the search is over.
+// err is the error of a search that found no leader.
 func (a *attempts) err(cause error) error {
-	is, what := command.ErrNotLeader, "no server that leads was reached"
+	is, what := command.ErrNotLeader, "no leading server was reached"
 	if a.uncertain {
 		is, what = command.ErrUncertain, "no server has confirmed it"
 	}

@@ -16,57 +16,56 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// Bounds of the releases of one leadership.
+// Bounds of the releases of one leader term.
 const (
-	parallel      = 64 // volumes released at the same time
-	parallelParty = 16 // of them, that wait for the same node or driver
-	retryRate     = 200
-	firstPause    = 500 * time.Millisecond
-	longestPause  = time.Minute
-	lookPause     = 5 * time.Second // after the ledger could not be read
+	parallel              = 64 // volumes released at the same time
+	parallelPerDependency = 16 // of them, those that depend on the same node or driver
+	retryRate             = 200
+	firstPause            = 500 * time.Millisecond
+	longestPause          = time.Minute
+	readRetry             = 5 * time.Second // after the ledger could not be read
 )
 
-// Attempt is how the release of a volume's claims stands.
+// Attempt is the progress of the release of a volume's claims.
 type Attempt struct {
 	Tries  int
-	Since  time.Time // when this leader first saw it
-	Error  string    // of the last try; empty: it waits for a node to move a claim, or was not tried yet
-	NextAt time.Time // of the next try; zero while one is under way, or when only a change brings one
+	Since  time.Time // when this leader began to release them
+	Error  string    // of the last attempt; empty: it waits for a node, or was not attempted yet
+	NextAt time.Time // of the next attempt; zero during one, or if only a change causes one
 }
 
-// backlog are the volumes with claims on their way out: of a leadership, since all of
-// it is in the ledger. It starts a goroutine for a try, and none for what waits, so that it
-// may be as long as the ledger.
+// backlog is the volumes with claims that are being released. It lives for one leader term, since all of it can be
+// read from the ledger. Only attempts have a goroutine, so it may be as long as the ledger.
 type backlog struct {
 	w     *Watcher
 	ctx   context.Context
-	pace  *rate.Limiter // of tries that are not the first
+	pace  *rate.Limiter // of attempts after the first
 	tries sync.WaitGroup
 
-	mu      sync.Mutex
-	closed  bool
-	volumes map[claim.VolumeRef]*release
-	parties map[string]*party
-	running int
+	mu           sync.Mutex
+	closed       bool
+	volumes      map[claim.VolumeRef]*release
+	dependencies map[string]*dependency
+	running      int
 }
 
-// release is one volume's.
+// release is that of one volume.
 type release struct {
 	Attempt
-	driver  string
-	party   string   // whom the next try waits for
-	nodes   []string // of its claims
-	claims  string   // the claims as they were when they were last looked at
-	tried   string   // the claims as they were when the last try began
-	running bool
-	queued  bool
-	again   bool // something has changed since the try under way began
-	pause   *backoff.ExponentialBackOff
-	timer   *time.Timer
+	driver     string
+	dependency string   // the node or driver that the next attempt depends on
+	nodes      []string // of its claims
+	claims     string   // fingerprint of the claims when they were last read
+	tried      string   // fingerprint of the claims when the last attempt began
+	running    bool
+	queued     bool
+	again      bool // something has changed since the running attempt began
+	pause      *backoff.ExponentialBackOff
+	timer      *time.Timer
 }
 
-// party is a node or a driver that releases wait for. One that hangs holds up no others.
-type party struct {
+// dependency is a node or a driver that releases need. One that hangs holds up no others.
+type dependency struct {
 	queue   []claim.VolumeRef
 	running int
 }
@@ -74,11 +73,11 @@ type party struct {
 func newBacklog(ctx context.Context, w *Watcher) *backlog {
 	return &backlog{
 		w: w, ctx: ctx, pace: rate.NewLimiter(retryRate, retryRate),
-		volumes: map[claim.VolumeRef]*release{}, parties: map[string]*party{},
+		volumes: map[claim.VolumeRef]*release{}, dependencies: map[string]*dependency{},
 	}
 }
 
-// close waits for the tries under way and starts no other. The context has ended.
+// close waits for the running attempts and starts no more. The context has ended.
 func (b *backlog) close() {
 	b.mu.Lock()
 	b.closed = true
@@ -89,7 +88,7 @@ func (b *backlog) close() {
 	b.tries.Wait()
 }
 
-// look compares the backlog with the ledger: what is new, or has moved, is tried.
+// look compares the backlog with the ledger, and attempts what is new or has changed.
 func (b *backlog) look(ctx context.Context) error {
 	var found map[claim.VolumeRef]*release
 	err := b.w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -117,7 +116,7 @@ func (b *backlog) look(ctx context.Context) error {
 			b.queue(ref, r)
 			continue
 		}
-		r.claims, r.nodes, r.party = now.claims, now.nodes, now.party
+		r.claims, r.nodes, r.dependency = now.claims, now.nodes, now.dependency
 		if r.claims != r.tried {
 			b.queue(ref, r)
 		}
@@ -126,7 +125,7 @@ func (b *backlog) look(ctx context.Context) error {
 	return nil
 }
 
-// find reads the volumes with claims on their way out.
+// find reads the volumes with claims that are being released.
 func (b *backlog) find(tx *state.ReadTx) (map[claim.VolumeRef]*release, error) {
 	claims, _, err := tx.Releasing(state.Page{})
 	if err != nil {
@@ -143,14 +142,14 @@ func (b *backlog) find(tx *state.ReadTx) (map[claim.VolumeRef]*release, error) {
 		if r.driver == "" {
 			v, err := tx.Volume(ref)
 			if err != nil {
-				return nil, fmt.Errorf("volume %q, of which claims are on their way out: %w", ref, err)
+				return nil, fmt.Errorf("volume %q, whose claims are being released: %w", ref, err)
 			}
 			r.driver = v.PluginID
 		}
-		r.party = "driver " + r.driver
+		r.dependency = "driver " + r.driver
 		for _, c := range claims[:n] {
 			if c.State == claim.Unpublishing {
-				r.party = "node " + c.Node
+				r.dependency = "node " + c.Node
 			}
 			if !slices.Contains(r.nodes, c.Node) {
 				r.nodes = append(r.nodes, c.Node)
@@ -162,7 +161,7 @@ func (b *backlog) find(tx *state.ReadTx) (map[claim.VolumeRef]*release, error) {
 	return found, nil
 }
 
-// driver of a volume that is in the backlog already; empty: it is not.
+// driver returns the driver of a volume in the backlog; empty: it is not in it.
 func (b *backlog) driver(ref claim.VolumeRef) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -172,7 +171,7 @@ func (b *backlog) driver(ref claim.VolumeRef) string {
 	return ""
 }
 
-// fingerprint changes when one of the claims that are on their way out moves, comes or goes.
+// fingerprint changes whenever one of the claims that are being released changes, appears or disappears.
 func fingerprint(claims []claim.Claim) string {
 	var text strings.Builder
 	for _, c := range claims {
@@ -183,7 +182,7 @@ func fingerprint(claims []claim.Claim) string {
 	return text.String()
 }
 
-// nudge lets what waits be tried now: all that which says yes to.
+// nudge attempts now all waiting releases for which the function returns true.
 func (b *backlog) nudge(which func(ref claim.VolumeRef, r *release) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -195,7 +194,7 @@ func (b *backlog) nudge(which func(ref claim.VolumeRef, r *release) bool) {
 	b.start()
 }
 
-// retry lets one volume be tried now.
+// retry attempts the release of one volume now.
 func (b *backlog) retry(ref claim.VolumeRef) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,7 +204,7 @@ func (b *backlog) retry(ref claim.VolumeRef) {
 	}
 }
 
-// queue lets a volume be tried as soon as there is room. The lock is held.
+// queue lets a release be attempted as soon as there is room. The lock is held.
 func (b *backlog) queue(ref claim.VolumeRef, r *release) {
 	switch {
 	case r.running:
@@ -213,19 +212,19 @@ func (b *backlog) queue(ref claim.VolumeRef, r *release) {
 	case !r.queued:
 		r.queued = true
 		r.stopTimer()
-		p := b.parties[r.party]
+		p := b.dependencies[r.dependency]
 		if p == nil {
-			p = &party{}
-			b.parties[r.party] = p
+			p = &dependency{}
+			b.dependencies[r.dependency] = p
 		}
 		p.queue = append(p.queue, ref)
 	}
 }
 
-// start begins tries while there is room. The lock is held.
+// start starts attempts while there is room. The lock is held.
 func (b *backlog) start() {
-	for name, p := range b.parties { // in any order, so that none is always the last
-		for b.running < parallel && p.running < parallelParty && len(p.queue) > 0 && !b.closed {
+	for name, p := range b.dependencies { // in random order, so that none is always the last
+		for b.running < parallel && p.running < parallelPerDependency && len(p.queue) > 0 && !b.closed {
 			ref := p.queue[0]
 			p.queue = p.queue[1:]
 			r := b.volumes[ref]
@@ -241,12 +240,12 @@ func (b *backlog) start() {
 			b.tries.Go(func() { b.try(ref, name, first) })
 		}
 		if p.running == 0 && len(p.queue) == 0 {
-			delete(b.parties, name)
+			delete(b.dependencies, name)
 		}
 	}
 }
 
-// try makes one attempt and settles what comes after it.
+// try makes one attempt and decides what follows.
 func (b *backlog) try(ref claim.VolumeRef, party string, first bool) {
 	var err error
 	if !first {
@@ -260,14 +259,14 @@ func (b *backlog) try(ref claim.VolumeRef, party string, first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.running--
-	b.parties[party].running--
+	b.dependencies[party].running--
 	r := b.volumes[ref]
 	r.running, r.tried = false, tried
 	if b.closed || b.ctx.Err() != nil {
 		return
 	}
 	if err == nil && !left {
-		// What begins its way out after this look finds no release, and makes one.
+		// A claim whose release begins after this read finds no entry in the backlog, and makes one.
 		var more bool
 		if more, err = b.w.anyReleasing(b.ctx, ref); err == nil && !more {
 			b.forget(ref)
@@ -288,7 +287,7 @@ func (b *backlog) try(ref claim.VolumeRef, party string, first bool) {
 	b.start()
 }
 
-// failed notes why a try failed, and when the next is. The lock is held.
+// failed records why an attempt failed, and when the next one is. The lock is held.
 func (b *backlog) failed(ref claim.VolumeRef, r *release, err error) {
 	next := r.pause.NextBackOff()
 	repeated := r.Error == err.Error()
@@ -300,7 +299,7 @@ func (b *backlog) failed(ref claim.VolumeRef, r *release, err error) {
 	}
 }
 
-// forget takes a volume out of the backlog. The lock is held.
+// forget removes a volume from the backlog. The lock is held.
 func (b *backlog) forget(ref claim.VolumeRef) {
 	b.volumes[ref].stopTimer()
 	delete(b.volumes, ref)

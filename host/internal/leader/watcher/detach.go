@@ -12,20 +12,19 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// Detached is what became of one claim that an operator had detached.
+// Detached is the outcome for one claim that an operator had detached.
 type Detached struct {
 	Claim    claim.Claim // as it was before
 	Released bool
 	Message  string // what was done, or why it could not be
 }
 
-// ErrNoClaims says that the volume has no claim on that node.
+// ErrNoClaims is returned if the volume has no claim on that node.
 var ErrNoClaims = errcode.NotFound.New("no claim to detach")
 
-// Detach drives every claim of a volume on a node through the release path, and
-// says for each what it did or why it could not. It waits for the release until
-// ctx ends; the release goes on. With force it frees the claims of a node that
-// the operator, by, vouches is down.
+// Detach releases every claim of a volume on a node, and says for each what was done or why it could not be. It waits
+// for the release until ctx ends; the release continues after that. With force it frees the claims of a node that the
+// operator, by, vouches is down.
 func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, force bool, by string) ([]Detached, error) {
 	volume, claims, err := w.read(ctx, ref)
 	if err != nil {
@@ -54,12 +53,12 @@ func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, 
 	return out, nil
 }
 
-// forceDelay is what the controller has to detach a volume from a node that an operator
-// vouches is down, before its claim is freed without that.
+// forceDelay is how long the controller may take to detach a volume from a node that an operator vouches is down.
+// After that the claim is freed without it.
 const forceDelay = 5 * time.Second
 
-// force frees a claim without its node. A node that answers is not down, and
-// what is mounted there would stay.
+// force frees a claim without asking its node. A node that answers is not down, and the volume would stay mounted
+// there, so that is an error.
 func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, error) {
 	if c.State.Before(claim.NodeDetached) {
 		if w.answers(ctx, c) {
@@ -68,13 +67,13 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 		if err := w.forced(ctx, c, claim.NodeDetached, by); err != nil {
 			return "", err
 		}
-		// It runs there no more, and may be started elsewhere.
+		// The workload does not run there any more, and may be started elsewhere.
 		if _, err := w.Cluster.EndRun(ctx, claim.Run{Ref: c.Workload, Node: c.Node}); err != nil {
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	}
-	w.Log.Warn("a claim was let go of by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
-	// Another node can attach the volume only where this one's attachment is gone.
+	w.Log.Warn("a claim was freed by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
+	// Another node can attach the volume only after the attachment to this one is gone.
 	w.tryNow(c.Volume)
 	waiting, cancel := context.WithTimeout(ctx, w.forceDelay)
 	defer cancel()
@@ -100,7 +99,7 @@ func (w *Watcher) forced(ctx context.Context, c claim.Claim, to claim.State, by 
 	return nil
 }
 
-// answers says whether a claim's node is up.
+// answers reports whether a claim's node is up.
 func (w *Watcher) answers(ctx context.Context, c claim.Claim) bool {
 	ctx, cancel := context.WithTimeout(ctx, w.forceDelay)
 	defer cancel()
@@ -130,8 +129,8 @@ func (w *Watcher) detach(ctx context.Context, c claim.Claim, v claim.Volume) (st
 	return did, nil
 }
 
-// end stops the workload that has a claim. What keeps it alive may have started it again at once:
-// that run is left alone.
+// end stops the workload that has a claim. If something, such as a supervisor, has already started it again, the new
+// run is left alone.
 func (w *Watcher) end(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error) {
 	var before claim.Workload
 	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
@@ -151,7 +150,7 @@ func (w *Watcher) end(ctx context.Context, c claim.Claim, v claim.Volume) (did s
 	return did, nil
 }
 
-// awaitFreed waits until this very claim is gone.
+// awaitFreed waits until this claim, identified by its index, is gone.
 func (w *Watcher) awaitFreed(ctx context.Context, c claim.Claim) error {
 	for {
 		watching, cancel := context.WithCancel(ctx)
@@ -176,10 +175,10 @@ func (w *Watcher) awaitFreed(ctx context.Context, c claim.Claim) error {
 	}
 }
 
-// errNoOtherNodes is why another node cannot be reached from a host that is alone.
+// errNoOtherNodes is the reason why a standalone host cannot reach another node.
 var errNoOtherNodes = errors.New("this host is alone: it has no tls block, so it reaches no other node")
 
-// owns asks a claim's node whether it takes the workload down by itself.
+// owns asks a claim's node whether it will stop the workload itself.
 func (w *Watcher) owns(ctx context.Context, c claim.Claim) (bool, error) {
 	switch {
 	case c.Node == w.NodeName:
@@ -203,7 +202,7 @@ func (w *Watcher) stop(ctx context.Context, c claim.Claim, v claim.Volume) (did 
 	return did, w.away(c, err)
 }
 
-// away says what a claim waits for where its node did not do what it was asked.
+// away adds to an error of the claim's node what the claim waits for.
 func (w *Watcher) away(c claim.Claim, err error) error {
 	if err == nil {
 		return nil

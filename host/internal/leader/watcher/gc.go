@@ -12,22 +12,20 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// GC says how often the leader clears up, and what is old enough for it.
+// GC configures how often the leader collects garbage, and how old it must be.
 type GC struct {
 	Interval time.Duration
-	// Claims of a workload that has ended, or that the ledger does not know, are
-	// released when they are older.
+	// Claims is the age after which claims are released whose workload has ended or is not in the ledger.
 	Claims time.Duration
-	// Drivers that no node has and no volume names are forgotten when they are older.
+	// Drivers is the time after which drivers are deleted that no node has and no volume uses.
 	Drivers time.Duration
-	// Workloads that ended are forgotten when that is longer ago.
+	// Workloads is the time after its end after which a workload is deleted.
 	Workloads time.Duration
-	// Nodes that are down and hold nothing are forgotten when they went down longer
-	// ago; 0: never.
+	// Nodes is the time after which a node is deleted that is down and holds nothing; 0: never.
 	Nodes time.Duration
 }
 
-// Garbage is one thing that nothing needs any more.
+// Garbage is one thing that is not needed any more.
 type Garbage struct {
 	Kind      Kind
 	Namespace string // empty: it has none
@@ -39,7 +37,7 @@ type Garbage struct {
 	node  claim.Node
 }
 
-// Kind is what a piece of garbage is.
+// Kind is the kind of a piece of garbage.
 type Kind string
 
 // The kinds.
@@ -51,13 +49,13 @@ const (
 	GarbageACLToken Kind = "acl-token"
 )
 
-// collect clears up at once and then every interval.
+// collect collects garbage at once and then at every interval.
 func (w *Watcher) collect(ctx context.Context) {
 	tick := time.NewTicker(w.GC.Interval)
 	defer tick.Stop()
 	for {
 		if _, err := w.Collect(ctx, false); err != nil && ctx.Err() == nil {
-			w.Log.Warn("clearing up failed, it is tried again", "error", err, "in", w.GC.Interval)
+			w.Log.Warn("garbage collection failed: retrying", "error", err, "in", w.GC.Interval)
 		}
 		select {
 		case <-ctx.Done():
@@ -67,9 +65,9 @@ func (w *Watcher) collect(ctx context.Context) {
 	}
 }
 
-// Collect clears up once and tells what went, or with dryRun what would go. It is the
-// second chance of a claim whose workload has ended in a way that nobody told the ledger of.
-// What an error kept from going is not told.
+// Collect collects garbage once and returns what is gone, or with dryRun what would be. It also releases claims whose
+// workload has ended without the ledger being told. Garbage that could not be removed because of an error is not
+// returned.
 func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, err error) {
 	now := time.Now()
 	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -105,14 +103,14 @@ func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, er
 			errs = append(errs, fmt.Errorf("clear away what is left of each %s: %w", clear.kind, err))
 		}
 		if len(some) > 0 {
-			w.Log.Info("cleared away what nothing needs any more", "kind", clear.kind, "number", len(some))
+			w.Log.Info("garbage was collected", "kind", clear.kind, "number", len(some))
 		}
 		gone = append(gone, some...)
 	}
 	return gone, errors.Join(errs...)
 }
 
-// garbage finds all that nothing needs any more.
+// garbage finds everything that is not needed any more.
 func (w *Watcher) garbage(tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
 	for _, find := range []func() ([]Garbage, error){
 		func() ([]Garbage, error) { return overdue(tx, now.Add(-w.GC.Claims)) },
@@ -135,14 +133,14 @@ func (w *Watcher) garbage(tx *state.ReadTx, now time.Time) (found []Garbage, err
 	return found, nil
 }
 
-// ledger is what overdue reads of it.
+// ledger is what overdue reads of the ledger.
 type ledger interface {
 	AllClaims() ([]claim.Claim, error)
 	Workload(ref claim.WorkloadRef) (claim.Workload, error)
 }
 
-// overdue are the claims that should be on their way out and are not: taken before
-// a time, by a workload that has ended or is not known.
+// overdue lists the claims taken before a time by a workload that has ended or is not known, and that are not being
+// released.
 func overdue(l ledger, before time.Time) (found []Garbage, err error) {
 	claims, err := l.AllClaims()
 	if err != nil {
@@ -173,7 +171,7 @@ func overdue(l ledger, before time.Time) (found []Garbage, err error) {
 	return found, nil
 }
 
-// ended are the workloads that ended before a time and hold nothing.
+// ended lists the workloads that ended before a time and hold nothing.
 func ended(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	all, _, err := tx.Workloads("", state.Page{})
 	if err != nil {
@@ -196,7 +194,7 @@ func ended(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	return found, nil
 }
 
-// unused are the drivers that no node has had since a time, and no volume names.
+// unused lists the drivers that no node has had since a time and no volume uses.
 func unused(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	all, err := tx.Drivers()
 	if err != nil {
@@ -217,7 +215,7 @@ func unused(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	return found, nil
 }
 
-// empty are the nodes that went down before a time and hold nothing.
+// empty lists the nodes that went down before a time and hold nothing.
 func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	all, err := tx.Nodes()
 	if err != nil {
@@ -238,7 +236,7 @@ func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	return found, nil
 }
 
-// expired are the ACL tokens that count for nothing any more.
+// expired lists the ACL tokens that have expired.
 func expired(tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
 	all, err := tx.ACLTokens()
 	for _, t := range all {
@@ -275,7 +273,7 @@ func (w *Watcher) clearWorkloads(ctx context.Context, now time.Time, some []Garb
 	}
 }
 
-// clearDrivers leaves those alone that a node, or a volume, has taken up since they were read.
+// clearDrivers skips drivers that a node or a volume has started to use since they were read.
 func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbage) (gone []Garbage, err error) {
 	for part := range slices.Chunk(some, command.MaxItems) {
 		ids := make([]string, len(part))
@@ -295,7 +293,7 @@ func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbag
 	return gone, nil
 }
 
-// clearNodes leaves those alone that have come back since they were read.
+// clearNodes skips nodes that have come back since they were read.
 func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) (gone []Garbage, err error) {
 	var errs []error
 	for _, g := range some {
@@ -307,23 +305,23 @@ func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) (gone []Garbag
 	return gone, errors.Join(errs...)
 }
 
-// sweepDelay is what a node has to revoke the tokens of a workload that has ended, before
-// the leader does. It also bounds how often the leader looks for such, and sweeps.
+// sweepDelay is how long a node has to revoke the tokens of a workload that has ended, before the leader does. It also
+// bounds how often the leader checks for such tokens.
 const sweepDelay = 10 * time.Second
 
-// sweepTokens sweeps at once, every interval, and soon after a workload has ended and left
-// tokens. What one sweep could not revoke waits for the next interval.
+// sweepTokens revokes at once, at every interval, and soon after a workload has ended and left tokens. Tokens that
+// could not be revoked wait for the next interval.
 func (w *Watcher) sweepTokens(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		if err := w.SweepTokens(ctx); err != nil && ctx.Err() == nil {
-			w.Log.Warn("not all tokens whose workload is gone could be revoked, it is tried again", "error", err, "in", w.GC.Interval)
+			w.Log.Warn("not all tokens whose workload is gone could be revoked: retrying", "error", err, "in", w.GC.Interval)
 		}
 		w.awaitSweep(ctx, began)
 	}
 }
 
-// awaitSweep waits until it is time for the next sweep after one that began at a time.
+// awaitSweep waits until the next sweep is due; the last one began at a time.
 func (w *Watcher) awaitSweep(ctx context.Context, began time.Time) {
 	ctx, cancel := context.WithDeadline(ctx, began.Add(w.GC.Interval))
 	defer cancel()
@@ -345,15 +343,14 @@ func (w *Watcher) awaitSweep(ctx context.Context, began time.Time) {
 	}
 }
 
-// tokensLeft says whether a workload has left tokens since a time: it has ended, or begun
-// another run.
+// tokensLeft reports whether a workload has left tokens since a time, because it has ended or begun another run.
 func (w *Watcher) tokensLeft(ctx context.Context, since time.Time) (left bool, err error) {
 	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) error {
 		all, err := tx.Tokens("")
 		for _, t := range all {
 			workload, err := tx.Workload(t.Workload)
 			if errors.Is(err, claim.ErrWorkloadNotFound) {
-				continue // since long ago
+				continue // for a long time already
 			}
 			if err != nil {
 				return err

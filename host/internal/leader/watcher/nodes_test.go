@@ -138,7 +138,7 @@ func TestANodeThatHangsHoldsUpNoOther(t *testing.T) {
 				busy++
 			}
 		}
-		return busy == parallelParty
+		return busy == parallelPerDependency
 	})
 	w.volume("v")
 	w.start("w", "c", "v")

@@ -15,9 +15,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
-// release moves each claim of a volume that is on its way out as far as it goes. tried
-// is the fingerprint of the claims as they were; left says that some wait for their node to
-// take its mounts away.
+// release takes each claim of a volume that is being released as far as possible. tried is the fingerprint of the
+// claims when it began. left reports that some wait for their node to unmount.
 func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (tried string, left bool, err error) {
 	volume, claims, err := w.read(ctx, ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) {
@@ -27,7 +26,7 @@ func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (tried strin
 		return "", false, err
 	}
 	tried = fingerprint(claims)
-	// Those that wait for a node, which may hang, come last.
+	// Claims that wait for a node, which may hang, come last.
 	slices.SortStableFunc(claims, func(a, b claim.Claim) int {
 		return cmp.Compare(slices.Index(claim.States, b.State), slices.Index(claim.States, a.State))
 	})
@@ -45,7 +44,7 @@ func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (tried strin
 	return tried, left, errors.Join(errs...)
 }
 
-// anyReleasing says whether a claim of the volume is on its way out.
+// anyReleasing reports whether any claim of the volume is being released.
 func (w *Watcher) anyReleasing(ctx context.Context, ref claim.VolumeRef) (bool, error) {
 	_, claims, err := w.read(ctx, ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) {
@@ -54,8 +53,7 @@ func (w *Watcher) anyReleasing(ctx context.Context, ref claim.VolumeRef) (bool, 
 	return slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.State.Releasing() }), err
 }
 
-// releaseClaim takes one claim through its states; done is false where its node
-// has to move it.
+// releaseClaim takes one claim through its states. done is false if its node has to act first.
 func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
 	if c.State == claim.Unpublishing {
 		owns, err := w.owns(ctx, c)
@@ -77,12 +75,12 @@ func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volum
 	}
 	w.Events.Publish(events.Event{
 		Topic: events.TopicClaim, Type: "freed", Subject: c.Volume.String(),
-		Message: fmt.Sprintf("workload %q on node %q gave it back", c.Workload, c.Node),
+		Message: fmt.Sprintf("workload %q on node %q released it", c.Workload, c.Node),
 	})
 	return true, nil
 }
 
-// nodeDetach takes away what a claim may have left on its node.
+// nodeDetach unmounts what a claim may have left on its node.
 func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
 	var err error
 	if c.Node == w.NodeName {
@@ -96,8 +94,7 @@ func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume)
 	return w.advance(ctx, c, claim.NodeDetached)
 }
 
-// controllerDetach detaches the volume from the node when this was the last
-// claim of it there.
+// controllerDetach detaches the volume from the node if this was its last claim there.
 func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
 	needed, err := w.Controllers.NeedsDetach(v.PluginID)
 	if err != nil || !needed {
@@ -128,8 +125,7 @@ func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) er
 	return nil
 }
 
-// read reads a volume and its claims as they stand: a leader that was one only a moment ago
-// decides nothing.
+// read reads a volume and its claims, and fails if this server does not lead any more.
 func (w *Watcher) read(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
 	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) error {
 		if v, err = tx.Volume(ref); err != nil {
@@ -141,9 +137,9 @@ func (w *Watcher) read(ctx context.Context, ref claim.VolumeRef) (v claim.Volume
 	return v, claims, err
 }
 
-// checkpoints brings the marks of many releases into the ledger: those that come while a
-// command is under way are the next command together. After the end of a node with a
-// thousand claims that is some dozens of commands in place of two thousand.
+// checkpoints writes the state changes of many releases to the ledger. Those that arrive while a command is being
+// applied go into the next one together: for a node with a thousand claims that makes some dozens of commands instead
+// of two thousand.
 type checkpoints struct {
 	apply func(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error)
 
@@ -152,15 +148,15 @@ type checkpoints struct {
 	busy    bool
 }
 
-// mark is one claim's, and whether it is in the ledger.
+// mark is the state change of one claim.
 type mark struct {
 	item command.Advance
 	done chan struct{}
 	err  error
 }
 
-// put brings one claim's mark into the ledger. The context is the leadership's, so that
-// whoever puts the marks of others does not give up before they do.
+// put writes one claim's state change. ctx is that of the leader term, because a caller may be writing the changes of
+// others too and must not give up before they do.
 func (c *checkpoints) put(ctx context.Context, item command.Advance) error {
 	m := &mark{item: item, done: make(chan struct{})}
 	c.mu.Lock()
@@ -175,7 +171,7 @@ func (c *checkpoints) put(ctx context.Context, item command.Advance) error {
 	return m.err
 }
 
-// flush brings all that waits into the ledger.
+// flush writes everything that waits.
 func (c *checkpoints) flush(ctx context.Context) {
 	for {
 		c.mu.Lock()
@@ -191,8 +187,7 @@ func (c *checkpoints) flush(ctx context.Context) {
 	}
 }
 
-// write puts marks into one command. One that is refused, refuses all: each then is a
-// command of its own.
+// write writes a batch as one command. If it is refused because of one of them, each becomes a command of its own.
 func (c *checkpoints) write(ctx context.Context, batch []*mark) {
 	items := make([]command.Advance, len(batch))
 	for i, m := range batch {

@@ -14,20 +14,18 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 )
 
-// Node is what the watcher asks of the node that it runs on.
+// Node is what the watcher needs of the node that it runs on.
 type Node interface {
-	// Owns says whether the node takes the workload down by itself: then its claims
-	// reach node-detached without the watcher.
+	// Owns reports whether the node will stop the workload itself. Its claims then become node-detached without the
+	// watcher.
 	Owns(ref claim.WorkloadRef) bool
-	// DetachUnknown undoes on the node what a claim of a workload that it does not
-	// own may have left mounted.
+	// DetachUnknown unmounts what a claim of a workload that the node does not own may have left mounted.
 	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
-	// Detach stops the workload of a claim, or says why not, and what it did.
+	// Detach stops the workload of a claim and says what it did, or why it could not.
 	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
 }
 
-// Nodes are the cluster's other nodes. The claim's Node says which is asked; an error is
-// one of the way there, or the node's own.
+// Nodes are the cluster's other nodes. The claim's Node is asked. An error is one of reaching it, or the node's own.
 type Nodes interface {
 	Owns(ctx context.Context, c claim.Claim) (bool, error)
 	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
@@ -36,10 +34,10 @@ type Nodes interface {
 
 // Controllers are the drivers' controller services.
 type Controllers interface {
-	// NeedsDetach says whether the driver's volumes are attached to nodes at all.
+	// NeedsDetach reports whether the driver attaches volumes to nodes at all.
 	NeedsDetach(driver string) (bool, error)
-	// Detach detaches a volume from a node, unless stillNeeded says otherwise at the
-	// moment when no attach of it can come in between.
+	// Detach detaches a volume from a node, unless stillNeeded returns true. It is called when no attach can come in
+	// between.
 	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string, stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error)
 }
 
@@ -47,43 +45,41 @@ type Controllers interface {
 type Config struct {
 	NodeName string
 	Node     Node
-	// Nodes are the others; nil: there are none.
+	// Nodes are the other nodes; nil: there are none.
 	Nodes       Nodes
 	Cluster     *cluster.Node
 	Controllers Controllers
-	// DriversChanged is closed on the next change of a driver of this node: what waits for
-	// one is tried again then.
+	// DriversChanged is closed on the next change of a driver of this node. Releases that wait are then attempted
+	// again.
 	DriversChanged func() <-chan struct{}
-	// SweepTokens revokes the tokens whose workload is gone (tokens.Authority.Sweep); nil:
-	// no services get any.
+	// SweepTokens revokes the tokens whose workload is gone (tokens.Authority.Sweep); nil: services get no tokens.
 	SweepTokens func(ctx context.Context) error
 	Events      *events.Bus
 	Log         hclog.Logger
 	GC          GC
 }
 
-// Watcher is the leader's loops.
+// Watcher does the leader's background work: it releases claims and collects garbage.
 type Watcher struct {
 	Config
 
-	// Tests have less patience, or more.
+	// Tests change these.
 	sweepDelay, forceDelay, firstPause time.Duration
 
 	marks checkpoints
 
 	mu      sync.Mutex
-	backlog *backlog // of the present leadership; nil: this server does not lead
+	backlog *backlog // of the current leader term; nil: this server does not lead
 }
 
-// New makes a watcher; Run is to be called while this server leads.
+// New makes a watcher. Call Run while this server leads.
 func New(cfg Config) *Watcher {
 	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
 	w.marks.apply = cfg.Cluster.AdvanceClaims
 	return w
 }
 
-// Run does the leader's work until ctx ends, and waits for what is under way. It
-// begins with nothing but the ledger.
+// Run works until ctx ends, and waits for what it has started. It needs nothing but the ledger to begin.
 func (w *Watcher) Run(ctx context.Context) {
 	b := newBacklog(ctx, w)
 	w.setBacklog(b)
@@ -112,8 +108,8 @@ func (w *Watcher) present() *backlog {
 	return w.backlog
 }
 
-// follow calls look at once and after changes of a topic, until ctx ends. What takes long
-// is done less often: looking takes a tenth of the time at most. One that fails is tried again.
+// follow calls look at once and after changes of a topic, until ctx ends. It spends at most a tenth of the time in
+// look, and retries if look fails.
 func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx context.Context) error) {
 	for ctx.Err() == nil {
 		watching, cancel := context.WithCancel(ctx)
@@ -123,10 +119,10 @@ func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx c
 		rest := time.After(9 * time.Since(began))
 		if err != nil {
 			if ctx.Err() == nil {
-				w.Log.Error("the ledger cannot be read, so not all claims are released; it is tried again", "error", err)
+				w.Log.Error("the ledger cannot be read, so not all claims are released: retrying", "error", err)
 			}
 			cancel()
-			rest = time.After(lookPause)
+			rest = time.After(readRetry)
 		}
 		<-changed // also when ctx ends
 		cancel()
@@ -137,10 +133,10 @@ func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx c
 	}
 }
 
-// followNodes tries what waits for a node, or for a driver that it has, when its record
-// changes: it is back, it is down, or its driver is well again.
+// followNodes attempts the releases that wait for a node, or for a driver on it, when the node's record changes: it is
+// back, it is down, or its driver is healthy again.
 func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
-	var known map[string]uint64 // nil: none was read yet
+	var known map[string]uint64 // modify indexes by node; nil: none was read yet
 	w.follow(ctx, state.TopicNodes, func(ctx context.Context) error {
 		var all []claim.Node
 		err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -171,12 +167,12 @@ func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
 	})
 }
 
-// followDrivers tries what waits when a driver of this node changes.
+// followDrivers attempts all waiting releases when a driver of this node changes.
 func (w *Watcher) followDrivers(ctx context.Context, b *backlog) {
 	for changed := w.DriversChanged(); ; {
 		select {
 		case <-changed:
-			changed = w.DriversChanged() // before what waits looks at the drivers
+			changed = w.DriversChanged() // before the releases read the drivers
 			b.nudge(func(claim.VolumeRef, *release) bool { return true })
 		case <-ctx.Done():
 			return
@@ -184,14 +180,14 @@ func (w *Watcher) followDrivers(ctx context.Context, b *backlog) {
 	}
 }
 
-// waiting tells that a release waits, and why.
+// waiting reports that a release waits, and why.
 func (w *Watcher) waiting(ref claim.VolumeRef, err error) {
 	w.Log.Warn("the release of a volume waits", "volume", ref, "error", err)
 	w.Events.Publish(events.Event{Topic: events.TopicClaim, Type: "waiting", Subject: ref.String(), Message: err.Error()})
 }
 
-// Attempt tells how the release of a volume's claims stands; ok is false where
-// none is on its way out here.
+// Attempt returns the progress of the release of a volume's claims. ok is false if none is being released by this
+// server.
 func (w *Watcher) Attempt(ref claim.VolumeRef) (a Attempt, ok bool) {
 	b := w.present()
 	if b == nil {
@@ -205,7 +201,7 @@ func (w *Watcher) Attempt(ref claim.VolumeRef) (a Attempt, ok bool) {
 	return Attempt{}, false
 }
 
-// tryNow ends the pause of a release that waits.
+// tryNow attempts a waiting release at once.
 func (w *Watcher) tryNow(ref claim.VolumeRef) {
 	if b := w.present(); b != nil {
 		b.retry(ref)

@@ -1,4 +1,3 @@
-// Package noderecord is this node's part in the ledger: what it says of itself and its
-// drivers, and the ledger as its workloads see it. What the leader does for all
-// nodes is in package watcher.
+// Package noderecord is a node's view of the ledger: the record that it keeps of itself and its drivers, and the
+// ledger as its workloads see it. The leader's work for all nodes is in package watcher.
 package noderecord

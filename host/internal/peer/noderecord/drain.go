@@ -16,10 +16,9 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 )
 
-// Drainer does what an operator wants of this node: while its record in the ledger has a drain,
-// its workloads are stopped, the last one first, and then the drivers that the host runs and
-// that mount, and nothing new is started. When the
-// drain is taken back, drivers are started again and workloads may be.
+// Drainer carries out drains. While this node's record has a drain, its workloads are stopped, the last one first,
+// then the mounting drivers that the host runs, and no workload can be started. When the drain is cancelled, the
+// drivers are started again and workloads may be.
 type Drainer struct {
 	Name   string
 	Ledger interface {
@@ -27,12 +26,12 @@ type Drainer struct {
 		SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
 	}
 	Workloads interface {
-		// Drain stops all, lets none begin, and returns when nothing is left of them.
+		// Drain stops all workloads, lets none start, and returns when they are released.
 		Drain(ctx context.Context, reason string) error
 		Undrain()
 	}
 	Drivers interface {
-		// Suspend stops what can mount; Resume starts it again.
+		// Suspend stops the drivers that can mount; Resume starts them again.
 		Suspend(ctx context.Context, why string) error
 		Resume(ctx context.Context) error
 	}
@@ -40,34 +39,34 @@ type Drainer struct {
 	Log    hclog.Logger
 }
 
-// lookAgain is how long a query for the node's record may wait for a change.
-const lookAgain = 5 * time.Minute
+// pollTimeout is how long a query for the node's record may wait for a change.
+const pollTimeout = 5 * time.Minute
 
-// Run follows the node's record until ctx ends. A drain that is under way is then left as it
-// is: the next process of the host goes on with it.
+// Run follows the node's record until ctx ends. A running drain is then left as it is: the next process of the host
+// continues it.
 func (d *Drainer) Run(ctx context.Context) {
 	var drain draining
 	defer drain.end()
 	pause := newPause()
-	b := cluster.Blocking{Wait: lookAgain}
+	b := cluster.Blocking{Wait: pollTimeout}
 	for ctx.Err() == nil {
 		n, index, err := d.Ledger.NodeRecord(ctx, d.Name, b)
 		if err != nil && !errors.Is(err, claim.ErrNodeNotFound) || index == 0 {
-			// The ledger cannot be reached now: what was wanted last goes on.
+			// The ledger cannot be reached. A running drain continues.
 			d.rest(ctx, pause)
 			continue
 		}
 		pause.Reset()
 		b.MinIndex = index
 		if err := d.want(ctx, &drain, n.Drain); err != nil && ctx.Err() == nil {
-			d.Log.Warn("the drain of this node cannot be ended yet, it is tried again", "error", err)
+			d.Log.Warn("the drain of this node cannot be ended yet: retrying", "error", err)
 			b.MinIndex = 0
 			d.rest(ctx, pause)
 		}
 	}
 }
 
-// draining is a drain under way, or done.
+// draining is a drain that is running or done.
 type draining struct {
 	on     bool
 	since  time.Time // claim.Drain.StartedAt
@@ -75,7 +74,7 @@ type draining struct {
 	work   sync.WaitGroup
 }
 
-// end stops the work of a drain, and waits for that.
+// end stops the goroutine of a drain, and waits for it.
 func (g *draining) end() {
 	if g.on {
 		g.cancel()
@@ -84,18 +83,18 @@ func (g *draining) end() {
 	}
 }
 
-// want begins or ends a drain where the record wants that.
+// want begins or ends a drain as the record says.
 func (d *Drainer) want(ctx context.Context, g *draining, wanted *claim.Drain) error {
 	switch {
 	case wanted != nil && (!g.on || !wanted.StartedAt.Equal(g.since)):
-		g.end() // of one that was ended and ordered again between two looks
+		g.end() // a drain that was cancelled and ordered again between two reads
 		working, cancel := context.WithCancel(ctx)
 		g.on, g.since, g.cancel = true, wanted.StartedAt, cancel
 		g.work.Go(func() { d.drain(working, *wanted) })
 	case wanted == nil && g.on:
 		g.end()
 		if err := d.Drivers.Resume(ctx); err != nil {
-			g.on, g.cancel = true, func() {} // the next look tries again
+			g.on, g.cancel = true, func() {} // retried with the next read
 			return err
 		}
 		d.Workloads.Undrain()
@@ -104,7 +103,7 @@ func (d *Drainer) want(ctx context.Context, g *draining, wanted *claim.Drain) er
 	return nil
 }
 
-// drain goes on until nothing is left and the ledger knows, or ctx ends.
+// drain runs until nothing is left and the ledger has been told, or ctx ends.
 func (d *Drainer) drain(ctx context.Context, wanted claim.Drain) {
 	reason := fmt.Sprintf("the node is drained: \"pannier node drain -disable %s\" ends that", d.Name)
 	d.tell("drain-started", reason)
@@ -118,7 +117,7 @@ func (d *Drainer) drain(ctx context.Context, wanted claim.Drain) {
 		if ctx.Err() != nil {
 			return
 		}
-		d.Log.Warn("the drain of this node is not done yet, it goes on", "error", err)
+		d.Log.Warn("the drain of this node is not done yet: retrying", "error", err)
 		d.rest(ctx, pause)
 	}
 }
@@ -150,7 +149,7 @@ func (d *Drainer) rest(ctx context.Context, pause backoff.BackOff) {
 	}
 }
 
-// newPause grows between two attempts.
+// newPause makes the growing pause between attempts.
 func newPause() *backoff.ExponentialBackOff {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 10*time.Second

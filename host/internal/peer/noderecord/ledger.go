@@ -14,8 +14,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Cluster is the way to the ledger, here or on the server that leads: a *cluster.Node or
-// a *cluster.Client.
+// Cluster is the ledger, of this server or through the leader: a *cluster.Node or a *cluster.Client.
 type Cluster interface {
 	AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error)
 	StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error)
@@ -28,14 +27,13 @@ type Cluster interface {
 }
 
 const (
-	// longestWait is how long the leader keeps a query that waits for a change; then it is
-	// asked again.
+	// longestWait is how long the leader keeps a query that waits for a change, before it has to be sent again.
 	longestWait = time.Minute
-	// leaderless is the pause where nobody leads, and nobody waits for a leader on the way.
+	// leaderless is the pause if no server leads and the call returns at once.
 	leaderless = 500 * time.Millisecond
 )
 
-// Ledger is the cluster as a workload sees it. It implements workload.Ledger.
+// Ledger is the ledger as a workload sees it. It implements workload.Ledger.
 type Ledger struct{ Cluster Cluster }
 
 // Volume reads one volume.
@@ -70,21 +68,19 @@ func (l Ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
 	})
 }
 
-// StartWorkload takes all of the claims or none, and notes the tokens.
+// StartWorkload takes all of the claims or none, and records the tokens.
 func (l Ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (volumesteps.Started, error) {
 	result, err := l.Cluster.StartWorkload(ctx, run, want, tokens...)
 	return volumesteps.Started{Run: result.Workload.CreateIndex, Claims: result.Claims, Volumes: result.Volumes}, err
 }
 
-// EndWorkload marks a run of the workload on a node as ended, and its claims as
-// unpublishing.
+// EndWorkload marks a run of the workload on a node as ended, and its claims as unpublishing.
 func (l Ledger) EndWorkload(ctx context.Context, run claim.Run) error {
 	_, err := l.Cluster.EndRun(ctx, run)
 	return err
 }
 
-// NodeDetached checkpoints claims. Those that are gone, or further already, stay as they
-// are.
+// NodeDetached marks claims as node-detached. Those that are gone, or further already, stay as they are.
 func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 	held := map[claim.WorkloadRef][]claim.Claim{}
 	var items []command.Advance
@@ -109,7 +105,7 @@ func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 	return err
 }
 
-// AwaitFreed waits until none of these claims is there.
+// AwaitFreed waits until none of these claims exists.
 func (l Ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
 	for _, c := range claims {
 		err := l.await(ctx, c.Workload, func(held []claim.Claim) (bool, error) {
@@ -122,13 +118,13 @@ func (l Ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
 	return nil
 }
 
-// same says whether the ledger's claim is the one that is meant.
+// same reports whether the ledger's claim is the one that is meant.
 func same(meant, is claim.Claim) bool {
 	return is.Volume == meant.Volume && is.Workload == meant.Workload && is.Node == meant.Node && (meant.Index == 0 || is.Index == meant.Index)
 }
 
-// await waits until something is so that a workload's record and its claims decide: it
-// looks again when one of them has changed.
+// await waits until a condition on a workload's record and its claims is true. It is checked again whenever one of
+// them has changed.
 func (l Ledger) await(ctx context.Context, ref claim.WorkloadRef, is func(held []claim.Claim) (bool, error)) error {
 	var index uint64
 	for {
@@ -162,22 +158,20 @@ func (l Ledger) ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Cl
 	return held, err
 }
 
-// OnNode lists the workloads that run or wait on a node, as far as the ledger knows, and
-// the claims on that node.
+// OnNode lists the workloads that run or wait on a node according to the ledger, and the claims on that node.
 func (l Ledger) OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error) {
 	on, _, err := l.Cluster.OnNode(ctx, node, cluster.Blocking{})
 	return on.Workloads, on.Claims, err
 }
 
-// Directory is all nodes, as the ledger of the server that leads has them, and the way to
-// their drivers. It implements controllers.Cluster.
+// Directory is the nodes in this server's ledger, and the way to their drivers. It implements controllers.Cluster.
 type Directory struct {
 	Cluster *cluster.Node
 	// Calls makes calls to the drivers of a node (peer.Nodes.Storage).
 	Calls func(node string) storage.Client
 }
 
-// Driver reads a driver with what each node says of it.
+// Driver reads a driver with what each node reports of it.
 func (d Directory) Driver(id string) (driver claim.Driver, err error) {
 	err = d.read(func(tx *state.ReadTx) error {
 		driver, err = tx.Driver(id)
@@ -195,8 +189,7 @@ func (d Directory) Node(name string) (node claim.Node, err error) {
 	return node, err
 }
 
-// read reads this server's ledger. Only a server that leads picks controllers, and its
-// ledger has caught up: nothing is waited for.
+// read reads this server's ledger without waiting. Only the leader picks controllers, and its ledger is up to date.
 func (d Directory) read(fn func(tx *state.ReadTx) error) error {
 	return d.Cluster.Read(context.Background(), fn)
 }

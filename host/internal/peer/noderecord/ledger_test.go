@@ -24,8 +24,8 @@ var (
 	_ controllers.Cluster = Directory{}
 )
 
-// patience is what a slow machine may need.
-const patience = time.Minute
+// timeout is what a slow machine may need.
+const timeout = time.Minute
 
 // direct brings what a client asks to a server in this process, encoded as between agents.
 type direct struct{ *clustertest.Server }
@@ -92,7 +92,7 @@ func TestAWorkloadsLedger(t *testing.T) {
 	s, ways := ledgers(t)
 	for name, l := range ways {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			v, w := register(t, s, "v-"+name), ref("w-"+name)
 			if got, err := l.Volume(ctx, v); err != nil || got.ExternalID != "e-v-"+name {
@@ -203,7 +203,7 @@ func TestDirectory(t *testing.T) {
 	must(t, err)
 	select {
 	case <-changed:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Error("the driver's change was not told")
 	}
 	got, err := d.Driver("d")

@@ -19,12 +19,12 @@ type Registry interface {
 	PutNode(ctx context.Context, n claim.Node) (command.PutNodeResult, error)
 }
 
-// Registrar keeps this node's record in the ledger true.
+// Registrar keeps this node's record in the ledger up to date.
 type Registrar struct {
 	Name   string
 	BootID string
-	// Address is where other agents reach this one; SecretHash what proves that it is the
-	// same node (peer.Secret). Both are empty on a host of its own.
+	// Address is where other agents reach this one, and SecretHash identifies the node (peer.Secret). Both are empty
+	// on a standalone host.
 	Address, SecretHash string
 	Cluster             Registry
 	Drivers             interface {
@@ -38,8 +38,8 @@ type Registrar struct {
 	Log hclog.Logger
 }
 
-// Run writes the record at once and after each change of a driver or a device, until ctx
-// ends. A write that fails is tried again.
+// Run writes the record at once and after each change of a driver or a device, until ctx ends. It retries after
+// errors.
 func (r *Registrar) Run(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 10*time.Second
@@ -49,7 +49,7 @@ func (r *Registrar) Run(ctx context.Context) {
 		if err := r.Put(ctx); err == nil {
 			pause.Reset()
 		} else if ctx.Err() == nil {
-			r.Log.Warn("this node's record could not be written, it is tried again", "error", err)
+			r.Log.Warn("this node's record could not be written: retrying", "error", err)
 			again = time.After(pause.NextBackOff())
 		}
 		select {
@@ -75,7 +75,7 @@ func (r *Registrar) record() claim.Node {
 	}
 	groups := r.Devices.List()
 	if more := len(groups) - claim.MaxDeviceGroups; more > 0 {
-		r.Log.Warn("this node has more groups of devices than its record takes; the last ones are left out", "groups", len(groups), "left_out", more)
+		r.Log.Warn("this node has more groups of devices than its record can hold: the last ones are left out", "groups", len(groups), "left_out", more)
 		groups = groups[:claim.MaxDeviceGroups]
 	}
 	for _, g := range groups {
@@ -84,7 +84,7 @@ func (r *Registrar) record() claim.Node {
 	return n
 }
 
-// nodeDevices is a group of devices as the ledger keeps it.
+// nodeDevices converts a group of devices for the ledger.
 func nodeDevices(g devices.Group) claim.NodeDevices {
 	out := claim.NodeDevices{
 		Plugin: g.Plugin, Vendor: g.Vendor, Type: g.Type, Name: g.Name, Total: len(g.Devices), Attributes: g.Attributes,
@@ -97,7 +97,7 @@ func nodeDevices(g devices.Group) claim.NodeDevices {
 	return out
 }
 
-// nodeDriver is a driver as the ledger keeps it.
+// nodeDriver converts a driver for the ledger.
 func nodeDriver(d drivers.Driver) claim.NodeDriver {
 	fp := d.Fingerprint
 	out := claim.NodeDriver{
