@@ -113,20 +113,20 @@ func TestAMaliciousNode(t *testing.T) {
 		"a node's status":            {apply("evil", &command.SetNodeStatus{Name: "good", Status: claim.NodeDown}), own, "is for servers"},
 		"an operator's order":        {apply("evil", &command.SetNodeDuty{Name: "evil", Ineligible: &yes}), own, "its drain"},
 		"another's drain":            {apply("evil", &command.SetNodeDuty{Name: "good", Drain: &done}), own, "its drain"},
-		"another's record":           {apply("evil", &command.PutNode{Node: claim.Node{Name: "good", SecretHash: evil.secret.Hash()}}), own, "speak for themselves"},
+		"another's record":           {apply("evil", &command.PutNode{Node: claim.Node{Name: "good", SecretHash: evil.secret.Hash()}}), own, "act for themselves"},
 		"a record with another hash": {apply("evil", &command.PutNode{Node: claim.Node{Name: "evil", SecretHash: good.secret.Hash()}}), own, "hash"},
-		"a claim for another":        {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "good"}), own, "speak for themselves"},
-		"a claim on another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Claims: []claim.Claim{{Volume: v.VolumeRef, Node: "good"}}}), own, "speak for themselves"},
-		"a token of another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Tokens: []claim.Token{{ID: token.ID, Node: "good"}}}), own, "speak for themselves"},
-		"the end of any":             {apply("evil", &command.EndWorkload{Ref: ref("db")}), own, "speak for themselves"},
-		"the end on another":         {apply("evil", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "speak for themselves"},
-		"waiting on another":         {apply("evil", &command.AwaitWorkload{Ref: ref("x"), Node: "good", After: []claim.WorkloadRef{ref("db")}}), own, "speak for themselves"},
-		"another's claim":            {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "speak for themselves"},
+		"a claim for another":        {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "good"}), own, "act for themselves"},
+		"a claim on another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Claims: []claim.Claim{{Volume: v.VolumeRef, Node: "good"}}}), own, "act for themselves"},
+		"a token of another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Tokens: []claim.Token{{ID: token.ID, Node: "good"}}}), own, "act for themselves"},
+		"the end of any":             {apply("evil", &command.EndWorkload{Ref: ref("db")}), own, "act for themselves"},
+		"the end on another":         {apply("evil", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "act for themselves"},
+		"waiting on another":         {apply("evil", &command.AwaitWorkload{Ref: ref("x"), Node: "good", After: []claim.WorkloadRef{ref("db")}}), own, "act for themselves"},
+		"another's claim":            {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "act for themselves"},
 		"another's claim, any index": {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), To: claim.NodeDetached}}}), own, "index"},
 		"a claim freed":              {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.Freed}}}), own, "unpublished"},
 		"a claim vouched for":        {apply("evil", &command.AdvanceClaims{By: "root", Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "operator"},
-		"a token noted":              {apply("evil", &command.PutToken{Token: token}), own, "speak for themselves"},
-		"a token forgotten":          {apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own, "speak for themselves"},
+		"a token noted":              {apply("evil", &command.PutToken{Token: token}), own, "act for themselves"},
+		"a token forgotten":          {apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own, "act for themselves"},
 		"for another":                {apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "for another node"},
 		"for another, its secret":    {apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), good.secret.text, "for another node"},
 		"another's secret":           {apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), good.secret.text, "pannier node purge evil"},
@@ -152,12 +152,12 @@ func TestAMaliciousNode(t *testing.T) {
 			ctx, c := evil.call(t, w, s)
 			_, err := c.Query(ctx, &peerv1.QueryRequest{Node: "evil", Query: query(&command.QueryOnNode{Node: "good"})})
 			return err
-		}, own, "speak for themselves"},
+		}, own, "act for themselves"},
 		"another's tokens": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
 			_, err := c.Query(ctx, &peerv1.QueryRequest{Node: "evil", Query: query(&command.QueryTokens{Node: "good"})})
 			return err
-		}, own, "speak for themselves"},
+		}, own, "act for themselves"},
 		"another's heartbeat": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
 			_, err := c.Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: "good"})
@@ -182,7 +182,7 @@ func TestAMaliciousNode(t *testing.T) {
 			ctx, c := evil.call(t, w, s)
 			_, err := c.DeriveToken(ctx, &peerv1.DeriveTokenRequest{Node: "evil", Token: carriedToken})
 			return err
-		}, own, "speak for themselves"},
+		}, own, "act for themselves"},
 		"another's token revoked": {func(s string) error {
 			t2 := token
 			t2.Node = "evil"
@@ -190,7 +190,7 @@ func TestAMaliciousNode(t *testing.T) {
 			b, _ := json.Marshal(t2)
 			_, err := c.RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: "evil", Token: b})
 			return err
-		}, own, "not of node"},
+		}, own, "not to node"},
 		"the end of what it can name": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
 			_, err := c.ReplaceWorkload(ctx, &peerv1.ReplaceWorkloadRequest{Node: "evil", Namespace: "default", Workload: "db"})

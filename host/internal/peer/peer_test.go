@@ -218,10 +218,10 @@ func TestTheLeaderAsksNodes(t *testing.T) {
 	}
 	// A leader that was replaced is refused, and one that knows it does not call.
 	must(t, n1.cfg.Terms.Seen(1000))
-	if _, err := leader.nodes.Info(within(t), "n1"); err == nil || !strings.Contains(err.Error(), "does not lead any more") {
+	if _, err := leader.nodes.Info(within(t), "n1"); err == nil || !strings.Contains(err.Error(), "has become the leader since") {
 		t.Errorf("a lower term: %v", err)
 	}
-	if _, err := n1.nodes.Info(within(t), leader.name); err == nil || !strings.Contains(err.Error(), "does not lead any more") {
+	if _, err := n1.nodes.Info(within(t), leader.name); err == nil || !strings.Contains(err.Error(), "has become the leader since") {
 		t.Errorf("who does not lead: %v", err)
 	}
 }

@@ -24,19 +24,19 @@ import (
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 )
 
-// How long one server may take before another is asked. A server that is cut off is noticed earlier, by the connection
-// (package transport).
+// How long one server may take before another one is tried. A server that is cut off is noticed earlier, by the
+// connection (package transport).
 const (
 	applyTimeout     = 10 * time.Second
-	queryTimeout     = 10 * time.Second // besides what the query itself waits for
+	queryTimeout     = 10 * time.Second // in addition to the time that the query itself waits
 	heartbeatTimeout = 3 * time.Second
-	callTimeout      = 3 * time.Minute // calls that end at a driver or Consul have their own bounds there
+	callTimeout      = 3 * time.Minute // calls to a driver or Consul have their own timeouts there
 )
 
 // Dialer connects to agents (*transport.Dialer).
 type Dialer interface {
 	Conn(addr, name string, role pki.Role) (*grpc.ClientConn, error)
-	// Transport carries requests of the API to servers.
+	// Transport sends requests of the API to servers.
 	Transport() http.RoundTripper
 }
 
@@ -45,16 +45,16 @@ type ServersConfig struct {
 	// Name is this agent's, and Secret its node's.
 	Name   string
 	Secret Secret
-	// Servers are the cluster's, as serf knows them.
+	// Servers lists the cluster's servers, as serf knows them.
 	Servers func() []route.Member
 	Dialer  Dialer
 	// Terms of leaders that this agent has seen.
 	Terms *Terms
 }
 
-// Servers are the cluster's servers as an agent calls them: the one that leads answers, found and waited for until the
-// caller's context ends. Where this agent's own server leads, no connection is made. They are safe for concurrent use. A
-// call that carries commands goes on for a moment after their callers have left.
+// Servers makes an agent's calls to the leader, which it finds and waits for until the caller's context ends. If this
+// agent's own server leads, no connection is made. It is safe for concurrent use. A call that carries commands
+// continues for a moment after their callers have gone.
 type Servers struct {
 	*route.Router
 	cfg     ServersConfig
@@ -69,15 +69,15 @@ func NewServers(cfg ServersConfig) *Servers {
 	return s
 }
 
-// SetLocal has calls answered by this agent's own server from now on while that leads.
+// SetLocal makes this agent's own server answer calls while it leads.
 func (s *Servers) SetLocal(l *Leader) {
 	s.local.Store(l)
 	s.Router.SetLocal(l.Ledger)
 }
 
-// Apply brings a command to the leader (cluster.Remote). It is sent again where it is not known whether it was applied, so
-// it must have a key. Errors of the way there, when ctx ends: command.ErrUncertain, or command.ErrNotLeader where it was
-// certainly not applied.
+// Apply sends a command to the leader (cluster.Remote). The command is sent again if it may not have been applied, so
+// it must have a key. Errors when ctx ends first: command.ErrUncertain, or command.ErrNotLeader if it was certainly
+// not applied.
 func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err error) {
 	entry, err := command.Encode(c)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *Servers) Apply(ctx context.Context, c command.Command) (result any, err
 	return command.DecodeOutcome(c, outcome)
 }
 
-// Query brings a query to the leader (cluster.Remote). The error of the way there is command.ErrNotLeader when ctx ends.
+// Query sends a query to the leader (cluster.Remote). The error is command.ErrNotLeader if ctx ends first.
 func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
 	query, err := command.EncodeQuery(q)
 	if err != nil {
@@ -123,13 +123,14 @@ func (s *Servers) Query(ctx context.Context, q command.Query) (answer any, index
 	return command.DecodeAnswer(q, encoded)
 }
 
-// service is one server's, over its connection.
+// service calls one server over its connection.
 type service struct {
 	peerv1.ServersServiceClient
 	conn *grpc.ClientConn
 }
 
-// do makes one call on the leader: here, or on another server. changes: it may have its effect though no answer comes.
+// do makes one call on the leader: this server, or another one. changes says that it may have its effect even if no
+// answer arrives.
 func (s *Servers) do(ctx context.Context, timeout time.Duration, changes bool,
 	here func(ctx context.Context, l *Leader) error, there func(ctx context.Context, to service) error,
 ) error {
@@ -164,7 +165,7 @@ func (s *Servers) call(ctx context.Context, m route.Member, changes bool, there 
 	}
 }
 
-// isAnswer says that another server would say the same.
+// isAnswer reports whether any other server would give the same answer.
 func isAnswer(err error) bool {
 	if _, ok := detail[*peerv1.Answer](err); ok || err == nil {
 		return true
@@ -189,12 +190,12 @@ func (s *Servers) probe(ctx context.Context, m route.Member) error {
 	})
 }
 
-// leader is a client of the server that leads. timeout bounds each attempt at another server.
+// leader returns a client of the leader. timeout bounds each attempt at another server.
 func (s *Servers) leader(timeout time.Duration) peerv1.ServersServiceClient {
 	return peerv1.NewServersServiceClient(leaderConn{s, timeout})
 }
 
-// leaderConn makes calls on the server that leads. They may all be repeated.
+// leaderConn makes calls on the leader. All of them may be repeated.
 type leaderConn struct {
 	servers *Servers
 	timeout time.Duration
@@ -209,7 +210,7 @@ func (c leaderConn) Invoke(ctx context.Context, method string, args, reply any, 
 		func(ctx context.Context, to service) error { return to.conn.Invoke(ctx, method, args, reply, opts...) })
 }
 
-// NewStream is for streams, which servers do not serve to agents.
+// NewStream implements grpc.ClientConnInterface. Servers serve no streams to agents.
 func (leaderConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, status.Errorf(codes.Unimplemented, "servers serve no stream %s", method)
 }
@@ -233,7 +234,7 @@ func assign(to, from any) error {
 	dst, ok := to.(proto.Message)
 	src, is := from.(proto.Message)
 	if !ok || !is {
-		return fmt.Errorf("%T and %T are no messages", to, from)
+		return fmt.Errorf("%T and %T are not messages", to, from)
 	}
 	proto.Merge(dst, src)
 	return nil

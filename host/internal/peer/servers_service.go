@@ -15,15 +15,15 @@ import (
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 )
 
-// serversService serves what agents ask of the leader. The guard has checked that this server leads, and that the node
-// that a request names is the caller.
+// serversService serves agents' calls to the leader. The guard has checked that this server leads, and that the node
+// named in a request is the caller.
 type serversService struct {
 	peerv1.UnimplementedServersServiceServer
 	leader *Leader
 	guard  *guard
 }
 
-// Apply admits or refuses each command by itself, and applies the admitted ones together.
+// Apply admits or refuses each command individually, and applies the admitted ones together.
 func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*peerv1.ApplyResponse, error) {
 	if n := len(req.GetEntries()); n == 0 || n > maxEntries {
 		return nil, status.Errorf(codes.InvalidArgument, "the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
@@ -35,7 +35,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 	var (
 		resp     = &peerv1.ApplyResponse{Applied: make([]*peerv1.Applied, len(req.GetEntries()))}
 		commands []command.Command
-		of       []int // the entry of each
+		of       []int // commands[i] is entry of[i]
 	)
 	for i, entry := range req.GetEntries() {
 		c, err := command.Decode(entry)
@@ -62,7 +62,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 	return resp, nil
 }
 
-// applied is what became of one command: its encoded outcome, or why there is none.
+// applied encodes the outcome of one command, or the reason why there is none.
 func (s serversService) applied(ctx context.Context, outcome []byte, err error) (*peerv1.Applied, error) {
 	if err == nil {
 		return &peerv1.Applied{Outcome: outcome}, nil
@@ -151,12 +151,12 @@ func ownToken(req interface {
 		return t, err
 	}
 	if t.Node != req.GetNode() {
-		return t, denied(fmt.Sprintf("node %q asks about a token of node %q: nodes speak for themselves", req.GetNode(), t.Node))
+		return t, denied(fmt.Sprintf("node %q asks about a token of node %q: nodes act for themselves only", req.GetNode(), t.Node))
 	}
 	return t, nil
 }
 
-// decode reads what a message carries as JSON.
+// decode decodes a JSON field of a message.
 func decode[T any](data []byte) (out T, err error) {
 	if err := json.Unmarshal(data, &out); err != nil {
 		return out, status.Errorf(codes.InvalidArgument, "the message carries no %T: %v", out, err)

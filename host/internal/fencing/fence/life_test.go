@@ -181,7 +181,7 @@ func TestOneFenceForAFolder(t *testing.T) {
 // A fence ends with its agent when it has nothing to guard, and only then.
 func TestAFenceThatIsClosed(t *testing.T) {
 	dir := folder(t)
-	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	for _, guards := range []bool{true, false} {
 		c, err := Open(ctx, config(dir))

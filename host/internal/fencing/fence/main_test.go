@@ -104,7 +104,7 @@ func lastWritten(t *testing.T, file string) boottime.Instant {
 	return boottime.Instant(binary.LittleEndian.Uint64(data[whole-8:]))
 }
 
-const testPatience = time.Minute
+const testTimeout = time.Minute
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -143,7 +143,7 @@ func folder(t *testing.T) string {
 // open opens a client that is closed with the test.
 func open(t *testing.T, dir string) *Client {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	c, err := Open(ctx, config(dir))
 	must(t, err)
@@ -153,7 +153,7 @@ func open(t *testing.T, dir string) *Client {
 
 func update(t *testing.T, c *Client, change func(Change)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	must(t, c.Update(ctx, change))
 }
@@ -166,7 +166,7 @@ func setDeadline(t *testing.T, c *Client, at boottime.Instant) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(testPatience); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("not seen: %s", what)
 		}
@@ -217,7 +217,7 @@ func start(t *testing.T, cmd *exec.Cmd) *child {
 		if !strings.HasSuffix(line, "ready\n") {
 			t.Fatalf("%v said %q", cmd.Args, line)
 		}
-	case <-time.After(testPatience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%v says nothing", cmd.Args)
 	}
 	return c
@@ -228,7 +228,7 @@ func (c *child) ends(t *testing.T) boottime.Instant {
 	t.Helper()
 	select {
 	case <-c.ended:
-	case <-time.After(testPatience):
+	case <-time.After(testTimeout):
 		t.Fatalf("process %d still runs: %v", c.Process.Pid, c.Args)
 	}
 	return c.at

@@ -163,14 +163,16 @@ func (r *Router) Do(ctx context.Context, c Call) error {
 
 // round asks each server once, the most likely leader first. done reports that one has answered.
 func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool, err error) {
+	queue := r.Servers()
 	if r.Leads() {
 		err := c.Here(ctx)
 		if !tried.note(r.cfg.Name, err) {
 			return true, err
 		}
+		queue = slices.Insert(queue, 0, find(queue, tried.last.Leader)...)
 	}
 	asked := map[string]bool{r.cfg.Name: true}
-	for queue := r.Servers(); len(queue) > 0 && ctx.Err() == nil; {
+	for len(queue) > 0 && ctx.Err() == nil {
 		m := queue[0]
 		queue = queue[1:]
 		if asked[m.Name] {

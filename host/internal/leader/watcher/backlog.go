@@ -246,7 +246,7 @@ func (b *backlog) start() {
 }
 
 // try makes one attempt and decides what follows.
-func (b *backlog) try(ref claim.VolumeRef, party string, first bool) {
+func (b *backlog) try(ref claim.VolumeRef, dependency string, first bool) {
 	var err error
 	if !first {
 		err = b.pace.Wait(b.ctx)
@@ -259,7 +259,7 @@ func (b *backlog) try(ref claim.VolumeRef, party string, first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.running--
-	b.dependencies[party].running--
+	b.dependencies[dependency].running--
 	r := b.volumes[ref]
 	r.running, r.tried = false, tried
 	if b.closed || b.ctx.Err() != nil {

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// backdated is how far a certificate's time begins in the past: the clocks of hosts differ.
+// backdated is how far in the past a certificate's validity begins, because hosts' clocks differ.
 const backdated = time.Hour
 
 // Authority signs the certificates of hosts.
@@ -31,18 +31,18 @@ type Authority struct {
 // Issued is a certificate and its private key, in PEM.
 type Issued struct{ Cert, Key []byte }
 
-// Request asks for the certificate of one host.
+// Request describes the certificate of one host.
 type Request struct {
 	Identity
-	// DNS and IP are other names under which its API is called, such as a load balancer's.
+	// DNS and IP are additional names under which its API is called, such as a load balancer's.
 	DNS []string
 	IP  []net.IP
 	// Validity from now on.
 	Validity time.Duration
 }
 
-// NewAuthority makes an authority that is valid for so long from now on. It signs
-// certificates of hosts and none of other authorities.
+// NewAuthority makes an authority that is valid for that long. It signs certificates of hosts, and none of other
+// authorities.
 func NewAuthority(validity time.Duration) (Issued, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -53,7 +53,7 @@ func NewAuthority(validity time.Duration) (Issued, error) {
 		return Issued{}, fmt.Errorf("name the authority: %w", err)
 	}
 	template := &x509.Certificate{
-		// A name of its own: while two authorities are believed, a host tells them apart by it.
+		// A unique name: while two authorities are trusted, hosts tell them apart by it.
 		Subject:               pkix.Name{CommonName: "Pannier authority " + hex.EncodeToString(mark)},
 		IsCA:                  true,
 		BasicConstraintsValid: true,
@@ -76,8 +76,8 @@ func ReadAuthority(certFile, keyFile string) (*Authority, error) {
 	return &Authority{cert: pair.Leaf, key: signer}, nil
 }
 
-// Issue makes a key and a certificate. It refuses names that no certificate may have,
-// and a time that goes past the authority's own.
+// Issue makes a key and a certificate. It refuses names that no certificate may have, and a validity that exceeds the
+// authority's own.
 func (a *Authority) Issue(r Request) (Issued, error) {
 	if err := r.check(); err != nil {
 		return Issued{}, fmt.Errorf("make a certificate: %w", err)
@@ -98,7 +98,7 @@ func (a *Authority) Issue(r Request) (Issued, error) {
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
-	if r.Role != CLI { // agents are called too, from their own machine above all
+	if r.Role != CLI { // agents are servers too, above all for their own machine
 		template.DNSNames = append(template.DNSNames, "localhost")
 		template.IPAddresses = append(template.IPAddresses, net.IPv4(127, 0, 0, 1), net.IPv6loopback)
 		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
@@ -113,7 +113,7 @@ func (a *Authority) Issue(r Request) (Issued, error) {
 	return issued, nil
 }
 
-// proves sees that a host will take what was made, as it reads it.
+// proves checks that a host will accept what was made.
 func (a *Authority) proves(issued Issued, id Identity) error {
 	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
 	if err == nil {
@@ -130,7 +130,7 @@ func (a *Authority) proves(issued Issued, id Identity) error {
 	return nil
 }
 
-// sign fills in what all certificates share. A nil parent signs itself.
+// sign fills in what all certificates have in common. A nil parent makes it self-signed.
 func sign(template, parent *x509.Certificate, key, signer crypto.Signer, validity time.Duration) (Issued, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -156,8 +156,7 @@ func sign(template, parent *x509.Certificate, key, signer crypto.Signer, validit
 	}, nil
 }
 
-// Write makes two new files, the key (0600) and the certificate (0644). Where one of
-// them is there already nothing is written.
+// Write creates two files, the key (0600) and the certificate (0644). If one of them exists, nothing is written.
 func (i Issued) Write(certFile, keyFile string) error {
 	if err := writeNew(keyFile, i.Key, 0o600); err != nil {
 		return err

@@ -16,27 +16,26 @@ import (
 
 // Files are where an agent's certificate is, in PEM.
 type Files struct {
-	// CA has the authorities' certificates: one, or the old and the new one while they change.
+	// CA has the authorities' certificates: one, or the old and the new one during a change.
 	CA string
 	// Cert has the agent's certificate, and those between it and the authority.
 	Cert string
-	// Key has its private key. Nobody but its owner and group may read it.
+	// Key has the private key. Only its owner and group may read it.
 	Key string
 }
 
 func (f Files) all() [3]string { return [3]string{f.CA, f.Cert, f.Key} }
 
 const (
-	// settling is how long after a file was written it is read again with each
-	// handshake: a second write in the same tick of the clock leaves the same time.
+	// settling is how long after a file was written it is reread with each handshake. A second write within the
+	// resolution of the file system's clock leaves the same modification time.
 	settling = 2 * time.Second
-	// expirySoon is from when on the log tells, once a day, that a certificate ends.
+	// expirySoon is the remaining validity below which the log warns about it, once a day.
 	expirySoon = 30 * 24 * time.Hour
 )
 
-// Certs are an agent's certificate, its key and the authorities that it believes, as
-// they are in the files. They are looked at with each handshake, and read again when
-// they have changed; a file that cannot be used leaves what was read before in use.
+// Certs are an agent's certificate, its key and the authorities that it trusts. The files are checked at each
+// handshake and reloaded after a change. If a new file is unusable, the previous contents stay in use.
 type Certs struct {
 	files Files
 	log   hclog.Logger
@@ -46,27 +45,26 @@ type Certs struct {
 	now     *pair
 	seen    [3]stamp
 	settled bool
-	told    *[3]stamp // the files whose problem the log has told
-	warned  time.Time // when it told that the certificate ends soon
+	told    *[3]stamp // the files whose problem was logged last
+	warned  time.Time // when the log last warned of the expiry
 }
 
-// pair is what was read at one time; it is never changed.
+// pair is the contents of the files at one time. It is never changed.
 type pair struct {
 	cert  tls.Certificate
 	roots *x509.CertPool
 }
 
-// stamp tells whether a file is the one that was read.
+// stamp identifies a version of a file.
 type stamp struct {
 	modified      time.Time
 	size          int64
 	device, inode uint64
 }
 
-// Load reads and checks the files. want is who the agent is by its configuration: a
-// certificate of another name, role or datacenter is an error, as is one that has
-// expired, that the authority did not sign, or that does not belong to the key. Each
-// error names the file and the command to run.
+// Load reads and checks the files. want is the agent's identity by its configuration. It is an error if the
+// certificate has another name, role or datacenter, has expired, was not signed by the authority, or does not belong
+// to the key. Each error names the file and the command to run.
 func Load(files Files, want Identity, log hclog.Logger) (*Certs, error) {
 	c := &Certs{files: files, log: log, own: want}
 	seen, settled, err := c.look()
@@ -81,13 +79,13 @@ func Load(files Files, want Identity, log hclog.Logger) (*Certs, error) {
 	return c, nil
 }
 
-// Identity is whose the certificate is.
+// Identity returns the certificate's identity.
 func (c *Certs) Identity() Identity { return c.own }
 
-// NotAfter is when the certificate in use ends.
+// NotAfter returns when the certificate in use expires.
 func (c *Certs) NotAfter() time.Time { return c.current().cert.Leaf.NotAfter }
 
-// current is the pair for the next handshake.
+// current returns the pair for the next handshake.
 func (c *Certs) current() *pair {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,12 +99,12 @@ func (c *Certs) current() *pair {
 		fresh, err = c.read()
 	}
 	if err != nil {
-		// The text of an error may have the time in it: what was told is known by the files.
+		// The text of an error may contain the time, so problems that were logged are recognized by the files.
 		if c.told == nil || *c.told != seen {
 			c.told = &seen
-			c.log.Warn("the new TLS files cannot be used, those that were read before stay in use", "error", err)
+			c.log.Warn("the new TLS files cannot be used: the previous ones stay in use", "error", err)
 		}
-		c.seen, c.settled = seen, false // its time may come
+		c.seen, c.settled = seen, false // it may become valid later
 		return c.now
 	}
 	if !fresh.cert.Leaf.Equal(c.now.cert.Leaf) {
@@ -117,18 +115,18 @@ func (c *Certs) current() *pair {
 	return c.now
 }
 
-// warnExpiry tells once a day that the certificate in use ends soon, or has ended.
+// warnExpiry warns once a day that the certificate in use expires soon, or has expired.
 func (c *Certs) warnExpiry() {
 	left := time.Until(c.now.cert.Leaf.NotAfter)
 	if left > expirySoon || time.Since(c.warned) < 24*time.Hour {
 		return
 	}
 	c.warned = time.Now()
-	c.log.Warn("the certificate ends soon: put a new one in its place, the agent reads it by itself",
+	c.log.Warn("the certificate expires soon: replace the file, and the agent reloads it",
 		"file", c.files.Cert, "expires", c.now.cert.Leaf.NotAfter, "command", c.createCommand())
 }
 
-// look stats the files; settled says that all were written a while ago.
+// look stats the files. settled reports that none was written within the last settling time.
 func (c *Certs) look() (seen [3]stamp, settled bool, err error) {
 	settled = true
 	for i, path := range c.files.all() {
@@ -172,7 +170,7 @@ func (c *Certs) read() (*pair, error) {
 	return &pair{cert: cert, roots: roots}, nil
 }
 
-// createCommand is the command that makes this agent's certificate.
+// createCommand returns the command that makes this agent's certificate.
 func (c *Certs) createCommand() string {
 	return fmt.Sprintf("pannier tls cert create -%s -name %s -dc %s", c.own.Role, c.own.Name, c.own.DC)
 }
@@ -188,7 +186,7 @@ func (c *Certs) unreadable(path string, err error) error {
 	}
 }
 
-// readAuthorities reads the certificates of those who may sign.
+// readAuthorities reads the authorities' certificates.
 func readAuthorities(path string) (*x509.CertPool, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -208,7 +206,7 @@ func readAuthorities(path string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// checkPrivate refuses a key that everybody may read.
+// checkPrivate refuses a key that everyone may read.
 func checkPrivate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -220,10 +218,10 @@ func checkPrivate(path string) error {
 	return nil
 }
 
-// verify checks a certificate for all that its role does.
+// verify checks a certificate for every use of its role.
 func verify(cert tls.Certificate, roots *x509.CertPool, id Identity) error {
 	uses := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	if id.Role != CLI { // the others are called too
+	if id.Role != CLI { // agents are servers too
 		uses = append(uses, x509.ExtKeyUsageServerAuth)
 	}
 	between := x509.NewCertPool()
@@ -232,7 +230,7 @@ func verify(cert tls.Certificate, roots *x509.CertPool, id Identity) error {
 			between.AddCert(c)
 		}
 	}
-	for _, use := range uses { // Verify takes a certificate that has one of several
+	for _, use := range uses { // given several uses, Verify accepts a certificate with any of them
 		_, err := cert.Leaf.Verify(x509.VerifyOptions{
 			Roots: roots, Intermediates: between, DNSName: id.DNSName(), KeyUsages: []x509.ExtKeyUsage{use},
 		})
@@ -247,7 +245,7 @@ func verify(cert tls.Certificate, roots *x509.CertPool, id Identity) error {
 type Description struct {
 	// Identity is empty for an authority's.
 	Identity Identity
-	// Authority signs others.
+	// Authority says that it is an authority's certificate.
 	Authority bool
 	Subject   string
 	Issuer    string
@@ -255,7 +253,7 @@ type Description struct {
 	NotAfter  time.Time
 	DNS       []string
 	IP        []string
-	// Problem is why no agent takes it; empty: it may be taken where its authority is.
+	// Problem is why no agent accepts it; empty: agents that trust its authority do.
 	Problem string
 }
 

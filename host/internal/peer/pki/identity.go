@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// Role is what a certificate lets its holder be.
+// Role is what a certificate allows its holder to do.
 type Role string
 
-// The roles. A server is a node too, and its certificate serves for both.
+// The roles. A server is also a node, and needs only one certificate.
 const (
 	// Server keeps the ledger: it may speak raft, and call nodes.
 	Server Role = "server"
@@ -25,9 +25,9 @@ const (
 
 var roles = []Role{Server, Node, CLI}
 
-// Identity is who a certificate says that its holder is.
+// Identity is what a certificate says about its holder.
 type Identity struct {
-	// Name of the agent; of a cli, of whoever holds the certificate.
+	// Name is the agent's; for a CLI, that of the certificate's holder.
 	Name string
 	Role Role
 	// DC is the datacenter.
@@ -37,18 +37,18 @@ type Identity struct {
 // scheme of the URI that names a host.
 const scheme = "pannier"
 
-// URI is the alternative name that tells the identity.
+// URI returns the alternative name that holds the identity.
 func (id Identity) URI() *url.URL {
 	return &url.URL{Scheme: scheme, Host: id.DC, Path: "/" + string(id.Role) + "/" + id.Name}
 }
 
-// DNSName is the alternative name that a caller wants to see: that of the role.
+// DNSName returns the alternative name that callers check: that of the role.
 func (id Identity) DNSName() string { return string(id.Role) + "." + id.DC + "." + scheme }
 
 // String is the URI.
 func (id Identity) String() string { return id.URI().String() }
 
-// validName is what names an agent or a datacenter, as in the agent's configuration.
+// validName matches the names of agents and datacenters, as in the agent's configuration.
 var validName = regexp.MustCompile(`^[a-zA-Z0-9\-_.]{1,128}$`)
 
 // check refuses an identity that no certificate may have.
@@ -64,12 +64,11 @@ func (id Identity) check() error {
 	return nil
 }
 
-// ErrNoIdentity is a certificate that does not say who holds it, or says it in a way
-// that is not exactly right.
+// ErrNoIdentity says that a certificate has no identity, or not exactly in the form that it must have.
 var ErrNoIdentity = errors.New("the certificate names no host of Pannier")
 
-// IdentityOf reads who holds a certificate. It does not check who signed it. The error
-// is ErrNoIdentity.
+// IdentityOf reads the identity of a certificate's holder. It does not check who signed it. The error is
+// ErrNoIdentity.
 func IdentityOf(cert *x509.Certificate) (Identity, error) {
 	var found []*url.URL
 	for _, uri := range cert.URIs {
@@ -88,7 +87,7 @@ func IdentityOf(cert *x509.Certificate) (Identity, error) {
 	if err := id.check(); err != nil {
 		return Identity{}, fmt.Errorf("%w: %q: %w", ErrNoIdentity, found[0], err)
 	}
-	// Whatever else a URI can carry (a user, a query, an escape) is refused with this.
+	// This refuses everything else that a URI can have: a user, a query, an escape.
 	if found[0].String() != id.String() {
 		return Identity{}, fmt.Errorf("%w: %q is not %q", ErrNoIdentity, found[0], id)
 	}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// Server is the called side of one connection, with the files as they are now: make
-// one for each handshake (tls.Config.GetConfigForClient). The caller has to show a
-// certificate of this datacenter; which role may do what is for the caller of Server.
+// Server configures the server side of one connection with the current files: make one for each handshake
+// (tls.Config.GetConfigForClient). The client must show a certificate of this datacenter. What each role may do is up
+// to the caller of Server.
 func (c *Certs) Server(protocols ...string) *tls.Config {
 	now := c.current()
 	return &tls.Config{
@@ -24,8 +24,8 @@ func (c *Certs) Server(protocols ...string) *tls.Config {
 	}
 }
 
-// Public is the called side of every connection to a port that also answers who shows
-// no certificate. One that is shown has to be good.
+// Public configures the server side of all connections to a port that also accepts clients without a certificate. A
+// certificate that is shown must be valid.
 func (c *Certs) Public(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -45,8 +45,8 @@ func (c *Certs) Public(protocols ...string) *tls.Config {
 	}
 }
 
-// Client is the calling side of one connection to an agent of this datacenter with that
-// role, with the files as they are now. An empty name takes every agent of the role.
+// Client configures the client side of one connection to an agent of this datacenter with that role, with the current
+// files. An empty name accepts every agent of the role.
 func (c *Certs) Client(role Role, name string, protocols ...string) *tls.Config {
 	now := c.current()
 	return &tls.Config{
@@ -71,11 +71,11 @@ func (c *Certs) Client(role Role, name string, protocols ...string) *tls.Config 
 	}
 }
 
-// ErrNoCertificate is a connection whose other end showed none.
+// ErrNoCertificate says that the other end of a connection showed no certificate.
 var ErrNoCertificate = errors.New("no certificate was shown")
 
-// PeerOf is who is at the other end of a connection whose certificates TLS has
-// verified. The error is ErrNoCertificate or ErrNoIdentity, or tells of another datacenter.
+// PeerOf returns who is at the other end of a connection whose certificates TLS has verified. The error is
+// ErrNoCertificate, ErrNoIdentity, or that of another datacenter.
 func (c *Certs) PeerOf(state tls.ConnectionState) (Identity, error) {
 	if len(state.PeerCertificates) == 0 {
 		return Identity{}, ErrNoCertificate

@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// dialTimeout bounds a connection's making, with its handshake.
+	// dialTimeout bounds connecting, including the handshake.
 	dialTimeout = 10 * time.Second
-	// unused is how long a connection that carries no call stays.
+	// unused is how long a connection without calls is kept.
 	unused = 5 * time.Minute
 )
 
-// Dialer reaches other agents' ports. Close closes what it keeps open.
+// Dialer connects to other agents' ports. Close closes the connections that it keeps.
 type Dialer struct {
 	certs *pki.Certs
 	http  *http.Transport
@@ -45,7 +45,7 @@ type target struct {
 // pooled is a gRPC connection that is kept.
 type pooled struct {
 	conn  *grpc.ClientConn
-	taken time.Time // last
+	taken time.Time // when Conn last returned it
 }
 
 // NewDialer makes a dialer that shows the agent's certificate.
@@ -70,8 +70,8 @@ func (d *Dialer) Raft(ctx context.Context, addr string) (net.Conn, error) {
 	return d.dial(ctx, addr, pki.Server, "", protocolRaft)
 }
 
-// Transport carries requests of the public API to servers: https://ADDR of their rpc
-// port. Only an answer of a server's certificate is taken.
+// Transport sends requests of the public API to servers: https://ADDR of their rpc port. It only accepts answers from
+// a server's certificate.
 func (d *Dialer) Transport() http.RoundTripper { return d.http }
 
 func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name string, protocols ...string) (net.Conn, error) {
@@ -89,7 +89,7 @@ func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name stri
 	return conn, nil
 }
 
-// handshake closes raw where it fails.
+// handshake closes raw if it fails.
 func (d *Dialer) handshake(ctx context.Context, raw net.Conn, role pki.Role, name string, protocols ...string) (*tls.Conn, error) {
 	conn := tls.Client(raw, d.certs.Client(role, name, protocols...))
 	if err := conn.HandshakeContext(ctx); err != nil {
@@ -99,10 +99,9 @@ func (d *Dialer) handshake(ctx context.Context, raw net.Conn, role pki.Role, nam
 	return conn, nil
 }
 
-// Conn gives a connection for calls to the agent with this name and role at addr; an
-// empty name takes any agent with the role. Nothing is dialled before the first call.
-// It is shared and the dialer's: take it for each call, and do not close it. One that
-// nobody has taken and used for a while is closed.
+// Conn returns a connection for calls to the agent with this name and role at addr. An empty name accepts any agent
+// with the role. Nothing is dialled before the first call. The connection is shared: call Conn for each call, and do
+// not close it. The dialer closes connections that have not been used for a while.
 func (d *Dialer) Conn(addr, name string, role pki.Role) (*grpc.ClientConn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,11 +123,11 @@ func (d *Dialer) Conn(addr, name string, role pki.Role) (*grpc.ClientConn, error
 	return p.conn, nil
 }
 
-// sweep closes connections that carry nothing and that nobody takes any more.
+// sweep closes connections that have no calls and that Conn has not returned for a while.
 func (d *Dialer) sweep() {
 	for to, p := range d.conns {
 		if time.Since(p.taken) > 2*unused && p.conn.GetState() == connectivity.Idle {
-			_ = p.conn.Close() // it has no call that could fail
+			_ = p.conn.Close() // no call can fail by it
 			delete(d.conns, to)
 		}
 	}
@@ -142,7 +141,7 @@ func (d *Dialer) options(to target) []grpc.DialOption {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(MaxRequest)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: patience}),
-		// A host that is back is to be reached soon: the longest pause is short.
+		// A host that is back should be reached soon, so the longest pause is short.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 			MinConnectTimeout: dialTimeout,
@@ -150,20 +149,20 @@ func (d *Dialer) options(to target) []grpc.DialOption {
 	}
 }
 
-// Close closes the connections that are kept; calls under way fail.
+// Close closes all connections; running calls fail.
 func (d *Dialer) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
 	for to, p := range d.conns {
-		_ = p.conn.Close() // grpc: only that it is closed already
+		_ = p.conn.Close() // its only error is that it is closed already
 		delete(d.conns, to)
 	}
 	d.http.CloseIdleConnections()
 	return nil
 }
 
-// calling are the credentials of a connection to one agent.
+// calling is the credentials of a connection to one agent.
 type calling struct {
 	d  *Dialer
 	to target
@@ -196,7 +195,7 @@ type RaftLayer struct {
 	dialer *Dialer
 }
 
-// NewRaftLayer begins to speak raft on the port.
+// NewRaftLayer starts to accept raft connections on the port.
 func NewRaftLayer(p *Port, d *Dialer) *RaftLayer { return &RaftLayer{p.Raft(), d} }
 
 // Dial connects to a server for raft.

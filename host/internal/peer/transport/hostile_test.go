@@ -194,7 +194,7 @@ func TestSlowStrangers(t *testing.T) {
 			t.Fatal("a connection that says nothing stays")
 		}
 	}
-	if !strings.Contains(log.all(), "100 connections of this address have not said yet who they are") {
+	if !strings.Contains(log.all(), "100 connections of this address have not identified themselves yet") {
 		t.Error("none was one too many")
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
-// How many connections there may be.
+// Bounds of the numbers of connections.
 const (
-	// maxStrangers have not said yet who they are, of one address and of all.
+	// maxStrangers bounds connections that have not identified themselves, per address and in total.
 	maxStrangers    = 100
 	maxAllStrangers = 1000
-	// maxOfPeer are of one certificate's holder. An agent needs fewer than ten.
+	// maxOfPeer bounds the connections of one certificate's holder. An agent needs fewer than ten.
 	maxOfPeer = 256
 )
 
@@ -34,9 +34,9 @@ func newLimits() *limits {
 	return &limits{strangers: map[netip.Addr]int{}, peers: map[pki.Identity]int{}}
 }
 
-// begin counts a connection that has not said who it is until release is called.
+// begin counts a connection that has not identified itself, until release is called.
 func (l *limits) begin(from net.Addr) (release func(), err error) {
-	var addr netip.Addr // the zero one for what has none
+	var addr netip.Addr // zero if it has none
 	if tcp, ok := from.(*net.TCPAddr); ok {
 		addr = tcp.AddrPort().Addr().Unmap()
 	}
@@ -44,9 +44,9 @@ func (l *limits) begin(from net.Addr) (release func(), err error) {
 	defer l.mu.Unlock()
 	switch {
 	case l.all >= maxAllStrangers:
-		return nil, fmt.Errorf("%d connections have not said yet who they are", l.all)
+		return nil, fmt.Errorf("%d connections have not identified themselves yet", l.all)
 	case l.strangers[addr] >= maxStrangers:
-		return nil, fmt.Errorf("%d connections of this address have not said yet who they are", l.strangers[addr])
+		return nil, fmt.Errorf("%d connections of this address have not identified themselves yet", l.strangers[addr])
 	}
 	l.all++
 	l.strangers[addr]++
@@ -82,7 +82,7 @@ func decrease[K comparable](counts map[K]int, key K) {
 	}
 }
 
-// countedConn tells once when it is closed. gone is set before anyone else has it.
+// countedConn calls gone once, when it is closed. gone is set before the connection is shared.
 type countedConn struct {
 	net.Conn
 	once sync.Once
@@ -98,8 +98,8 @@ func (c *countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// refusals log what was refused: at most ten at once and one a second, and how many
-// were not told, so that nobody fills a disk from outside.
+// refusals logs what was refused: at most ten at once and one per second, and how many were left out, so that nobody
+// can fill the disk from outside.
 type refusals struct {
 	log   hclog.Logger
 	allow *rate.Limiter

@@ -20,8 +20,8 @@ type Peer = pki.Identity
 
 type peerKey struct{}
 
-// PeerFrom is who makes a call, of gRPC or of the public API. false: no certificate
-// was shown, as on the unix socket.
+// PeerFrom returns who makes a call, of gRPC or of the public API. false: no certificate was shown, as on the unix
+// socket.
 func PeerFrom(ctx context.Context) (Peer, bool) {
 	if peer, ok := ctx.Value(peerKey{}).(Peer); ok {
 		return peer, true
@@ -34,8 +34,8 @@ func PeerFrom(ctx context.Context) (Peer, bool) {
 	return Peer{}, false
 }
 
-// WithPeer puts who makes a call into its context: for a handler behind a TLS
-// connection that is not one of the port's, as its state tells (pki.Certs.PeerOf).
+// WithPeer stores who makes a call in its context. It is for a handler behind a TLS connection that is not the port's
+// (pki.Certs.PeerOf).
 func WithPeer(ctx context.Context, peer Peer) context.Context {
 	return context.WithValue(ctx, peerKey{}, peer)
 }
@@ -50,26 +50,25 @@ func (p *Port) ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// What calls between agents are bound by.
+// Bounds of calls between agents.
 const (
-	// MaxRequest is the biggest message that an agent takes from another, in bytes.
+	// MaxRequest is the size of the largest message that an agent accepts as a request, in bytes.
 	MaxRequest = 4 << 20
-	// maxAnswer is the biggest that it takes as an answer: it asked for it, and a node's
-	// whole list of claims may come in one.
+	// maxAnswer is the size of the largest message that it accepts as an answer: a node's whole list of claims may
+	// come in one.
 	maxAnswer = 64 << 20
 	// maxHeaders of one call, in bytes.
 	maxHeaders = 64 << 10
-	// maxStreams are the calls of one connection that run at a time.
+	// maxStreams is the number of calls that may run at a time on one connection.
 	maxStreams = 1000
-	// A connection that is used and silent this long is asked, and cut off when there is
-	// no answer.
+	// A connection that is in use and silent for this long is pinged, and closed if there is no answer.
 	silence, patience = 10 * time.Second, 5 * time.Second
 )
 
-// ServerOptions are what a gRPC server of Port.GRPC has to be made with.
+// ServerOptions are required for a gRPC server on Port.GRPC.
 func (p *Port) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.Creds(welcomed{certs: p.certs}),
+		grpc.Creds(verified{certs: p.certs}),
 		grpc.ConnectionTimeout(HandshakeTimeout),
 		grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxHeaderListSize(maxHeaders),
@@ -79,7 +78,7 @@ func (p *Port) ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// authInfo carries the peer of a connection through gRPC.
+// authInfo passes the peer of a connection to gRPC.
 type authInfo struct {
 	credentials.CommonAuthInfo
 	peer Peer
@@ -91,12 +90,12 @@ func newAuthInfo(peer Peer) authInfo {
 	return authInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, peer}
 }
 
-// welcomed are the credentials of a server whose connections the port has verified.
-type welcomed struct {
+// verified is the credentials of a server whose connections the port has verified.
+type verified struct {
 	certs *pki.Certs
 }
 
-func (w welcomed) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (w verified) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, ok := raw.(*tls.Conn)
 	if !ok {
 		return nil, nil, fmt.Errorf("serve calls between agents: a %T is no connection of the port", raw)
@@ -108,12 +107,12 @@ func (w welcomed) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo,
 	return conn, newAuthInfo(peer), nil
 }
 
-func (w welcomed) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (w verified) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, fmt.Errorf("these credentials are a server's")
 }
 
-func (w welcomed) Info() credentials.ProtocolInfo          { return protocolInfo }
-func (w welcomed) Clone() credentials.TransportCredentials { return w }
-func (w welcomed) OverrideServerName(string) error         { return nil }
+func (w verified) Info() credentials.ProtocolInfo          { return protocolInfo }
+func (w verified) Clone() credentials.TransportCredentials { return w }
+func (w verified) OverrideServerName(string) error         { return nil }
 
 var protocolInfo = credentials.ProtocolInfo{SecurityProtocol: "tls"}

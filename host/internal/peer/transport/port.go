@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
-// The protocols as ALPN names them; http is the public API's.
+// The ALPN names of the protocols; the http ones are the public API's.
 const (
 	protocolRaft = "pannier-raft/1"
 	protocolGRPC = "pannier-rpc/1"
@@ -24,7 +24,7 @@ const (
 
 var protocolsHTTP = []string{"h2", "http/1.1"}
 
-// speaks tells who may speak a protocol.
+// speaks says which roles may use a protocol.
 var speaks = map[string][]pki.Role{
 	protocolRaft:     {pki.Server},
 	protocolGRPC:     {pki.Server, pki.Node},
@@ -32,11 +32,11 @@ var speaks = map[string][]pki.Role{
 	protocolsHTTP[1]: {pki.Server, pki.Node, pki.CLI},
 }
 
-// HandshakeTimeout bounds how long the other end of a connection may take to say who
-// it is, and then the agent to take the connection over.
+// HandshakeTimeout bounds the time in which the other end of a connection must identify itself, and then the time in
+// which the agent must accept the connection.
 const HandshakeTimeout = 10 * time.Second
 
-// Config is what a Port works with.
+// Config configures a Port.
 type Config struct {
 	// Addr is the host:port to listen on; port 0: any free one.
 	Addr string
@@ -65,7 +65,7 @@ type Port struct {
 	err     error
 }
 
-// Open listens. Protocols are spoken from when their listener is asked for.
+// Open listens. A protocol is offered from when its listener is requested.
 func Open(ctx context.Context, cfg Config) (*Port, error) {
 	var listen net.ListenConfig
 	tcp, err := listen.Listen(ctx, "tcp", cfg.Addr)
@@ -85,7 +85,7 @@ func Open(ctx context.Context, cfg Config) (*Port, error) {
 	return p, nil
 }
 
-// advertised is the address that others dial.
+// advertised returns the address that others dial.
 func advertised(bound net.Addr, ip string) (net.Addr, error) {
 	at, err := netip.ParseAddrPort(bound.String())
 	if err != nil {
@@ -99,24 +99,22 @@ func advertised(bound net.Addr, ip string) (net.Addr, error) {
 		at = netip.AddrPortFrom(other, at.Port())
 	}
 	if at.Addr().IsUnspecified() {
-		return nil, fmt.Errorf("%s is no address that other agents can dial: set advertise_addr in the agent's configuration", at.Addr())
+		return nil, fmt.Errorf("%s is not an address that other agents can dial: set advertise_addr in the agent's configuration", at.Addr())
 	}
 	return net.TCPAddrFromAddrPort(at), nil
 }
 
-// Addr is where other agents reach the port.
+// Addr returns the address at which other agents reach the port.
 func (p *Port) Addr() net.Addr { return p.addr }
 
-// Raft is raft's listener; only servers get through. Closing it leaves the port open.
+// Raft returns raft's listener, for servers only. Closing it leaves the port open.
 func (p *Port) Raft() net.Listener { return p.listen(protocolRaft) }
 
-// GRPC is the listener of the calls between agents; only servers and nodes get
-// through. Serve it with ServerOptions.
+// GRPC returns the listener of calls between agents, for servers and nodes only. Serve it with ServerOptions.
 func (p *Port) GRPC() net.Listener { return p.listen(protocolGRPC) }
 
-// HTTP is the public API's listener. Its connections are *tls.Conn after their
-// handshake, so net/http speaks HTTP/2 over them; set http.Server.ConnContext to
-// Port.ConnContext, and leave http.Server.TLSConfig nil.
+// HTTP returns the public API's listener. Its connections are *tls.Conn after their handshake, so net/http speaks
+// HTTP/2 over them; set http.Server.ConnContext to Port.ConnContext, and leave http.Server.TLSConfig nil.
 func (p *Port) HTTP() net.Listener { return p.listen(protocolsHTTP...) }
 
 func (p *Port) listen(protocols ...string) net.Listener {
@@ -129,7 +127,7 @@ func (p *Port) listen(protocols ...string) net.Listener {
 	return l
 }
 
-// spoken are the protocols that someone listens for.
+// spoken returns the protocols that have a listener.
 func (p *Port) spoken() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,8 +140,7 @@ func (p *Port) spoken() []string {
 	return out
 }
 
-// accept takes connections until the port is closed. Nothing that a connection does
-// keeps it from the next one.
+// accept accepts connections until the port is closed. No connection can hold up the next one.
 func (p *Port) accept() {
 	const longest = time.Second
 	pause := 5 * time.Millisecond
@@ -152,7 +149,7 @@ func (p *Port) accept() {
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // no file descriptors left, above all: it passes
+		case err != nil: // usually no file descriptors are left, for a while
 			p.log.refused("connections cannot be taken", err, "retry_in", pause)
 			select {
 			case <-time.After(pause):
@@ -176,7 +173,7 @@ func (p *Port) accept() {
 	}
 }
 
-// welcome sees who a connection is and hands it to the listener of its protocol.
+// welcome identifies a connection and hands it to the listener of its protocol.
 func (p *Port) welcome(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(p.ctx, HandshakeTimeout)
 	defer cancel()
@@ -197,7 +194,7 @@ func (p *Port) welcome(raw net.Conn) {
 	}
 }
 
-// handshake is the configuration of one handshake.
+// handshake returns the configuration of one handshake.
 func (p *Port) handshake() *tls.Config {
 	cfg := p.certs.Server(p.spoken()...)
 	cfg.VerifyConnection = func(state tls.ConnectionState) error {
@@ -215,7 +212,7 @@ func (p *Port) handshake() *tls.Config {
 	return cfg
 }
 
-// admit counts a connection whose other end has proved who it is, and hands it over.
+// admit counts a connection that has identified itself, and hands it over.
 func (p *Port) admit(ctx context.Context, conn *tls.Conn, counted *countedConn) error {
 	peer, err := p.certs.PeerOf(conn.ConnectionState())
 	if err != nil {
@@ -233,20 +230,20 @@ func (p *Port) deliver(ctx context.Context, conn *tls.Conn) error {
 	l := p.listeners[protocol]
 	p.mu.Unlock()
 	if l == nil {
-		return fmt.Errorf("nobody listens for %s any more", protocol)
+		return fmt.Errorf("there is no listener for %s any more", protocol)
 	}
 	select {
 	case l.conns <- conn:
 		return nil
 	case <-l.closed:
-		return fmt.Errorf("nobody listens for %s any more", protocol)
+		return fmt.Errorf("there is no listener for %s any more", protocol)
 	case <-ctx.Done():
-		return fmt.Errorf("nobody took the connection for %s within %s", protocol, HandshakeTimeout)
+		return fmt.Errorf("the connection for %s was not accepted within %s", protocol, HandshakeTimeout)
 	}
 }
 
-// Close ends the port, its listeners and the handshakes under way. Connections that
-// were taken over are closed by who took them. It may be called again.
+// Close closes the port, its listeners and running handshakes. Connections that were accepted are closed by whoever
+// accepted them. It may be called again.
 func (p *Port) Close() error {
 	p.close.Do(func() {
 		p.cancel()
@@ -263,7 +260,7 @@ func (p *Port) Close() error {
 	return p.err
 }
 
-// listener gives the connections of one protocol.
+// listener accepts the connections of one protocol.
 type listener struct {
 	port      *Port
 	protocols []string
@@ -281,7 +278,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the listener: its protocol is not spoken any more.
+// Close closes the listener: its protocol is not offered any more.
 func (l *listener) Close() error {
 	l.port.mu.Lock()
 	for _, protocol := range l.protocols {
