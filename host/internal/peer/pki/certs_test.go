@@ -335,7 +335,7 @@ func TestACertificateThatEndsSoonIsTold(t *testing.T) {
 	for range 3 {
 		certs.Server()
 	}
-	if told := log.count("ends soon"); told != 1 {
+	if told := log.count("expires soon"); told != 1 {
 		t.Errorf("told %d times", told)
 	}
 	if left := time.Until(certs.NotAfter()); left <= 0 || left > 24*time.Hour {

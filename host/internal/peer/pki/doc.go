@@ -7,8 +7,10 @@
 //
 // What stays true:
 //
-//   - A role is what the certificate says, never what the other end claims. A certificate without a role, with two, or of another datacenter, is refused.
-//   - Both ends of a connection show a certificate, in TLS 1.3, and no connection is resumed: a change of the files counts from the next connection on.
+//   - A role is what the certificate says, never what the other end claims. A certificate without a role, with two,
+//     or of another datacenter, is refused.
+//   - Both ends of a connection show a certificate, in TLS 1.3, and no connection is resumed: a change of the files
+//     counts from the next connection on.
 //   - No private key is in an error, a log or an argument.
 //   - A file is never overwritten.
 package pki

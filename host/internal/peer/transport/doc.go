@@ -7,7 +7,9 @@
 //
 // What stays true:
 //
-//   - A connection reaches a listener only after its certificate was verified and its role may use that protocol. The listener's user can ask who it is (PeerFrom).
-//   - A slow handshake holds up no other connection, and is cut off after 10 s. The number of connections is bounded, per address and in total.
+//   - A connection reaches a listener only after its certificate was verified and its role may use that protocol.
+//     The listener's user can ask who it is (PeerFrom).
+//   - A slow handshake holds up no other connection, and is cut off after 10 s. The number of connections is
+//     bounded, per address and in total.
 //   - A protocol that has no listener is not offered.
 package transport
