@@ -25,9 +25,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// aclService serves pannier.host.v1.ACLService: here tokens, in aclpolicy.go policies and
-// roles. Where ACLs are off it refuses all calls: what anybody makes then would count
-// later.
+// aclService serves pannier.host.v1.ACLService. While ACLs are off it refuses every call: tokens and policies that
+// anybody made now would count once ACLs are turned on.
 type aclService struct{ *Server }
 
 func (s aclService) on() error {
@@ -38,11 +37,11 @@ func (s aclService) on() error {
 		errors.New("ACLs are off, so there is nothing to manage: write acl { enabled = true } into the configuration of each agent and start it again"))
 }
 
-// resetFile, in a server's data directory, lets the first token be made anew.
+// resetFile, in a server's data directory, allows another bootstrap.
 const resetFile = "acl-bootstrap-reset"
 
-// BootstrapACL makes the first management token. Only who has a server, or a certificate
-// to operate the cluster, may do so: without a token nothing else tells who it is.
+// BootstrapACL makes the first management token. No token can identify the caller yet, so it must be root on a server
+// or have a certificate to operate the cluster.
 func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.BootstrapACLRequest]) (*connect.Response[hostv1.BootstrapACLResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -64,8 +63,8 @@ func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.
 	return connect.NewResponse(&hostv1.BootstrapACLResponse{Token: shownACLToken(made), Secret: secret}), nil
 }
 
-// bootstrapAgain makes another first token where an operator has said so with a file on
-// this server, which counts once.
+// bootstrapAgain makes another first token if an operator has allowed that by a file on this server. The file counts
+// once.
 func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, before *ledger.BootstrappedError) (ledger.Token, error) {
 	path := filepath.Join(s.cfg.DataDir, resetFile)
 	text, err := os.ReadFile(path)
@@ -86,7 +85,7 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, befo
 	return made, err
 }
 
-// CreateACLToken makes a token. Its secret is kept nowhere.
+// CreateACLToken makes a token. Its secret is not stored.
 func (s aclService) CreateACLToken(ctx context.Context, req *connect.Request[hostv1.CreateACLTokenRequest]) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -115,8 +114,8 @@ func (s aclService) CreateACLToken(ctx context.Context, req *connect.Request[hos
 	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}), nil
 }
 
-// newToken is a token with a new secret, 130 bits of chance. Each time that one call is passed on
-// it is the same one, since the first answer, and the secret with it, may have been lost.
+// newToken returns a token with a new secret of 130 random bits. All attempts of one forwarded call get the same
+// secret, since the first answer may have been lost.
 func newToken(call, name string, typ ledger.TokenType) (secret string, t ledger.Token) {
 	if call == "" {
 		call = rand.Text()
@@ -126,8 +125,8 @@ func newToken(call, name string, typ ledger.TokenType) (secret string, t ledger.
 	return secret, ledger.Token{Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: acl.Hash(secret), Name: name, Type: typ}
 }
 
-// madeBefore gives the token that a call has made before it was passed on once more, in the place of
-// the refusal to make it twice.
+// madeBefore returns the token that an earlier attempt of the same call has made, in place of the error that it
+// exists.
 func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, refusal error) (ledger.Token, error) {
 	if !errors.Is(refusal, claim.ErrConflict) && !errors.Is(refusal, ledger.ErrBootstrapped) {
 		return made, refusal
@@ -179,7 +178,7 @@ func (s aclService) ListACLTokens(ctx context.Context, _ *connect.Request[hostv1
 	return connect.NewResponse(resp), err
 }
 
-// DeleteACLToken takes a token away.
+// DeleteACLToken deletes a token.
 func (s aclService) DeleteACLToken(ctx context.Context, req *connect.Request[hostv1.DeleteACLTokenRequest]) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -191,7 +190,7 @@ func (s aclService) DeleteACLToken(ctx context.Context, req *connect.Request[hos
 	return connect.NewResponse(&hostv1.DeleteACLTokenResponse{}), err
 }
 
-// GetACLSelf tells a caller what it may do.
+// GetACLSelf returns what the caller may do.
 func (s aclService) GetACLSelf(ctx context.Context, _ *connect.Request[hostv1.GetACLSelfRequest]) (*connect.Response[hostv1.GetACLSelfResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -209,7 +208,7 @@ func (s aclService) GetACLSelf(ctx context.Context, _ *connect.Request[hostv1.Ge
 		for _, name := range c.Policies {
 			p, err := tx.ACLPolicy(name)
 			if errors.Is(err, ledger.ErrPolicyNotFound) {
-				continue // deleted just now
+				continue // deleted meanwhile
 			}
 			if err != nil {
 				return err
@@ -228,7 +227,7 @@ func shownACLToken(t ledger.Token) *hostv1.ACLToken {
 	}
 }
 
-// PutACLPolicy adds a policy, or gives one another text, which is read first.
+// PutACLPolicy adds a policy or replaces its text, which is parsed first.
 func (s aclService) PutACLPolicy(ctx context.Context, req *connect.Request[hostv1.PutACLPolicyRequest]) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -279,7 +278,7 @@ func (s aclService) ListACLPolicies(ctx context.Context, _ *connect.Request[host
 	return connect.NewResponse(resp), err
 }
 
-// DeleteACLPolicy takes a policy away.
+// DeleteACLPolicy deletes a policy.
 func (s aclService) DeleteACLPolicy(ctx context.Context, req *connect.Request[hostv1.DeleteACLPolicyRequest]) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -291,7 +290,7 @@ func (s aclService) DeleteACLPolicy(ctx context.Context, req *connect.Request[ho
 	return connect.NewResponse(&hostv1.DeleteACLPolicyResponse{}), err
 }
 
-// PutACLRole adds a role, or gives one other policies.
+// PutACLRole adds a role or replaces its policies.
 func (s aclService) PutACLRole(ctx context.Context, req *connect.Request[hostv1.PutACLRoleRequest]) (*connect.Response[hostv1.PutACLRoleResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
@@ -339,7 +338,7 @@ func (s aclService) ListACLRoles(ctx context.Context, _ *connect.Request[hostv1.
 	return connect.NewResponse(resp), err
 }
 
-// DeleteACLRole takes a role away.
+// DeleteACLRole deletes a role.
 func (s aclService) DeleteACLRole(ctx context.Context, req *connect.Request[hostv1.DeleteACLRoleRequest]) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err

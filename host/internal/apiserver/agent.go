@@ -17,7 +17,7 @@ import (
 // agentService serves pannier.host.v1.AgentService.
 type agentService struct{ *Server }
 
-// Status is the whole host in one answer.
+// Status describes the whole host.
 func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
 	reasons := s.cfg.Health()
 	resp := &hostv1.StatusResponse{
@@ -48,7 +48,7 @@ func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.Stat
 	return connect.NewResponse(resp), nil
 }
 
-// Stop begins the agent's end. The server's own waits until this has been answered.
+// Stop begins to stop the agent. The server keeps running until this call is answered.
 func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
 	count := s.workloadCounts()
 	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] + count[string(workload.Stopping)]
@@ -58,7 +58,7 @@ func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRe
 	}), nil
 }
 
-// Events streams what happens on the host.
+// Events streams the events of the host.
 func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest], stream *connect.ServerStream[hostv1.EventsResponse]) error {
 	recent := int(req.Msg.GetRecent())
 	if recent < 0 || recent > events.DefaultSize {
@@ -73,7 +73,7 @@ func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.Ev
 		return nil
 	}
 	follow := s.cfg.Events.Subscribe(ctx, recent)
-	if err := stream.Send(nil); err != nil { // only the headers: it may be long until there is an event
+	if err := stream.Send(nil); err != nil { // send the headers now: the first event may be far off
 		return err
 	}
 	for e := range follow {

@@ -15,25 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// auditEntry is a line of the audit log. It has no secret: what a request is about is
-// told by names only.
+// auditEntry is a line of the audit log. It contains no secrets: requests are described by names only.
 type auditEntry struct {
 	Time time.Time `json:"time"`
 	Node string    `json:"node"`
-	// Accessor and Token, its name, of the token that the call was made with.
+	// Accessor and Token are the accessor and name of the caller's token.
 	Accessor string `json:"accessor,omitempty"`
 	Token    string `json:"token,omitempty"`
-	// Of the process that called over the unix socket; of another caller the certificate.
+	// The process that called over the unix socket, or else the certificate of the caller.
 	UID         *uint32 `json:"uid,omitempty"`
 	PID         int     `json:"pid,omitempty"`
 	Certificate string  `json:"certificate,omitempty"`
-	For         string  `json:"for,omitempty"`     // whom an agent asks for, by its own word
+	For         string  `json:"for,omitempty"`     // the original caller, as named by the agent that forwarded the call
 	RPC         string  `json:"rpc"`               // such as VolumeService/GetVolume
 	Subject     string  `json:"subject,omitempty"` // what the request names, with its namespace
-	// Phase is began and ended of a stream; empty of a call that is answered at once.
+	// Phase is began or ended for a stream, and empty for a unary call.
 	Phase   string `json:"phase,omitempty"`
 	Allowed bool   `json:"allowed"`
-	// Code of the error, as the API has it; ok: none. Absent where it is not known yet.
+	// Code is the code of the error, or ok. It is absent when a stream begins.
 	Code string `json:"code,omitempty"`
 }
 
@@ -43,8 +42,7 @@ const (
 	streamEnded = "ended"
 )
 
-// auditLog appends to a file. What cannot be written is counted and told, and keeps no
-// call from being made.
+// auditLog appends to a file. Failed writes are counted and logged, and do not fail calls.
 type auditLog struct {
 	path   string
 	log    hclog.Logger
@@ -61,8 +59,7 @@ func newAuditLog(path string, log hclog.Logger) *auditLog {
 	})}
 }
 
-// open makes the file, and its folder where there is none. It is called with mu held, but
-// for the first time.
+// open creates the file and its folder as needed. Except for the first time it is called with mu held.
 func (a *auditLog) open() error {
 	if err := os.MkdirAll(filepath.Dir(a.path), 0o700); err != nil {
 		return fmt.Errorf("make the audit log's folder: %w", err)
@@ -85,7 +82,7 @@ func (a *auditLog) open() error {
 	return nil
 }
 
-// write appends a line, to a new file where the old one was moved or removed.
+// write appends a line. If the file was moved or removed it is created again.
 func (a *auditLog) write(e auditEntry) {
 	line, err := json.Marshal(e)
 	a.mu.Lock()
@@ -108,7 +105,7 @@ func (a *auditLog) write(e auditEntry) {
 
 func (a *auditLog) append(line []byte) error {
 	if a.file != nil && a.rotated() {
-		_ = a.file.Close() // whose lines are all written
+		_ = a.file.Close() // its lines are all written
 		a.file = nil
 	}
 	if a.file == nil {
@@ -120,14 +117,14 @@ func (a *auditLog) append(line []byte) error {
 	return err
 }
 
-// rotated says whether the path is another file by now, or none.
+// rotated reports whether the path is no longer the open file.
 func (a *auditLog) rotated() bool {
 	at, err := os.Lstat(a.path)
 	is, statErr := a.file.Stat()
 	return err != nil || statErr != nil || !os.SameFile(at, is)
 }
 
-// reopen lets go of the file: the next line opens it anew.
+// reopen closes the file; the next line opens the path again.
 func (a *auditLog) reopen() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,7 +136,7 @@ func (a *auditLog) reopen() error {
 	return err
 }
 
-// ReopenAudit opens the audit log anew, as on SIGHUP. Without one it does nothing.
+// ReopenAudit reopens the audit log, as on SIGHUP. Without an audit log it does nothing.
 func (s *Server) ReopenAudit() error {
 	if s.audit == nil {
 		return nil
@@ -147,8 +144,8 @@ func (s *Server) ReopenAudit() error {
 	return s.audit.reopen()
 }
 
-// record writes a call to the audit log, where there is one. err is what the call came to;
-// it is not known yet of a stream that begins.
+// record writes a call to the audit log, if there is one. err is the result of the call, which is not known when a
+// stream begins.
 func (s *Server) record(c *caller, procedure string, msg any, phase string, allowed bool, err error) {
 	if s.audit == nil {
 		return

@@ -24,21 +24,21 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 )
 
-// caller is who makes a call: the process or the certificate at the other end of the
-// connection, and what its token says.
+// caller identifies who makes a call: by the process or certificate at the other end of the connection, and by the
+// token.
 type caller struct {
 	peer
-	cert *transport.Peer // nil: it came over the unix socket
-	// asker is for whom an agent has passed the call on, as that agent says; empty: it was
-	// not passed on.
+	cert *transport.Peer // nil: the call came over the unix socket
+	// asker names the original caller of a forwarded call, as the forwarding agent says; empty if the call was not
+	// forwarded.
 	asker string
-	// call is the same each time that a call is passed on, or answered here before or after that; empty:
-	// it is answered once.
+	// call is the key of a call, the same for all attempts to have it answered here or elsewhere; empty if there is
+	// only one attempt.
 	call string
 	acl.Identity
 }
 
-// who is the caller for people, and for the ledger's records of who wanted something.
+// who names the caller for people and in the ledger's records.
 func (c *caller) who() string {
 	switch {
 	case c.Accessor != "":
@@ -54,18 +54,18 @@ func (c *caller) who() string {
 	}
 }
 
-// isRoot says whether the caller is a process that has this machine anyway: root's, or
-// of the agent's own user.
+// isRoot reports whether the caller is a process of root or of the agent's own user, which controls this machine
+// anyway.
 func (c *caller) isRoot(a access) bool {
 	return c.cert == nil && c.err == nil && (c.uid == 0 || c.uid == a.self)
 }
 
-// passedOn is who asked, as an agent names it (Server.asker), where that is root or a
-// certificate that is for operators.
+// passedOn matches original callers of forwarded calls (callerName) that are root or have a certificate for
+// operators.
 var passedOn = regexp.MustCompile(`^[^ ]+ \(uid 0\) on [^ ]+$|^pannier://[^/ ]+/(server|cli)/[^/ ]+$`)
 
-// operates says whether the caller has a server's machine, or a certificate for operators.
-// A server is believed for whom it asks; a node is not.
+// operates reports whether the caller is root on a server or has a certificate for operators. Servers are trusted to
+// name the original caller, nodes are not.
 func (c *caller) operates(a access) bool {
 	switch {
 	case c.cert == nil:
@@ -86,7 +86,7 @@ func withCaller(ctx context.Context, c *caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// callerOf is who made the call that ctx is of. Without one it may do nothing.
+// callerOf returns the caller of the call that ctx belongs to. If there is none it returns one without any rights.
 func callerOf(ctx context.Context) *caller {
 	if c, ok := ctx.Value(callerKey{}).(*caller); ok {
 		return c
@@ -94,8 +94,8 @@ func callerOf(ctx context.Context) *caller {
 	return &caller{peer: unknownPeer(errors.New("the call was not admitted")), Identity: acl.Identity{Rules: acl.Merge()}}
 }
 
-// admit says who makes a call, and refuses who may make none at all. The caller is
-// as far known as it is also with an error.
+// admit identifies the caller, and refuses callers that may make no call at all. With an error too, the caller is
+// returned as far as it is known.
 func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error) {
 	c := &caller{peer: peerOf(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
@@ -125,8 +125,8 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 	return c, nil
 }
 
-// stillMay is admit and the check of the call again, for a call that takes long: tokens
-// end and are deleted. What cannot be found out now stays as it was.
+// stillMay repeats admit and the permission check in a long call, since tokens expire and are deleted. If they cannot
+// be checked now the caller keeps its rights.
 func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, header http.Header, msg any) (*caller, error) {
 	now, err := s.admit(ctx, header)
 	switch {
@@ -138,8 +138,8 @@ func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, hea
 	return now, needOf(call.Procedure).check(now, msg)
 }
 
-// peer is the process at the other end of a connection, as the kernel knew it
-// when it connected (unix(7), SO_PEERCRED and SO_PEERGROUPS).
+// peer is the process at the other end of a connection, as the kernel knew it at connect (unix(7), SO_PEERCRED and
+// SO_PEERGROUPS).
 type peer struct {
 	pid    int // 0: not visible in the agent's pid namespace
 	uid    uint32
@@ -157,13 +157,12 @@ func (p peer) name() string {
 	return "uid " + id
 }
 
-// errNoCertificate is why the caller over HTTPS is not known. Where there are ACLs, its
-// token says enough.
+// errNoCertificate is why the caller over HTTPS is unknown. With ACLs a token is enough.
 var errNoCertificate = errors.New("it showed no certificate (PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY)")
 
 type peerKey struct{}
 
-// connContext puts the peer of a connection into the context of its requests.
+// connContext adds the peer of a connection to the context of its requests.
 func connContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, readPeer(c))
 }
@@ -175,7 +174,7 @@ func peerOf(ctx context.Context) peer {
 	return unknownPeer(errors.New("the connection is not one of the unix socket"))
 }
 
-// unknownPeer is nobody's: its zero ids would be root's.
+// unknownPeer has the ids of nobody: zero would be root.
 func unknownPeer(why error) peer {
 	const nobody = 1<<32 - 1
 	return peer{uid: nobody, gid: nobody, err: why}
@@ -204,8 +203,7 @@ func readPeer(c net.Conn) (p peer) {
 	return p
 }
 
-// peerGroups reads the peer's supplementary groups. The kernel says how much room
-// it needs where there is too little.
+// peerGroups reads the peer's supplementary groups. The kernel returns the size needed if the buffer is too small.
 func peerGroups(fd uintptr) ([]uint32, error) {
 	groups := make([]uint32, 64)
 	for {
@@ -223,7 +221,7 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 	}
 }
 
-// access is who may call.
+// access is which local processes may call.
 type access struct {
 	self  uint32 // the agent's own user
 	group int    // -1: none
@@ -249,7 +247,7 @@ func newAccess(group string) (access, error) {
 	return a, nil
 }
 
-// check says whether the peer may call. The error has its code.
+// check returns an error, with its code, if the peer may not call.
 func (a access) check(p peer) error {
 	if p.err != nil {
 		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("it cannot be told who calls: %w", p.err))

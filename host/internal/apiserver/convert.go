@@ -11,7 +11,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// redacted stands for what is never read back.
+// redacted replaces values that are never shown.
 const redacted = "[REDACTED]"
 
 // namespaced is a request that names an object in a namespace.
@@ -20,7 +20,7 @@ type namespaced interface {
 	GetId() string
 }
 
-// namespaceOr is the namespace that a request means.
+// namespaceOr returns the namespace of a request, or the default.
 func namespaceOr(namespace string) string {
 	if namespace == "" {
 		return claim.DefaultNamespace
@@ -28,12 +28,12 @@ func namespaceOr(namespace string) string {
 	return namespace
 }
 
-// qualified is an id as messages have it.
+// qualified returns an id as messages show it.
 func qualified(namespace, id string) string {
 	return claim.VolumeRef{Namespace: namespace, ID: id}.String()
 }
 
-// timestamp leaves out the zero time.
+// timestamp returns nil for the zero time.
 func timestamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
@@ -41,8 +41,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// volumeSpec is a volume's definition as it is shown: keys are the names of its
-// secrets.
+// volumeSpec returns a volume's definition as the API shows it. keys are the names of its secrets.
 func volumeSpec(v claim.Volume, keys []string) *hostv1.VolumeSpec {
 	spec := &hostv1.VolumeSpec{
 		Id: v.ID, Name: v.Name, Type: volumeType, Namespace: v.Namespace, PluginId: v.PluginID, ExternalId: v.ExternalID,
@@ -69,8 +68,7 @@ func volumeSpec(v claim.Volume, keys []string) *hostv1.VolumeSpec {
 	return spec
 }
 
-// shownMountOptions hides the flags, which may carry secrets; nil where there is
-// nothing to show.
+// shownMountOptions hides the flags, which may contain secrets. It returns nil if no option is set.
 func shownMountOptions(o claim.MountOptions) *hostv1.MountOptions {
 	if o.FSType == "" && len(o.Flags) == 0 && o.Group == "" {
 		return nil
@@ -119,8 +117,7 @@ func shownClaims(all []claim.Claim) []*hostv1.Claim {
 	return out
 }
 
-// notEmpty is a copy that is nil where there is nothing in it, as it is when it
-// comes back from a record.
+// notEmpty returns a copy of a list, or nil if it is empty, as the list would read back from a record.
 func notEmpty[T any](list []T) []T {
 	if len(list) == 0 {
 		return nil

@@ -18,10 +18,10 @@ func (s deviceService) ListDevices(context.Context, *connect.Request[hostv1.List
 	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: s.shownDevices()}), nil
 }
 
-// The bounds of the time between two answers of DeviceStats, in milliseconds.
+// The bounds of DeviceStats' interval, in milliseconds.
 const minStatsInterval, maxStatsInterval = 100, int64(24 * time.Hour / time.Millisecond)
 
-// DeviceStats asks the plugins once, or again and again until the caller goes.
+// DeviceStats asks the plugins once or, with an interval, until the caller disconnects.
 func (s deviceService) DeviceStats(ctx context.Context, req *connect.Request[hostv1.DeviceStatsRequest], stream *connect.ServerStream[hostv1.DeviceStatsResponse]) error {
 	interval := req.Msg.GetIntervalMs()
 	if interval != 0 && (interval < minStatsInterval || interval > maxStatsInterval) {
@@ -57,7 +57,7 @@ func (s deviceService) deviceStats(ctx context.Context) *hostv1.DeviceStatsRespo
 	return out
 }
 
-// shownDevices are all devices of this node.
+// shownDevices returns all devices of this node.
 func (s *Server) shownDevices() (out []*hostv1.DeviceGroup) {
 	for _, g := range s.cfg.Devices.List() {
 		group := &hostv1.DeviceGroup{Plugin: g.Plugin, Vendor: g.Vendor, Type: g.Type, Name: g.Name, Attributes: g.Attributes}
@@ -72,7 +72,7 @@ func (s *Server) shownDevices() (out []*hostv1.DeviceGroup) {
 	return out
 }
 
-// shownReservation is what a workload needs to use its devices.
+// shownReservation returns what a workload needs to use its devices.
 func shownReservation(r device.Reservation) *hostv1.DeviceReservation {
 	out := &hostv1.DeviceReservation{Env: r.Env}
 	for _, m := range r.Mounts {

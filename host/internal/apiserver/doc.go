@@ -1,22 +1,18 @@
-// Package apiserver serves the host's API (sdk/api): it turns requests into calls
-// of the packages that do the work, and decides who may make them.
+// Package apiserver serves the host's API (sdk/api): it turns requests into calls of the packages that do the work, and
+// decides who may make them.
 //
-// One file a service, volumes_*.go the volume service's. server.go has what is served
-// where, caller.go who calls, permissions.go what each call needs, errors.go which code an
-// error has, convert.go how things look outside.
+// Each service has a file, and the volume service several. server.go starts and stops the listeners, caller.go identifies
+// the caller, permissions.go has what each call needs, errors.go the codes of errors, convert.go the API's types.
 //
 // What must stay true:
 //
-//   - The API is on the unix socket only, for root, the agent's own user and one
-//     group (by peer credentials). TCP has health, metrics and public keys, since any
-//     local user can reach it.
-//   - A request is checked whole before anything is done or written.
-//   - No answer, error, log line or metric carries a secret: secrets' values and
-//     mount flags read back as [REDACTED].
-//   - Answers are made of copies. Nothing that a query adds is ever written back.
-//   - A change that is cut off can be repeated, and says so.
-//   - A change is logged once, with who asked for it; an error is returned, not logged.
+//   - The unix socket is for root, the agent's own user and one group (by peer credentials). Plain HTTP has health,
+//     metrics and public keys only, since any local user can connect.
+//   - A request is validated completely before anything is done or written.
+//   - No answer, error, log line or metric contains a secret: secrets' values and mount flags are shown as [REDACTED].
+//   - Answers are copies. What a query adds is never written back.
+//   - A change that was interrupted can be repeated, and its error says so.
+//   - A change is logged once, with the caller; an error is returned, not logged.
 //
-// It keeps no state: volumes and claims are the ledger's, workloads the workload
-// manager's, drivers the registry's.
+// It keeps no state: volumes and claims are in the ledger, workloads in the workload manager, drivers in the registry.
 package apiserver

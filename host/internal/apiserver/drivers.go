@@ -21,10 +21,10 @@ import (
 // driverService serves pannier.host.v1.DriverService.
 type driverService struct{ *Server }
 
-// maxHealthTimeout bounds the wait for a driver's first answer, in milliseconds.
+// maxHealthTimeout bounds the wait for a driver's first healthy answer, in milliseconds.
 const maxHealthTimeout = int64(10 * time.Minute / time.Millisecond)
 
-// RegisterDriver adds a driver that runs already.
+// RegisterDriver adds a running driver.
 func (s driverService) RegisterDriver(ctx context.Context, req *connect.Request[hostv1.RegisterDriverRequest]) (*connect.Response[hostv1.RegisterDriverResponse], error) {
 	if ms := req.Msg.GetHealthTimeoutMs(); ms < 0 || ms > maxHealthTimeout {
 		return nil, invalid(fmt.Sprintf("driver %q", req.Msg.GetId()), "health_timeout_ms", fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
@@ -41,7 +41,7 @@ func (s driverService) RegisterDriver(ctx context.Context, req *connect.Request[
 	return connect.NewResponse(&hostv1.RegisterDriverResponse{Driver: shown}), err
 }
 
-// DeregisterDriver takes one away that was added at run time.
+// DeregisterDriver removes a driver that was added at run time.
 func (s driverService) DeregisterDriver(ctx context.Context, req *connect.Request[hostv1.DeregisterDriverRequest]) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
 	err := s.cfg.Drivers.Deregister(ctx, req.Msg.GetId(), req.Msg.GetForce())
 	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), err
@@ -59,8 +59,8 @@ func (s driverService) GetDriver(ctx context.Context, req *connect.Request[hostv
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: shown}), err
 }
 
-// shownDriver is one driver as this node has it, or as the ledger has it where
-// only other nodes do. The error of one that nobody has is this node's.
+// shownDriver returns a driver as this node has it or, if only other nodes have it, as the ledger has it. If no node
+// has it the error is this node's.
 func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, error) {
 	if err := claim.CheckID(id); err != nil {
 		return nil, invalid("driver", "id", err.Error())
@@ -82,7 +82,7 @@ func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, er
 	return mergedDriver(here, missing == nil, known), nil
 }
 
-// shownDrivers are those of this node and, where this agent is a server, of all others.
+// shownDrivers returns the drivers of this node and, on a server, of all others.
 func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 	known := map[string]claim.Driver{}
 	if s.ledgerHere() {
@@ -111,8 +111,8 @@ func (s *Server) shownDrivers(ctx context.Context) ([]*hostv1.Driver, error) {
 	return out, nil
 }
 
-// elsewhere says whether another node has the driver. What the ledger has of this
-// one may be older than what the registry says, or be kept until it is collected.
+// elsewhere reports whether another node has the driver. The ledger's entry for this node is ignored: it may be older
+// than the registry's, or kept until garbage collection.
 func (s *Server) elsewhere(d claim.Driver) bool {
 	for node := range d.Nodes {
 		if node != s.cfg.Name {
@@ -122,8 +122,7 @@ func (s *Server) elsewhere(d claim.Driver) bool {
 	return false
 }
 
-// mergedDriver is a driver as this node has it, where it does, with the counts of
-// all nodes.
+// mergedDriver returns a driver as this node has it, if it does, with the counts of all nodes.
 func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.Driver {
 	shown := &hostv1.Driver{
 		Id: known.ID, Provider: known.Provider, ProviderVersion: known.Version,
@@ -148,7 +147,7 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 	return shown
 }
 
-// named is a capability under its CSI name.
+// named is a capability with its CSI name.
 type named struct {
 	name string
 	has  bool
@@ -180,7 +179,7 @@ func controllerCapabilities(c *storage.ControllerCapabilities) []string {
 		named{"EXPAND_VOLUME", c.Expand},
 		named{"VOLUME_CONDITION", c.VolumeCondition},
 		named{"SINGLE_NODE_MULTI_WRITER", c.SingleNodeMultiWriter},
-		// Of the whole driver (PluginCapability).
+		// Of the driver as a whole (PluginCapability).
 		named{"VOLUME_ACCESSIBILITY_CONSTRAINTS", c.Topology},
 		named{"VolumeExpansion.ONLINE", c.OnlineExpand},
 	)

@@ -13,8 +13,7 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// withCode gives the error of a call the code that callers see. It is the one
-// place for that: an error of a driver keeps its own code.
+// withCode adds the code that API clients see to the error of a call. Errors of drivers keep their code.
 func withCode(ctx context.Context, err error) error {
 	switch {
 	case err == nil, errors.As(err, new(*connect.Error)):
@@ -43,7 +42,7 @@ func codeOf(err error) connect.Code {
 	}
 }
 
-// invalid is a refusal of a request that can never be met.
+// invalid returns the error of a request that can never succeed.
 func invalid(object, field, problem string) error {
 	return &claim.FieldError{Object: object, Field: field, Problem: problem}
 }

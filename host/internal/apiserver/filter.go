@@ -12,11 +12,10 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// filter takes out of an answer what its caller may not see; false: the whole of it. An
-// answer is made for its caller only, so it may be changed.
+// filter removes what its caller may not see from an answer, and reports whether anything is left to send. Answers
+// are made for one caller, so they may be changed.
 //
-// What a call is refused by is in permissions.go: here is what is of other objects than
-// the one that the request names.
+// permissions.go refuses calls because of the object that they name; filter is for other objects in the answer.
 func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bool, error) {
 	if c.IsManagement() {
 		return true, nil
@@ -51,17 +50,17 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 	return true, nil
 }
 
-// keep is what a caller may see of a list.
+// keep returns the elements of a list that sees accepts.
 func keep[T any](list []T, sees func(T) bool) []T {
 	return slices.DeleteFunc(list, func(one T) bool { return !sees(one) })
 }
 
-// sees says whether the caller has a capability on the namespace of an object.
+// sees reports whether the caller has a capability on the namespace of an object.
 func (c *caller) sees(object interface{ GetNamespace() string }, capability acl.Capability) bool {
 	return c.AllowNamespace(namespaceOr(object.GetNamespace()), capability)
 }
 
-// hideHolders takes away which workloads have devices. That someone has them stays.
+// hideHolders removes the names of workloads that have devices. It stays visible that the devices are taken.
 func (c *caller) hideHolders(groups []*hostv1.DeviceGroup) {
 	const hidden = "(not yours to see)"
 	for _, g := range groups {
@@ -82,11 +81,11 @@ func (c *caller) hideStatus(m *hostv1.StatusResponse) {
 	}
 	c.hideHolders(m.GetDevices())
 	if !c.Allow(acl.Operator, acl.Read) {
-		m.Leftovers = nil // their paths have the names of volumes and workloads
+		m.Leftovers = nil // the paths contain names of volumes and workloads
 	}
 }
 
-// seesEvent says whether an event is for the caller.
+// seesEvent reports whether the caller may see an event.
 func (c *caller) seesEvent(e *hostv1.Event) bool {
 	switch e.GetTopic() {
 	case events.TopicWorkload:
@@ -95,7 +94,7 @@ func (c *caller) seesEvent(e *hostv1.Event) bool {
 		if workload := e.GetDetails()["workload"]; workload != "" {
 			return c.AllowNamespace(namespaceIn(workload), acl.ReadWorkload)
 		}
-		return c.Allow(acl.Agent, acl.Read) // of the Consul as a whole
+		return c.Allow(acl.Agent, acl.Read) // about Consul as a whole
 	case events.TopicVolume, events.TopicClaim:
 		return c.AllowNamespace(namespaceIn(e.GetSubject()), acl.CSIReadVolume)
 	case events.TopicDriver, events.TopicPlugin:
@@ -107,7 +106,7 @@ func (c *caller) seesEvent(e *hostv1.Event) bool {
 	}
 }
 
-// namespaceIn is the namespace of an object as messages have it (claim.VolumeRef.String).
+// namespaceIn returns the namespace of an id as messages show it (claim.VolumeRef.String).
 func namespaceIn(qualified string) string {
 	if namespace, _, ok := strings.Cut(qualified, "/"); ok {
 		return namespace
@@ -115,8 +114,8 @@ func namespaceIn(qualified string) string {
 	return claim.DefaultNamespace
 }
 
-// hidden are the external ids of the volumes of a request's driver that are registered where
-// the caller may not list. Those that nobody has registered are not: they are there to be.
+// hidden returns the external ids of volumes of the request's driver that are registered in namespaces where the
+// caller may not list. Volumes that nobody has registered stay visible, so that they can be registered.
 func (s *Server) hidden(ctx context.Context, c *caller, request any) (map[string]bool, error) {
 	ids := map[string]bool{}
 	of, _ := request.(interface{ GetPluginId() string })

@@ -26,7 +26,7 @@ import (
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
-// leaderServices are answered by the server that leads; all others by the agent that is called.
+// leaderServices are answered by the leader; all others by the agent that is called.
 var leaderServices = map[string]bool{
 	hostv1connect.VolumeServiceName:   true,
 	hostv1connect.TokenServiceName:    true,
@@ -38,9 +38,10 @@ var leaderServices = map[string]bool{
 }
 
 const (
-	// forwardedHeader marks a request that an agent has forwarded, and names the caller. It is never forwarded again.
+	// forwardedHeader marks a forwarded request, and names the original caller. Such a request is never forwarded
+	// again.
 	forwardedHeader = "X-Pannier-Forwarded-For"
-	// callHeader is the key of a call: the same each time that one request is forwarded, and never again.
+	// callHeader has the key of a call, which all attempts to forward one request share.
 	callHeader = "X-Pannier-Call"
 	// electionTimeout bounds how long a request is retried while no leader is found.
 	electionTimeout = 30 * time.Second
@@ -51,11 +52,11 @@ var (
 	errDeposed     = errors.New("this server stopped leading before it had the answer")
 )
 
-// refusals writes errors as the caller's protocol has them.
+// refusals writes errors in the caller's protocol.
 var refusals = connect.NewErrorWriter()
 
-// forward brings requests that the leader answers to it: this agent, or another one. A request is repeated over an
-// election, even one that this agent began to answer as the leader; every call of the API may be.
+// forward has the leader, this agent or another one, answer the requests that need it. A request is repeated if the
+// leader changes, even if this agent had begun to answer it: every call of the API may be repeated.
 func (s *Server) forward(next http.Handler) http.Handler {
 	if s.cfg.Leader == nil {
 		return next
@@ -77,15 +78,15 @@ func (s *Server) forward(next http.Handler) http.Handler {
 	})
 }
 
-// streams says that a call has no single answer that could be discarded.
+// streams reports whether a call is a stream, so that its answer cannot be held back and discarded.
 func streams(method protoreflect.MethodDescriptor) bool {
 	return method.IsStreamingClient() || method.IsStreamingServer()
 }
 
-// toLeader has one request answered by the leader, which may be this agent.
+// toLeader has a request answered by the leader, which may be this agent.
 func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protoreflect.MethodDescriptor, here http.Handler) {
 	refuse := func(err error) {
-		// An answer that cannot be written has nobody who reads it.
+		// If writing fails the caller is gone.
 		_ = refusals.Write(w, r, withCode(r.Context(), err))
 	}
 	rewind := func() {}
@@ -127,7 +128,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 	}
 }
 
-// proxy has a request answered by another server. The error is a *route.NotLeader, and nothing was written then.
+// proxy has a request answered by another server. If the error is a *route.NotLeader nothing was written.
 func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, headers http.Header) (err error) {
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -149,8 +150,8 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, h
 	return err
 }
 
-// answer has a request answered by this agent, as the leader. It says false, and nothing is written, where the agent
-// stopped leading before it was done; a stream is answered in any case.
+// answer answers a request here, as the leader. It returns false, with nothing written, if this agent stopped leading
+// before it was done. Streams are always answered.
 func answer(w http.ResponseWriter, r *http.Request, call string, method protoreflect.MethodDescriptor, here http.Handler) bool {
 	a := &attempt{call: call}
 	r = r.WithContext(context.WithValue(r.Context(), attemptKey{}, a))
@@ -165,15 +166,15 @@ func answer(w http.ResponseWriter, r *http.Request, call string, method protoref
 	return !a.deposed
 }
 
-// attempt is one of several attempts of this agent at a request.
+// attempt is one of this agent's attempts to answer a request.
 type attempt struct {
-	call    string // the key of all of them; empty: the request's header has it
+	call    string // the key that all attempts share; empty: it is in the request's header
 	deposed bool   // this agent stopped leading
 }
 
 type attemptKey struct{}
 
-// attemptOf is the attempt that a context belongs to, or one of its own.
+// attemptOf returns the attempt that a context belongs to, or a new one.
 func attemptOf(ctx context.Context) *attempt {
 	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
 		return a
@@ -181,7 +182,7 @@ func attemptOf(ctx context.Context) *attempt {
 	return &attempt{}
 }
 
-// attemptWriter discards the answer of an attempt whose agent was deposed, which is known before the first byte.
+// attemptWriter discards the answer if the agent was deposed, which is known before the first byte.
 type attemptWriter struct {
 	http.ResponseWriter
 	of *attempt
@@ -200,7 +201,7 @@ func (w attemptWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// callerName names who makes a request, for servers that see it come from this agent.
+// callerName names the caller of a request, for the server that it is forwarded to.
 func (s *Server) callerName(r *http.Request) (string, error) {
 	if cert, ok := transport.PeerFrom(r.Context()); ok {
 		return cert.String(), nil
@@ -212,7 +213,7 @@ func (s *Server) callerName(r *http.Request) (string, error) {
 	return fmt.Sprintf("%s (uid %d) on %s", p.name(), p.uid, s.cfg.Name), nil
 }
 
-// methodOf is the call of the API that a path names; nil: none.
+// methodOf returns the call of the API that a path names, or nil.
 func methodOf(path string) protoreflect.MethodDescriptor {
 	service, name, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok {
@@ -228,12 +229,12 @@ func methodOf(path string) protoreflect.MethodDescriptor {
 	return nil
 }
 
-// frameHeader is what gRPC and connect's streams put before a message: a byte of flags and
-// its length.
+// frameHeader is the length of what gRPC and Connect streams put before a message: a byte of flags and the message's
+// length.
 const frameHeader = 5
 
-// wantsStale says whether a request is a query that takes a stale answer. One that
-// cannot be read does not: whoever answers it says what is wrong.
+// wantsStale reports whether a request is a query that accepts a stale answer. It is false for a request that cannot
+// be decoded: whoever answers it reports the error.
 func wantsStale(method protoreflect.MethodDescriptor, header http.Header, body []byte) bool {
 	input, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 	if err != nil {

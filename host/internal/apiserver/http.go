@@ -21,8 +21,8 @@ import (
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
-// listenUnix makes the API's socket, for its owner and one group (-1: the
-// owner's). The socket of an agent that was killed is replaced.
+// listenUnix creates the API's socket for its owner and one group (-1: the owner's). It replaces the socket of an
+// agent that was killed.
 func listenUnix(ctx context.Context, path string, group int) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
@@ -35,8 +35,7 @@ func listenUnix(ctx context.Context, path string, group int) (net.Listener, erro
 	if err != nil {
 		return nil, fmt.Errorf("listen on the API's socket: %w", err)
 	}
-	// Until both are done the umask decides who can connect; who may call is
-	// checked on each call.
+	// Until both are done the umask decides who can connect. Each call checks its caller.
 	if err = os.Chown(path, -1, group); err == nil {
 		err = os.Chmod(path, 0o660)
 	}
@@ -46,7 +45,7 @@ func listenUnix(ctx context.Context, path string, group int) (net.Listener, erro
 	return l, nil
 }
 
-// clearSocket removes a socket on which nobody listens.
+// clearSocket removes a socket that nobody listens on.
 func clearSocket(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +72,7 @@ func clearSocket(ctx context.Context, path string) error {
 	return nil
 }
 
-// handlePublic adds what anybody may read.
+// handlePublic adds the paths that everybody may read.
 func (s *Server) handlePublic(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/health", s.health)
 	mux.Handle("GET /v1/metrics", promhttp.HandlerFor(s.cfg.Metrics, promhttp.HandlerOpts{
@@ -95,14 +94,13 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(answer) // the caller is gone: nobody is left to tell
+	_ = json.NewEncoder(w).Encode(answer) // fails only if the caller is gone
 }
 
 // jwksTimeout bounds reading the ledger for the key set.
 const jwksTimeout = 10 * time.Second
 
-// jwks answers with the public keys that check what the cluster signs. Those who check
-// may keep them for a while: the key does not change.
+// jwks returns the public keys that verify what the cluster signs. They may be cached: the key does not change.
 func (s *Server) jwks(w http.ResponseWriter, r *http.Request) {
 	if s.cfg.JWKS == nil {
 		http.Error(w, "nothing is signed: no consul block of the agent's configuration has an auth_method", http.StatusNotFound)
@@ -118,10 +116,10 @@ func (s *Server) jwks(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "public, max-age=300")
-	_, _ = w.Write(keys) // the caller is gone: nobody is left to tell
+	_, _ = w.Write(keys) // fails only if the caller is gone
 }
 
-// metricsLog takes promhttp's errors.
+// metricsLog logs promhttp's errors.
 type metricsLog struct{ *Server }
 
 func (l metricsLog) Println(v ...any) { l.log.Warn("the metrics are not complete", "error", v) }
@@ -146,7 +144,7 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 	})
 }
 
-// apiHandler is what the unix socket serves.
+// apiHandler returns what the unix socket serves.
 func (s *Server) apiHandler() http.Handler {
 	mux := http.NewServeMux()
 	options := connect.WithHandlerOptions(
@@ -173,19 +171,18 @@ func (s *Server) apiHandler() http.Handler {
 	return s.forward(mux)
 }
 
-// publicHandler is what anybody may read.
+// publicHandler returns what everybody may read.
 func (s *Server) publicHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.handlePublic(mux)
 	return mux
 }
 
-// overTLS tells handlers who is at the other end of a connection, where a certificate
-// was shown.
+// overTLS adds the caller's certificate, if it showed one, to the context of requests.
 func (s *Server) overTLS(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := context.WithValue(r.Context(), peerKey{}, unknownPeer(errNoCertificate))
-		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad one did not get here
+		if cert, err := s.cfg.Certs.PeerOf(*r.TLS); err == nil { // a bad certificate fails the handshake
 			ctx = transport.WithPeer(ctx, cert)
 		}
 		next.ServeHTTP(w, r.WithContext(ctx))

@@ -18,13 +18,12 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// interceptor is what every call goes through: who may, the log, what of the answer is
-// the caller's to see, the error's code, the metrics and the audit log.
+// interceptor wraps every call: it checks permissions, logs changes, filters answers, adds codes to errors, and keeps
+// metrics and the audit log.
 type interceptor struct{ *Server }
 
-// long is how long a query takes from which on the caller's rights are looked at again
-// before it is answered.
-const long = time.Second
+// reauthorizeAfter: queries that run longer are authorized again before they are answered.
+const reauthorizeAfter = time.Second
 
 func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (resp connect.AnyResponse, err error) {
@@ -48,7 +47,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			attemptOf(ctx).deposed = errors.Is(err, command.ErrNotLeader)
 			return nil, withCode(ctx, err)
 		}
-		if !need.changes && time.Since(began) > long {
+		if !need.changes && time.Since(began) > reauthorizeAfter {
 			if c, err = i.stillMay(ctx, c, call, req.Header(), req.Any()); err != nil {
 				allowed = false
 				return nil, err
@@ -61,8 +60,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// WrapStreamingHandler also ends the stream when the server is closed, and when the
-// caller's token ends.
+// WrapStreamingHandler also ends the stream when the server is closed or the caller's token expires.
 func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		procedure := conn.Spec().Procedure
@@ -74,7 +72,7 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		if s.caller, err = i.admit(ctx, conn.RequestHeader()); err != nil {
 			return err
 		}
-		// A caller that streams says what it is about only with its first message, or never.
+		// A client stream names its object in its first message, if at all, so it is checked before.
 		if conn.Spec().StreamType != connect.StreamTypeServer {
 			if err := s.begin(nil); err != nil {
 				return err
@@ -82,7 +80,7 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's end, beside the caller's
+		stop := context.AfterFunc(i.closing, func() { cancel(errStopping) }) //nolint:contextcheck // the server's closing, besides the caller's context
 		defer stop()
 		if ends := s.caller.ExpiresAt; !ends.IsZero() && !s.need.changes {
 			timer := time.AfterFunc(time.Until(ends), func() { cancel(acl.ErrExpired) })
@@ -98,8 +96,7 @@ func (i interceptor) WrapStreamingClient(next connect.StreamingClientFunc) conne
 	return next
 }
 
-// stream is one whose request is checked and logged, and whose messages are the caller's
-// to see.
+// stream checks and logs its request, and filters its messages.
 type stream struct {
 	connect.StreamingHandlerConn
 	server  *Server
@@ -110,7 +107,7 @@ type stream struct {
 	allowed bool
 }
 
-// begin checks the request of a stream, which comes as its first message.
+// begin checks the request of a stream, which is its first message.
 func (s *stream) begin(msg any) error {
 	s.request = msg
 	if err := s.need.check(s.caller, msg); err != nil {
@@ -130,8 +127,8 @@ func (s *stream) Receive(msg any) error {
 	return s.begin(msg)
 }
 
-// Send leaves out what the caller may not see. It asks each time what that is: a token may
-// be deleted while a stream goes on. What changes something is not cut off by that.
+// Send removes what the caller may not see. It checks the caller each time, since a token may be deleted while a
+// stream runs. Calls that change something are not cut off by that.
 func (s *stream) Send(msg any) (err error) {
 	if s.server.cfg.ACL != nil && !s.need.changes {
 		if s.caller, err = s.server.stillMay(s.ctx, s.caller, s.Spec(), s.RequestHeader(), s.request); err != nil {
@@ -162,7 +159,7 @@ func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
 	s.log.Info("api call", append([]any{"procedure", procedure, "object", shortened(object(msg))}, from...)...)
 }
 
-// object is what a request is about, without anything that could be a secret.
+// object names what a request is about, without anything that could be a secret.
 func object(msg any) string {
 	switch m := msg.(type) {
 	case interface{ GetSpec() *hostv1.VolumeSpec }:
@@ -194,24 +191,22 @@ func object(msg any) string {
 	}
 }
 
-// maxObject is the longest name in a log line, in bytes: a request may not have
-// been checked yet.
+// maxObject bounds a name in a log line, in bytes: the request may not have been validated yet.
 const maxObject = 2*claim.MaxID + 1
 
 func shortened(s string) string { return s[:min(len(s), maxObject)] }
 
-// recovered turns a bug into an error of its call.
+// recovered turns a panic into an error of its call.
 func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, reason any) error {
 	s.log.Error("a call failed by a bug", "procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()))
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("a bug in the agent: %v", reason))
 }
 
-// strictJSON is connect's JSON codec, but for unknown keys: they are an error, as
-// in a specification. A key that is misspelt would be a volume mounted read-write.
-// Programs use protobuf, in which newer clients may say more than we know.
+// strictJSON is Connect's JSON codec, except that unknown keys are errors: a misspelt read_only would mount a volume
+// read-write. Protobuf clients may be newer and send fields that this agent does not know.
 type strictJSON struct{}
 
-// Name is what content types call it: application/json and application/connect+json.
+// Name is the codec's name in content types: application/json and application/connect+json.
 func (strictJSON) Name() string { return "json" }
 
 func (strictJSON) Marshal(message any) ([]byte, error) {

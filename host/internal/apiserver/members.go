@@ -21,15 +21,15 @@ import (
 )
 
 var (
-	// errAlone: the host is none of a cluster.
+	// errAlone is returned on a host that is in no cluster.
 	errAlone = errcode.FailedPrecondition.New("this host is alone: it has no tls block in its configuration, so it gossips with nobody")
-	// errUsed: workloads would lose their volumes.
+	// errUsed is returned while workloads would lose their volumes.
 	errUsed = errcode.FailedPrecondition.New("workloads of this node have volumes")
-	// errAlive: what is asked is for those that are gone.
+	// errAlive is returned by calls that are only for dead agents.
 	errAlive = errcode.FailedPrecondition.New("it is alive")
-	// errLastServer: the ledger would be gone.
+	// errLastServer is returned where the ledger would be lost.
 	errLastServer = errcode.FailedPrecondition.New("it is the only server, and the ledger would be gone with it")
-	// errUnknownKey: no agent has a key of that id.
+	// errUnknownKey is returned if no agent has a key of that id.
 	errUnknownKey = errcode.NotFound.New("no such key (see: pannier keyring list)")
 )
 
@@ -43,7 +43,7 @@ func (s memberService) discovery() (Discovery, error) {
 	return s.cfg.Discovery, nil
 }
 
-// ListMembers lists the agents that this one knows; a host that is alone knows itself.
+// ListMembers lists the agents that this one knows. A host that is in no cluster lists itself.
 func (s memberService) ListMembers(context.Context, *connect.Request[hostv1.ListMembersRequest]) (*connect.Response[hostv1.ListMembersResponse], error) {
 	leader := s.leaderName()
 	if s.cfg.Discovery == nil {
@@ -62,7 +62,7 @@ func (s memberService) ListMembers(context.Context, *connect.Request[hostv1.List
 	return connect.NewResponse(resp), nil
 }
 
-// leaderName is who leads, as far as this agent knows.
+// leaderName returns the leader's name, as far as this agent knows it.
 func (s *Server) leaderName() string {
 	switch {
 	case s.cfg.Ledger != nil:
@@ -74,7 +74,7 @@ func (s *Server) leaderName() string {
 	}
 }
 
-// JoinMembers meets agents at their addresses.
+// JoinMembers joins agents at their addresses.
 func (s memberService) JoinMembers(_ context.Context, req *connect.Request[hostv1.JoinMembersRequest]) (*connect.Response[hostv1.JoinMembersResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
@@ -90,7 +90,7 @@ func (s memberService) JoinMembers(_ context.Context, req *connect.Request[hostv
 	return connect.NewResponse(&hostv1.JoinMembersResponse{Joined: int32(n)}), nil
 }
 
-// ForceLeave takes an agent that failed for one that has left.
+// ForceLeave marks a failed agent as left.
 func (s memberService) ForceLeave(_ context.Context, req *connect.Request[hostv1.ForceLeaveRequest]) (*connect.Response[hostv1.ForceLeaveResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
@@ -104,8 +104,8 @@ func (s memberService) ForceLeave(_ context.Context, req *connect.Request[hostv1
 	return connect.NewResponse(&hostv1.ForceLeaveResponse{}), d.ForceLeave(req.Msg.GetName(), req.Msg.GetPrune())
 }
 
-// Leave makes this agent leave the cluster for good and stop. A server that leads lets
-// another one lead first, and waits until it is taken out.
+// Leave makes this agent leave the cluster for good and stop. A leader transfers its leadership first, and a server
+// waits until it is removed from raft.
 func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.LeaveRequest]) (*connect.Response[hostv1.LeaveResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
@@ -117,7 +117,7 @@ func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.Leav
 			return nil, fmt.Errorf("%s: %w, such as %q; empty it first: pannier node drain -enable -wait %s", doing, errUsed, w.Spec.WorkloadRef, s.cfg.Name)
 		}
 	}
-	// A node has nobody to hand anything over to.
+	// A plain node has nothing to hand over.
 	leave := func(_ context.Context, leave func() error) error { return leave() }
 	if s.cfg.Raft != nil {
 		others := slices.ContainsFunc(d.Members(), func(m discovery.Member) bool {
@@ -135,7 +135,7 @@ func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.Leav
 	return connect.NewResponse(&hostv1.LeaveResponse{Pid: int64(os.Getpid())}), nil
 }
 
-// ListKeys lists the keys that encrypt gossip by their ids.
+// ListKeys lists the ids of the keys that encrypt gossip.
 func (s memberService) ListKeys(context.Context, *connect.Request[hostv1.ListKeysRequest]) (*connect.Response[hostv1.ListKeysResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
@@ -156,7 +156,7 @@ func (s memberService) ListKeys(context.Context, *connect.Request[hostv1.ListKey
 	return connect.NewResponse(resp), nil
 }
 
-// AddKey gives every agent a further key to read with.
+// AddKey gives every agent another key to decrypt with.
 func (s memberService) AddKey(_ context.Context, req *connect.Request[hostv1.AddKeyRequest]) (*connect.Response[hostv1.AddKeyResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
@@ -170,19 +170,19 @@ func (s memberService) AddKey(_ context.Context, req *connect.Request[hostv1.Add
 	return connect.NewResponse(&hostv1.AddKeyResponse{Id: keyID(key)}), err
 }
 
-// UseKey makes every agent write with a key.
+// UseKey makes every agent encrypt with a key.
 func (s memberService) UseKey(_ context.Context, req *connect.Request[hostv1.UseKeyRequest]) (*connect.Response[hostv1.UseKeyResponse], error) {
 	err := s.withKey(req.Msg.GetId(), Discovery.UseKey)
 	return connect.NewResponse(&hostv1.UseKeyResponse{}), err
 }
 
-// RemoveKey takes a key away.
+// RemoveKey removes a key from every agent.
 func (s memberService) RemoveKey(_ context.Context, req *connect.Request[hostv1.RemoveKeyRequest]) (*connect.Response[hostv1.RemoveKeyResponse], error) {
 	err := s.withKey(req.Msg.GetId(), Discovery.RemoveKey)
 	return connect.NewResponse(&hostv1.RemoveKeyResponse{}), err
 }
 
-// withKey finds a key by its id and does something with it. Errors name the id only.
+// withKey finds a key by its id and passes it to do. Errors contain the id only.
 func (s memberService) withKey(id string, do func(d Discovery, key string) (discovery.Keys, error)) error {
 	d, err := s.discovery()
 	if err != nil {
@@ -198,7 +198,7 @@ func (s memberService) withKey(id string, do func(d Discovery, key string) (disc
 	return errors.Join(fmt.Errorf("key %q: %w", shortened(id), errUnknownKey), err)
 }
 
-// keyID names a key without telling it.
+// keyID identifies a key without revealing it.
 func keyID(key string) string {
 	raw, err := base64.StdEncoding.DecodeString(key)
 	if err != nil {

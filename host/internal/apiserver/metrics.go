@@ -29,13 +29,13 @@ func newCallMetrics() *callMetrics {
 			Name: "pannier_api_requests_total", Help: "Calls of the API by procedure and code.",
 		}, []string{"procedure", "code"}),
 		time: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "pannier_api_request_duration_seconds", Help: "How long calls of the API took that are no streams.",
+			Name: "pannier_api_request_duration_seconds", Help: "Duration of calls of the API, without streams.",
 			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10, 30, 120},
 		}, []string{"procedure"}),
 	}
 }
 
-// label is such as VolumeService/GetVolume.
+// label returns a procedure's label, such as VolumeService/GetVolume.
 func label(procedure string) string { return strings.TrimPrefix(procedure, "/pannier.host.v1.") }
 
 func (m *callMetrics) observe(procedure string, err error) {
@@ -95,7 +95,7 @@ var (
 // collectTimeout bounds reading the ledger for one scrape.
 const collectTimeout = 5 * time.Second
 
-// collector reads what the host knows when it is scraped.
+// collector reads the host's state when it is scraped.
 type collector struct{ *Server }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
@@ -139,7 +139,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	n, err := c.counts.read(ctx, c.cfg.Ledger)
 	switch {
-	case errors.Is(err, context.DeadlineExceeded): // the ledger is not ready yet: there is nothing to count
+	case errors.Is(err, context.DeadlineExceeded): // the ledger is not ready yet
 	case err != nil:
 		ch <- prometheus.NewInvalidMetric(volumesDesc, err)
 	default:
@@ -158,11 +158,11 @@ func bit(b bool) float64 {
 	return 0
 }
 
-// ledgerCounts are the numbers of what is in the ledger.
+// ledgerCounts are the numbers of objects in the ledger.
 type ledgerCounts struct {
 	volumes int
 	tokens  int
-	claims  map[claim.State]int // every state has a number
+	claims  map[claim.State]int // for every state
 }
 
 func (c ledgerCounts) total() (all, releasing int) {
@@ -175,15 +175,14 @@ func (c ledgerCounts) total() (all, releasing int) {
 	return all, releasing
 }
 
-// counts counts what is in the ledger, again only when the ledger has changed.
+// counts caches ledgerCounts until the ledger changes.
 type counts struct {
 	mu    sync.Mutex
-	index uint64 // of the ledger when it was counted
+	index uint64 // the ledger's index when it was counted
 	last  ledgerCounts
 }
 
-// ledgerHere says whether this agent has the ledger and can read it now: it is a server, and
-// has caught up since its start.
+// ledgerHere reports whether this agent is a server whose ledger has caught up since its start.
 func (s *Server) ledgerHere() bool {
 	if s.cfg.Ledger == nil {
 		return false
@@ -199,7 +198,7 @@ func (s *Server) ledgerHere() bool {
 func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	index := ledger.Stats().AppliedIndex // taken first: what comes in meanwhile is counted next time
+	index := ledger.Stats().AppliedIndex // read first, so that later changes are counted next time
 	if c.last.claims != nil && c.index == index {
 		return c.last, nil
 	}
@@ -233,7 +232,7 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 	return now, nil
 }
 
-// workloadCounts are the workloads of this node by state; every state has a number.
+// workloadCounts counts the workloads of this node, for every state.
 func (s *Server) workloadCounts() map[string]int {
 	n := map[string]int{}
 	for _, state := range []workload.State{workload.Starting, workload.Running, workload.Unknown, workload.Stopping, workload.Stopped, workload.Failed} {

@@ -19,7 +19,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// heard is Known, where there are heartbeats.
+// heard is Heartbeats.Known, or zero where there are no heartbeats.
 func (s *Server) heard(node string) (at, keepsTo time.Time) {
 	if s.cfg.Heartbeats == nil {
 		return at, keepsTo
@@ -45,7 +45,7 @@ func (s nodeService) ListNodes(ctx context.Context, req *connect.Request[hostv1.
 	return connect.NewResponse(resp), err
 }
 
-// GetNode reads one with its workloads and claims.
+// GetNode reads a node with its workloads and claims.
 func (s nodeService) GetNode(ctx context.Context, req *connect.Request[hostv1.GetNodeRequest]) (*connect.Response[hostv1.GetNodeResponse], error) {
 	name := req.Msg.GetName()
 	if err := claim.CheckID(name); err != nil {
@@ -92,7 +92,7 @@ func (s nodeService) DrainNode(ctx context.Context, req *connect.Request[hostv1.
 	return connect.NewResponse(&hostv1.DrainNodeResponse{Node: s.shownNode(node, s.members())}), nil
 }
 
-// SetNodeEligibility says whether a node starts workloads.
+// SetNodeEligibility sets whether a node may start workloads.
 func (s nodeService) SetNodeEligibility(ctx context.Context, req *connect.Request[hostv1.SetNodeEligibilityRequest]) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
 	node, err := s.node(ctx, req.Msg.GetName())
 	if err != nil {
@@ -106,10 +106,10 @@ func (s nodeService) SetNodeEligibility(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: s.shownNode(node, s.members())}), nil
 }
 
-// purgeWait is how long a forced purge waits for the claims that it let go of.
+// purgeWait bounds how long a forced purge waits for the release of the node's claims.
 const purgeWait = 20 * time.Second
 
-// errNodeUp refuses to purge what would come back at once.
+// errNodeUp is returned for a node that would register again at once.
 var errNodeUp = errcode.FailedPrecondition.New("the node is up")
 
 // PurgeNode forgets a node.
@@ -138,8 +138,7 @@ func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.
 	return connect.NewResponse(resp), nil
 }
 
-// deleteNode removes a node's record. With wait it waits for the release of claims that
-// were let go of.
+// deleteNode removes a node's record. With wait it waits until the claims that it released are freed.
 func (s nodeService) deleteNode(ctx context.Context, n claim.Node, wait bool) error {
 	name := n.Name
 	waiting, over := context.WithTimeout(ctx, purgeWait)
@@ -160,13 +159,13 @@ func (s nodeService) deleteNode(ctx context.Context, n claim.Node, wait bool) er
 			return fmt.Errorf("node %q is down in the ledger, and its claims are being released: %w; purge it again to finish (pannier node status %s shows what is left)",
 				name, err, name)
 		}
-		<-changed // also when waiting ends
+		<-changed // closed also when waiting ends
 		cancel()
 	}
 }
 
-// deleteIdle removes the record of a node that nothing is on. One that was down and has come back
-// since stays.
+// deleteIdle removes the record of a node without workloads or claims. A node that was down and has come back since
+// is kept.
 func (s nodeService) deleteIdle(ctx context.Context, n claim.Node) error {
 	if n.Status != claim.NodeDown {
 		_, err := s.cfg.Ledger.DeleteNode(ctx, n.Name)
@@ -182,12 +181,12 @@ func (s nodeService) deleteIdle(ctx context.Context, n claim.Node) error {
 	return nil
 }
 
-// up says why a node counts as up; empty: it does not.
+// up says why a node counts as up; "" if it does not.
 func (s nodeService) up(n claim.Node) string {
 	switch {
 	case n.Name == s.cfg.Name:
 		return "it is the one that answers"
-	case s.cfg.Heartbeats == nil: // this host is alone: nobody else is up in its ledger
+	case s.cfg.Heartbeats == nil: // this host is in no cluster, so no other node is up
 		return ""
 	case n.Status == "" || n.Status == claim.NodeReady:
 		at, _ := s.heard(n.Name)
@@ -211,7 +210,7 @@ func (s *Server) node(ctx context.Context, name string) (n claim.Node, err error
 	return n, err
 }
 
-// members are the agents that gossip knows, by name.
+// members returns the agents that gossip knows, by name.
 func (s *Server) members() map[string]discovery.Member {
 	members := map[string]discovery.Member{}
 	if s.cfg.Discovery != nil {
@@ -251,7 +250,7 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 	return shown
 }
 
-// nodeStatus is ready for one that an older version wrote, or that is alone.
+// nodeStatus returns a node's status. Records of older versions, and a host in no cluster, have none: they are ready.
 func nodeStatus(n claim.Node) claim.NodeStatus {
 	if n.Status == "" {
 		return claim.NodeReady
@@ -259,7 +258,7 @@ func nodeStatus(n claim.Node) claim.NodeStatus {
 	return n.Status
 }
 
-// refs are workloads as messages name them.
+// refs names workloads as messages do.
 func refs(of []claim.WorkloadRef) []string {
 	var out []string
 	for _, ref := range of {

@@ -50,12 +50,12 @@ func (s operatorService) TransferLeadership(ctx context.Context, req *connect.Re
 	return connect.NewResponse(&hostv1.TransferLeadershipResponse{Leader: s.leaderName()}), nil
 }
 
-// RemovePeer takes a server out of raft that is gone for good.
+// RemovePeer removes a server that is gone for good from raft.
 func (s operatorService) RemovePeer(ctx context.Context, req *connect.Request[hostv1.RemovePeerRequest]) (*connect.Response[hostv1.RemovePeerResponse], error) {
 	return connect.NewResponse(&hostv1.RemovePeerResponse{}), s.cfg.Raft.RemovePeer(ctx, req.Msg.GetName())
 }
 
-// GetAutopilot reads what autopilot does by itself.
+// GetAutopilot reads autopilot's settings.
 func (s operatorService) GetAutopilot(context.Context, *connect.Request[hostv1.GetAutopilotRequest]) (*connect.Response[hostv1.GetAutopilotResponse], error) {
 	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(s.cfg.Raft.Autopilot())}), nil
 }
@@ -68,7 +68,7 @@ func shownAutopilot(a claim.Autopilot) *hostv1.Autopilot {
 	}
 }
 
-// SetAutopilot changes what it does, for good.
+// SetAutopilot changes autopilot's settings in the ledger.
 func (s operatorService) SetAutopilot(ctx context.Context, req *connect.Request[hostv1.SetAutopilotRequest]) (*connect.Response[hostv1.SetAutopilotResponse], error) {
 	want, by := req.Msg.GetAutopilot(), claim.AutopilotChange{}
 	if want != nil {
@@ -86,7 +86,7 @@ func (s operatorService) SetAutopilot(ctx context.Context, req *connect.Request[
 	return connect.NewResponse(&hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}), nil
 }
 
-// asDuration is nil where d is absent; one out of range is as long as can be told.
+// asDuration returns nil if d is absent. Durations out of range become the longest possible.
 func asDuration(d *durationpb.Duration) *time.Duration {
 	if d == nil {
 		return nil
@@ -95,7 +95,7 @@ func asDuration(d *durationpb.Duration) *time.Duration {
 	return &in
 }
 
-// AutopilotHealth tells how the servers are.
+// AutopilotHealth returns the health of the servers.
 func (s operatorService) AutopilotHealth(ctx context.Context, _ *connect.Request[hostv1.AutopilotHealthRequest]) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
 	if err != nil {
@@ -112,15 +112,15 @@ func (s operatorService) AutopilotHealth(ctx context.Context, _ *connect.Request
 			}
 		}
 	}
-	// More than half of the voters have to be there.
+	// A majority of the voters is needed.
 	resp.FailureTolerance = int64(max(well-(voters/2+1), 0))
 	return connect.NewResponse(resp), nil
 }
 
-// snapshotChunk is how much of a snapshot one message has, in bytes.
+// snapshotChunk is the size of a snapshot's messages, in bytes.
 const snapshotChunk = 256 << 10
 
-// SaveSnapshot streams the ledger as it is.
+// SaveSnapshot streams a copy of the ledger.
 func (s operatorService) SaveSnapshot(ctx context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest], stream *connect.ServerStream[hostv1.SaveSnapshotResponse]) error {
 	info, err := s.cfg.Raft.Save(ctx, chunks(func(chunk []byte) error {
 		return stream.Send(&hostv1.SaveSnapshotResponse{Chunk: chunk})
@@ -131,7 +131,7 @@ func (s operatorService) SaveSnapshot(ctx context.Context, _ *connect.Request[ho
 	return stream.Send(&hostv1.SaveSnapshotResponse{Snapshot: snapshotInfo(info)})
 }
 
-// chunks writes by sending messages of at most snapshotChunk bytes.
+// chunks is a writer that sends messages of at most snapshotChunk bytes.
 type chunks func(chunk []byte) error
 
 func (send chunks) Write(p []byte) (n int, err error) {
@@ -145,8 +145,8 @@ func (send chunks) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// nothingClaimed refuses while claims stand: the snapshot may not know of them, and would let
-// others write to what their workloads have mounted.
+// nothingClaimed fails while there are claims. The snapshot may not contain them, and would allow others to write to
+// volumes that are mounted.
 func (s *Server) nothingClaimed(ctx context.Context) error {
 	return s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
 		claims, err := tx.AllClaims()
@@ -159,7 +159,7 @@ func (s *Server) nothingClaimed(ctx context.Context) error {
 	})
 }
 
-// RestoreSnapshot puts a snapshot in place of the ledger.
+// RestoreSnapshot replaces the ledger by a snapshot.
 func (s operatorService) RestoreSnapshot(ctx context.Context, stream *connect.ClientStream[hostv1.RestoreSnapshotRequest]) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
 	if err := s.nothingClaimed(ctx); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (s operatorService) RestoreSnapshot(ctx context.Context, stream *connect.Cl
 	return connect.NewResponse(&hostv1.RestoreSnapshotResponse{Snapshot: snapshotInfo(info)}), nil
 }
 
-// received reads the chunks of a stream as they come.
+// received reads the chunks of a stream.
 type received struct {
 	stream *connect.ClientStream[hostv1.RestoreSnapshotRequest]
 	left   []byte
@@ -202,10 +202,10 @@ func snapshotInfo(b cluster.Backup) *hostv1.SnapshotInfo {
 // secretsService serves pannier.host.v1.SecretsService.
 type secretsService struct{ *Server }
 
-// errNoKeys: only servers have keys.
+// errNoKeys is returned on agents that are no servers.
 var errNoKeys = errors.New("this agent keeps no ledger, and no keys")
 
-// GetSecretsStatus tells which keys there are.
+// GetSecretsStatus lists the keys that encrypt secrets.
 func (s secretsService) GetSecretsStatus(ctx context.Context, _ *connect.Request[hostv1.GetSecretsStatusRequest]) (*connect.Response[hostv1.GetSecretsStatusResponse], error) {
 	if s.cfg.SecretsKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
@@ -223,7 +223,7 @@ func (s secretsService) GetSecretsStatus(ctx context.Context, _ *connect.Request
 	return connect.NewResponse(resp), nil
 }
 
-// RotateSecretsKey lets a new key seal.
+// RotateSecretsKey makes a new key the one that encrypts secrets.
 func (s secretsService) RotateSecretsKey(ctx context.Context, _ *connect.Request[hostv1.RotateSecretsKeyRequest]) (*connect.Response[hostv1.RotateSecretsKeyResponse], error) {
 	if s.cfg.SecretsKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
@@ -238,9 +238,9 @@ func (s secretsService) RotateSecretsKey(ctx context.Context, _ *connect.Request
 // systemService serves pannier.host.v1.SystemService.
 type systemService struct{ *Server }
 
-// CollectGarbage clears away, now, what nothing needs any more.
+// CollectGarbage collects garbage now.
 func (s systemService) CollectGarbage(ctx context.Context, req *connect.Request[hostv1.CollectGarbageRequest]) (*connect.Response[hostv1.CollectGarbageResponse], error) {
-	// What is old is decided by who leads.
+	// Only the leader decides what is garbage.
 	if err := s.cfg.Ledger.ReadLatest(ctx, func(*state.ReadTx) error { return nil }); err != nil {
 		return nil, err
 	}

@@ -19,11 +19,10 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// needs is what each call of the API needs, all of it, where ACLs are on. filter.go has
-// what a caller then sees of the answer. A call that is not here needs a management token.
+// needs lists the permissions that each call needs while ACLs are on. filter.go removes from the answer what the
+// caller may not see. Calls that are not listed need a management token.
 //
-// The check comes before anything is looked up, so that a refusal does not tell whether
-// the object is there.
+// Permissions are checked before anything is looked up, so that a refusal does not reveal whether the object exists.
 var needs = map[string]need{
 	v1.VolumeServiceRegisterVolumeProcedure:   change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceCreateVolumeProcedure:     change(in(acl.CSIWriteVolume)),
@@ -36,7 +35,7 @@ var needs = map[string]need{
 	v1.VolumeServiceExpandVolumeProcedure:     change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceDetachVolumeProcedure:     change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
 	v1.VolumeServiceCreateSnapshotProcedure:   change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // it has no namespace
+	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // snapshots have no namespace
 	v1.VolumeServiceListSnapshotsProcedure:    query(to(acl.Plugin, acl.Read)),
 
 	v1.WorkloadServiceStartWorkloadProcedure:   change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others),
@@ -59,13 +58,13 @@ var needs = map[string]need{
 	v1.PluginServicePinPluginProcedure:      change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceUnpinPluginProcedure:    change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceVerifyPluginProcedure:   change(to(acl.Plugin, acl.Write)),
-	v1.PluginServicePluginLogProcedure:      query(to(acl.Agent, acl.Read)), // it tells of all namespaces
+	v1.PluginServicePluginLogProcedure:      query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 
 	v1.TokenServiceListTokensProcedure:  query(within(acl.ReadWorkload)),
 	v1.TokenServiceSweepTokensProcedure: change(to(acl.Operator, acl.Write)),
 
 	v1.AgentServiceStatusProcedure: query(to(acl.Agent, acl.Read)),
-	v1.AgentServiceEventsProcedure: query(), // each event by itself
+	v1.AgentServiceEventsProcedure: query(), // filter checks each event
 	v1.AgentServiceStopProcedure:   change(to(acl.Agent, acl.Write)),
 
 	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
@@ -89,7 +88,7 @@ var needs = map[string]need{
 	v1.OperatorServiceGetAutopilotProcedure:       query(to(acl.Operator, acl.Read)),
 	v1.OperatorServiceSetAutopilotProcedure:       change(to(acl.Operator, acl.Write)),
 	v1.OperatorServiceAutopilotHealthProcedure:    query(to(acl.Operator, acl.Read)),
-	// A snapshot has all that the ledger has, and one that is restored may say anything.
+	// A snapshot contains the whole ledger, and restoring one can change everything in it.
 	v1.OperatorServiceSaveSnapshotProcedure:    change(management),
 	v1.OperatorServiceRestoreSnapshotProcedure: change(management),
 
@@ -99,10 +98,10 @@ var needs = map[string]need{
 	v1.SystemServiceCollectGarbageProcedure: change(to(acl.Operator, acl.Write)),
 	v1.SystemServiceWatchProcedure:          query(topics),
 
-	v1.ACLServiceBootstrapACLProcedure:    change(), // the ledger does it once; acl.go has from where
+	v1.ACLServiceBootstrapACLProcedure:    change(), // the ledger allows it once; acl.go checks from where
 	v1.ACLServicePutACLPolicyProcedure:    change(management),
 	v1.ACLServiceGetACLPolicyProcedure:    query(ownPolicy),
-	v1.ACLServiceListACLPoliciesProcedure: query(), // others' are left out
+	v1.ACLServiceListACLPoliciesProcedure: query(), // filter removes others'
 	v1.ACLServiceDeleteACLPolicyProcedure: change(management),
 	v1.ACLServicePutACLRoleProcedure:      change(management),
 	v1.ACLServiceGetACLRoleProcedure:      query(management),
@@ -115,20 +114,20 @@ var needs = map[string]need{
 	v1.ACLServiceGetACLSelfProcedure:      query(),
 }
 
-// need is what one call needs.
+// need is what one call needs: all of its permissions.
 type need struct {
 	permissions []permission
-	// changes: it changes something, and is logged.
+	// changes is set for calls that change something, which are logged.
 	changes bool
 }
 
-// permission refuses a caller who may not make a call with this request.
+// permission returns an error if the caller may not make this request.
 type permission func(c *caller, msg any) error
 
-func query(all ...permission) need { return need{permissions: all} }
+func query(all ...permission) need  { return need{permissions: all} }
 func change(all ...permission) need { return need{permissions: all, changes: true} }
 
-// needOf is what a call needs, known or not.
+// needOf returns what a call needs.
 func needOf(procedure string) need {
 	if n, known := needs[procedure]; known {
 		return n
@@ -145,13 +144,12 @@ func (n need) check(c *caller, msg any) error {
 	return nil
 }
 
-// in needs a capability in the namespace of the object.
+// in requires a capability in the namespace of the object.
 func in(capability acl.Capability) permission {
 	return func(c *caller, msg any) error { return c.mayIn(namespaceOf(msg), capability) }
 }
 
-// within needs a capability in the namespace that a list is of, or in some namespace where
-// it is of all.
+// within requires a capability in the namespace that is listed or, for a list of all namespaces, in any of them.
 func within(capability acl.Capability) permission {
 	return func(c *caller, msg any) error {
 		m, _ := msg.(interface{ GetNamespace() string })
@@ -165,12 +163,12 @@ func within(capability acl.Capability) permission {
 	}
 }
 
-// to needs a level of what has no namespace.
+// to requires a level of an area.
 func to(area acl.Area, level acl.Level) permission {
 	return func(c *caller, _ any) error { return c.may(area, level) }
 }
 
-// forced needs more of a request that lets go of what may still be in use.
+// forced requires more if the request has force set, as that may release what is still in use.
 func forced(more permission) permission {
 	return func(c *caller, msg any) error {
 		if m, ok := msg.(interface{ GetForce() bool }); ok && m.GetForce() {
@@ -180,7 +178,7 @@ func forced(more permission) permission {
 	}
 }
 
-// mounting needs more of a workload with volumes.
+// mounting requires more for workloads with volumes.
 func mounting(more permission) permission {
 	return func(c *caller, msg any) error {
 		if m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec }); ok && len(m.GetSpec().GetVolumes()) > 0 {
@@ -190,8 +188,7 @@ func mounting(more permission) permission {
 	}
 }
 
-// others needs to be allowed to read the workloads that one waits for, and to stop those
-// whose place it takes, in their own namespaces.
+// others requires reading the workloads that one waits for, and stopping those that it replaces, in their namespaces.
 func others(c *caller, msg any) error {
 	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
 	if !ok {
@@ -218,7 +215,7 @@ func others(c *caller, msg any) error {
 	return nil
 }
 
-// management needs a management token.
+// management requires a management token.
 func management(c *caller, _ any) error {
 	if !c.IsManagement() {
 		return c.lacks("a management token")
@@ -226,7 +223,7 @@ func management(c *caller, _ any) error {
 	return nil
 }
 
-// ownPolicy needs a policy to be the caller's, or a management token.
+// ownPolicy requires that the policy is one of the caller's, or a management token.
 func ownPolicy(c *caller, msg any) error {
 	if m, ok := msg.(*hostv1.GetACLPolicyRequest); ok && c.has(m.GetName()) {
 		return nil
@@ -234,7 +231,7 @@ func ownPolicy(c *caller, msg any) error {
 	return management(c, msg)
 }
 
-// topics needs that the caller may list some of what it watches.
+// topics requires that the caller may list something of each topic.
 func topics(c *caller, msg any) error {
 	m, _ := msg.(*hostv1.WatchRequest)
 	for _, topic := range m.GetTopics() {
@@ -256,7 +253,7 @@ func topics(c *caller, msg any) error {
 	return nil
 }
 
-// namespaceOf is the namespace of the object that a request is about.
+// namespaceOf returns the namespace of the object that a request names.
 func namespaceOf(msg any) string {
 	switch m := msg.(type) {
 	case interface{ GetSpec() *hostv1.VolumeSpec }:
@@ -270,7 +267,7 @@ func namespaceOf(msg any) string {
 	}
 }
 
-// mayIn refuses a caller that lacks a capability in a namespace.
+// mayIn returns an error if the caller lacks a capability in a namespace.
 func (c *caller) mayIn(namespace string, capability acl.Capability) error {
 	if c.AllowNamespace(namespace, capability) {
 		return nil
@@ -278,7 +275,7 @@ func (c *caller) mayIn(namespace string, capability acl.Capability) error {
 	return c.lacks(fmt.Sprintf("the capability %q on namespace %q", capability, shortened(namespace)))
 }
 
-// may refuses a caller that may not go as far as level in an area.
+// may returns an error if the caller lacks a level of an area.
 func (c *caller) may(area acl.Area, level acl.Level) error {
 	if c.Allow(area, level) {
 		return nil
@@ -286,10 +283,10 @@ func (c *caller) may(area acl.Area, level acl.Level) error {
 	return c.lacks(fmt.Sprintf("policy %q for %s", level, area))
 }
 
-// has says whether a policy is one of the caller's.
+// has reports whether the caller has a policy.
 func (c *caller) has(policy string) bool { return slices.Contains(c.Policies, policy) }
 
-// lacks is a refusal that says what is missing, and of whom.
+// lacks returns an error that names the missing permission and the token.
 func (c *caller) lacks(what string) error {
 	whose := fmt.Sprintf("token %q (accessor %s) does not have it; see what it has: pannier acl token self", c.Name, c.Accessor)
 	if c.Accessor == "" {
@@ -298,9 +295,9 @@ func (c *caller) lacks(what string) error {
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is missing: %s", what, whose))
 }
 
-// mayUse refuses a definition whose data another namespace has: a volume, a clone's source or
-// a snapshot is named by the driver's own id, which knows no namespaces. The caller
-// needs of that namespace what it would need by the volume's name there.
+// mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by
+// the driver's ids, which have no namespaces. If another namespace has registered such an id, the caller needs there
+// the permission that it would need for that volume itself.
 func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 	c := callerOf(ctx)
 	if c.IsManagement() {
@@ -315,7 +312,7 @@ func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 		if err != nil {
 			return err
 		}
-		// Where the driver does not tell, whoever may read all that it has may go on.
+		// If the driver does not say whose snapshot it is, reading everything at the driver is required.
 		if source == "" {
 			return c.may(acl.Plugin, acl.Read)
 		}
@@ -343,8 +340,8 @@ func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 	})
 }
 
-// snapshotSource is the external id of the volume that a snapshot is of; empty: the driver
-// does not tell.
+// snapshotSource returns the external id of the volume that a snapshot was taken of, or "" if the driver does not
+// say.
 func (s *Server) snapshotSource(ctx context.Context, v claim.Volume) (string, error) {
 	open, err := s.cfg.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	if err != nil {

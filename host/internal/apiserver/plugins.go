@@ -30,22 +30,22 @@ func (s pluginService) ListPlugins(context.Context, *connect.Request[hostv1.List
 	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: s.shownPlugins()}), nil
 }
 
-// SwapPlugin lets what the plugin directory has take over.
+// SwapPlugin replaces a plugin's processes by the binary in the plugin directory.
 func (s pluginService) SwapPlugin(ctx context.Context, req *connect.Request[hostv1.SwapPluginRequest]) (*connect.Response[hostv1.SwapPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Swap)
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
 }
 
-// RollbackPlugin brings back what served before.
+// RollbackPlugin returns to the binary that served before.
 func (s pluginService) RollbackPlugin(ctx context.Context, req *connect.Request[hostv1.RollbackPluginRequest]) (*connect.Response[hostv1.RollbackPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Rollback)
 	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
 }
 
-// sha256Form is a sum as the supervisor has it.
+// sha256Form is a SHA-256 sum in the supervisor's form.
 var sha256Form = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// PinPlugin keeps a plugin at one copy.
+// PinPlugin pins a plugin to one copy of its binary.
 func (s pluginService) PinPlugin(ctx context.Context, req *connect.Request[hostv1.PinPluginRequest]) (*connect.Response[hostv1.PinPluginResponse], error) {
 	sha := req.Msg.GetSha256()
 	if sha != "" && !sha256Form.MatchString(sha) { // it becomes part of a path
@@ -57,14 +57,14 @@ func (s pluginService) PinPlugin(ctx context.Context, req *connect.Request[hostv
 	return connect.NewResponse(&hostv1.PinPluginResponse{Plugin: p}), err
 }
 
-// UnpinPlugin lets what is in the plugin directory serve again.
+// UnpinPlugin lets the binary in the plugin directory serve again.
 func (s pluginService) UnpinPlugin(ctx context.Context, req *connect.Request[hostv1.UnpinPluginRequest]) (*connect.Response[hostv1.UnpinPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Unpin)
 	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
 }
 
-// order has an operator's wish carried out. The error of a process that could not take
-// over says who serves instead.
+// order carries out an operator's request. If the new process could not take over, the error says which one serves
+// instead.
 func (s *Server) order(ctx context.Context, name string, do func(context.Context, string) (supervisor.Status, error)) (*hostv1.Plugin, error) {
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid("plugin", "name", err.Error())
@@ -75,7 +75,7 @@ func (s *Server) order(ctx context.Context, name string, do func(context.Context
 		return shownPlugin(st), nil
 	case isPluginError(err) || ctx.Err() != nil:
 		return nil, err
-	case errors.Is(err, context.Canceled): // not by the caller
+	case errors.Is(err, context.Canceled): // canceled, but not by the caller
 		return nil, errStopping
 	default:
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
@@ -83,14 +83,14 @@ func (s *Server) order(ctx context.Context, name string, do func(context.Context
 	}
 }
 
-// isPluginError says whether an error of the supervisor has a code of its own.
+// isPluginError reports whether an error of the supervisor has a code of its own.
 func isPluginError(err error) bool {
 	return errors.Is(err, supervisor.ErrUnknown) || errors.Is(err, supervisor.ErrNoSwap) || errors.Is(err, supervisor.ErrNoCopy) ||
 		errors.Is(err, supervisor.ErrPinned) || errors.Is(err, supervisor.ErrClosed)
 }
 
-// VerifyPlugin tries whether a file could serve. It runs what the caller names as the
-// agent's own user, so whoever is not that user, or root, may not ask for it.
+// VerifyPlugin tests whether a file could serve. It runs the file as the agent's user, so over the socket only that
+// user and root may call it.
 func (s pluginService) VerifyPlugin(ctx context.Context, req *connect.Request[hostv1.VerifyPluginRequest]) (*connect.Response[hostv1.VerifyPluginResponse], error) {
 	if c := callerOf(ctx); !c.isRoot(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
@@ -126,7 +126,7 @@ func (s *Server) shownPlugins() []*hostv1.Plugin {
 func shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	lastError := p.LastError
 	if p.State == supervisor.Unhealthy {
-		lastError = p.Message // why, now; LastError is of its last end
+		lastError = p.Message // the current reason; LastError is of its last exit
 	}
 	shown := &hostv1.Plugin{
 		Name: p.Name, Kind: p.Kind, Version: p.Version, Sha256: p.SHA256, State: string(p.State),
@@ -150,9 +150,9 @@ func shownSide(s supervisor.Side) *hostv1.PluginGeneration {
 const (
 	// maxLogLines is how many lines of a plugin's log can be asked for at once.
 	maxLogLines = 10_000
-	// maxLogLine is the length in bytes from which on a line is sent in parts.
+	// maxLogLine is the length in bytes beyond which a line is sent in parts.
 	maxLogLine = 64 << 10
-	// logInterval between two looks at a log that is followed.
+	// logInterval is the pause between two reads of a log that is followed.
 	logInterval = 200 * time.Millisecond
 )
 
@@ -171,7 +171,7 @@ func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv
 		file, err = os.Open(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it has not been started yet
+		return nil // not started yet
 	}
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv
 	if l.offset, err = lastLines(file, recent); err != nil {
 		return fmt.Errorf("read the log of plugin %q: %w", name, err)
 	}
-	if err := stream.Send(nil); err != nil { // only the headers: it may be long until there is a line
+	if err := stream.Send(nil); err != nil { // send the headers now: the first line may be far off
 		return err
 	}
 	if err := l.read(ctx, req.Msg.GetFollow()); err != nil {
@@ -192,17 +192,16 @@ func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv
 	return nil
 }
 
-// logFile reads a file that grows, and that the supervisor empties from time to time.
+// logFile reads a growing file, which the supervisor truncates now and then.
 type logFile struct {
 	file    *os.File
-	offset  int64 // read up to here
+	offset  int64 // of the next read
 	buf     []byte
-	pending []byte // the beginning of a line whose end is not there yet
+	pending []byte // an incomplete last line
 	send    func(line []byte) error
 }
 
-// read sends the lines up to the end of the file, and then those that come until ctx
-// ends where it is to follow.
+// read sends the lines up to the end of the file and, with follow, new ones until ctx ends.
 func (l *logFile) read(ctx context.Context, follow bool) error {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()
@@ -232,7 +231,7 @@ func (l *logFile) read(ctx context.Context, follow bool) error {
 	}
 }
 
-// lines sends the whole lines in data and keeps the rest.
+// lines sends the complete lines in data and keeps the rest.
 func (l *logFile) lines(data []byte) error {
 	l.pending = append(l.pending, data...)
 	for {
@@ -259,7 +258,7 @@ func (l *logFile) flush() error {
 	return l.send(line)
 }
 
-// lastLines is the offset at which the last n lines of a file begin.
+// lastLines returns the offset at which the last n lines of a file begin.
 func lastLines(f *os.File, n int) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -277,7 +276,7 @@ func lastLines(f *os.File, n int) (int64, error) {
 			return 0, err
 		}
 		for i := len(part) - 1; i >= 0; i-- {
-			// The newline that ends the last line begins none.
+			// The newline at the end of the file begins no line.
 			if part[i] != '\n' || at+int64(i) == end-1 {
 				continue
 			}

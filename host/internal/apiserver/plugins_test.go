@@ -88,7 +88,7 @@ func TestPluginsLife(t *testing.T) {
 	_, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
 	wantError(t, err, connect.CodeFailedPrecondition, "nothing to swap to", "runs already")
 	_, err = plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
-	wantError(t, err, connect.CodeFailedPrecondition, "nothing served before")
+	wantError(t, err, connect.CodeFailedPrecondition, "there is no earlier version to go back to")
 
 	p.install("fixture", "good", "1.1.0")
 	second := p.await("the swap", func(p *hostv1.Plugin) bool { return p.Version == "1.1.0" && p.Draining == 0 })

@@ -23,15 +23,15 @@ const (
 	maxWait     = 10 * time.Minute
 )
 
-// reader is a query that says how it reads the ledger.
+// reader is a query with options for reading the ledger.
 type reader interface {
 	proto.Message
 	GetRead() *hostv1.ReadOptions
 }
 
-// read reads the ledger for a query: now, or when one of the topics has changed after the
-// query's index, or when its wait is over. fn reads all that is answered; the topics are what that
-// depends on. Unless the query takes a stale answer this server must lead.
+// read reads the ledger for a query. If the query has an index it waits until one of the topics has changed after it,
+// or for the query's wait. fn reads everything that is in the answer, and topics cover it. Only a leader can answer,
+// unless the query accepts a stale answer.
 func (s *Server) read(ctx context.Context, query reader, topics []state.Topic, fn func(tx *state.ReadTx) error) (*hostv1.ReadMeta, error) {
 	how := query.GetRead()
 	wait, err := waitOf(how)
@@ -42,12 +42,12 @@ func (s *Server) read(ctx context.Context, query reader, topics []state.Topic, f
 	read := s.cfg.Ledger.ReadChanged
 	if how.GetStale() {
 		read = s.cfg.Ledger.ReadHere
-		// Told before reading: what is read is this old at most.
+		// Taken before reading, so that the data is at most this old.
 		now := s.cfg.Ledger.Stats()
 		meta.KnownLeader, meta.Age = now.LeaderName != "", durationpb.New(max(now.Age, 0))
 	}
 	index, err := read(ctx, cluster.Blocking{MinIndex: how.GetIndex(), Wait: wait}, topics, fn)
-	meta.Index = max(index, 1) // 0 in the next query would not wait
+	meta.Index = max(index, 1) // a next query with 0 would not wait
 	return meta, err
 }
 
@@ -62,11 +62,10 @@ func waitOf(how *hostv1.ReadOptions) (time.Duration, error) {
 	return wait, nil
 }
 
-// allClaims are topics of which one changes with any claim: it is taken when its workload
-// starts, and is on its way out from when that ends.
+// allClaims change with every claim: claims are taken when a workload starts, and released when it ends.
 var allClaims = []state.Topic{state.TopicWorkloads, state.TopicReleasing}
 
-// watched are the topics of Watch by their names.
+// watched are Watch's topics by name.
 var watched = map[string][]state.Topic{
 	"volumes":   {state.TopicVolumes},
 	"claims":    allClaims,
@@ -75,8 +74,8 @@ var watched = map[string][]state.Topic{
 	"drivers":   {state.TopicDrivers},
 }
 
-// Watch tells at once, and whenever something of the topics may have changed. Changes that
-// come while one is told are told as one.
+// Watch sends a message at once, and whenever one of the topics may have changed. Changes while a message is sent are
+// reported by one message.
 func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.WatchRequest], stream *connect.ServerStream[hostv1.WatchResponse]) error {
 	var topics []state.Topic
 	for _, name := range req.Msg.GetTopics() {
@@ -89,7 +88,7 @@ func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.Wa
 		return invalid("watch", "topics", "are missing: some of "+strings.Join(slices.Sorted(maps.Keys(watched)), ", "))
 	}
 	for told := uint64(0); ; {
-		// Which entries there are is all that is read.
+		// Only the index is read.
 		index, err := s.cfg.Ledger.ReadChanged(ctx, cluster.Blocking{MinIndex: told, Wait: maxWait}, topics, func(*state.ReadTx) error { return nil })
 		if err == nil && (told == 0 || index > told) {
 			told = max(index, 1)

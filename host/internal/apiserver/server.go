@@ -37,32 +37,31 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Config is what a Server works with.
+// Config has the dependencies and settings of a Server.
 type Config struct {
 	// Socket is the path of the API's unix socket.
 	Socket string
-	// Group, a name or a number, may use the socket beside root and the agent's own
-	// user; empty: nobody may.
+	// Group is the name or number of a group that may use the socket besides root and the agent's own user; empty:
+	// none.
 	Group string
-	// HTTPAddress, host:port, serves health, metrics and public keys. Port 0: any free one;
-	// empty: nothing is served there.
+	// HTTPAddress, host:port, serves health, metrics and public keys. Port 0 is any free one; empty: it is not
+	// served.
 	HTTPAddress string
 	Logger      hclog.Logger
-	// Metrics takes the server's metrics, and is served at /v1/metrics.
+	// Metrics is where the server registers its metrics. It is served at /v1/metrics.
 	Metrics *prometheus.Registry
 
-	// What Status tells of the agent.
+	// Parts of Status.
 	Name, Version, Datacenter, DataDir string
 	StartedAt                          time.Time
 	// VolumesDir is where the host mounts volumes.
 	VolumesDir string
-	// Health says what is wrong with the agent now; nothing: it is ready. It is
-	// called often and must not block.
+	// Health returns what is wrong with the agent; empty: it is ready. It is called often and must not block.
 	Health func() (reasons []string)
 	// Leftovers are mounts and directories that no record explains.
 	Leftovers func() []string
-	// Stop begins the agent's end and returns; plugins ends the plugins and the drivers
-	// that the agent runs too, whatever the configuration says. It tells what else ends.
+	// Stop begins to stop the agent and returns. With plugins, the plugins and the drivers that the agent runs are
+	// stopped too, whatever the configuration says. It returns what else is stopped.
 	Stop func(plugins bool) Ending
 
 	Plugins     Plugins
@@ -75,58 +74,56 @@ type Config struct {
 	Watcher  *watcher.Watcher
 	Services Services
 	Tokens   Tokens
-	// JWKS is the JSON Web Key Set (RFC 7517) that checks the JWTs with which workloads'
-	// services log in to Consul; nil where no Consul has an auth method.
+	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul; nil if no
+	// Consul has an auth method.
 	JWKS   func(ctx context.Context) ([]byte, error)
 	Events *events.Bus
-	// Sealer seals volumes' secrets before they enter the ledger.
+	// Sealer encrypts volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
-	// SecretsKeys are the keys that it seals with; nil: this agent is no server.
+	// SecretsKeys are the Sealer's keys; nil: this agent is no server.
 	SecretsKeys *rotation.Keeper
 
-	// Leader is the way to the server that leads; nil: this host is alone.
+	// Leader finds the leader; nil: this host is in no cluster.
 	Leader *route.Router
-	// Nodes are the cluster's; nil: this agent is alone, or never leads.
+	// Nodes calls other nodes; nil: this host is in no cluster, or is no server.
 	Nodes Nodes
-	// Raft, Discovery and Heartbeats are nil where there is none: on a node that is no server,
-	// and on a host that is alone.
+	// Raft, Discovery and Heartbeats are nil where there are none: all on a host in no cluster, and Raft and
+	// Heartbeats on a plain node.
 	Raft       *cluster.Node
 	Discovery  Discovery
 	Heartbeats Heartbeats
 
-	// Port takes calls over TLS beside the socket; nil: there is none.
+	// Port accepts calls over TLS, besides the socket; nil: there is none.
 	Port *transport.Port
-	// Certs make HTTPAddress HTTPS, which serves the API too; nil: plain HTTP, without the API.
+	// Certs make HTTPAddress HTTPS, which serves the API too; nil: plain HTTP without the API.
 	Certs *pki.Certs
-	// ACL says what a token's secret allows (acl.Resolver); nil: ACLs are off, and whoever
-	// may call may do everything.
+	// ACL finds what a token's secret allows; nil: ACLs are off, and every caller may do everything.
 	ACL *acl.Resolver
-	// SocketRoot lets root, and the agent's own user, do everything over the socket
-	// without a token.
+	// SocketRoot allows root and the agent's own user everything over the socket without a token.
 	SocketRoot bool
-	// AuditPath is the file of the audit log; empty: there is none.
+	// AuditPath is the audit log's file; empty: there is none.
 	AuditPath string
 }
 
-// Ending is what ends with the agent.
+// Ending is what is stopped with the agent.
 type Ending struct {
-	Plugins   bool // and the drivers that it runs
-	Workloads bool // they are stopped before
+	Plugins   bool // and the drivers that the agent runs
+	Workloads bool // before the agent
 }
 
 const (
-	// maxRequest bounds a request, in bytes. The ledger takes less.
+	// maxRequest bounds a request, in bytes. The ledger accepts less.
 	maxRequest = 4 << 20
-	// compressMin is from where on an answer is compressed for a caller that takes it
-	// so, in bytes. Most callers are on this machine, and a compressor takes 0.8 MiB.
+	// compressMin is the size in bytes from which answers are compressed. Most callers are on this machine, and a
+	// compressor takes 0.8 MiB.
 	compressMin = 64 << 10
-	// closeGrace is how long calls under way may take to end when the server is
-	// closed; then they are cancelled, and have cancelGrace.
+	// closeGrace is how long running calls may take to end when the server is closed. Then they are cancelled, and
+	// have cancelGrace to return.
 	closeGrace  = 3 * time.Second
 	cancelGrace = 2 * time.Second
 )
 
-// errStopping is why calls are cut off when the server is closed.
+// errStopping is the cause of calls that are cancelled by Close.
 var errStopping = errcode.Unavailable.New("the agent is stopping: call again when it is back")
 
 // Server serves the API. Open starts it, Close ends it.
@@ -138,7 +135,7 @@ type Server struct {
 	counts counts
 	audit  *auditLog // nil: there is none
 
-	// closing ends with Close, at once; running when calls under way are cancelled.
+	// closing is cancelled by Close at once, running when running calls are cancelled.
 	closing, running context.Context
 	stopNew, stopAll context.CancelCauseFunc
 
@@ -161,9 +158,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Open listens and begins to serve. It fails where another agent answers on the
-// socket, the group does not exist, or an address cannot be had; nothing is then
-// left open.
+// Open listens and starts to serve. It fails if another agent answers on the socket, the group does not exist, or an
+// address is taken. Nothing is left open then.
 func (s *Server) Open(ctx context.Context) (err error) {
 	defer func() { //nolint:contextcheck // what is open is closed also when ctx has ended
 		if err != nil {
@@ -188,7 +184,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// Both are had before either is served: calls tell the address.
+	// Both listeners are opened before either is served: answers contain the address.
 	var tcp net.Listener
 	if s.cfg.HTTPAddress != "" {
 		var listen net.ListenConfig
@@ -218,11 +214,11 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	return nil
 }
 
-// HTTPAddress is where health, metrics and public keys are served; empty: nowhere on TCP.
+// HTTPAddress is the address of health, metrics and public keys; empty: none.
 func (s *Server) HTTPAddress() string { return s.httpAddress }
 
-// Close ends the server: no new calls, streams end at once, calls under way have
-// a moment to end and are then cancelled. It is bounded and may be called again.
+// Close stops the server. New calls are refused, streams end at once, and running calls are cancelled after
+// closeGrace. It is bounded in time and may be called again.
 func (s *Server) Close() error {
 	s.closeOnce.Do(func() {
 		s.stopNew(errStopping)
@@ -237,7 +233,7 @@ func (s *Server) Close() error {
 			}
 			err := server.Shutdown(ctx)
 			if errors.Is(err, context.DeadlineExceeded) {
-				err = server.Close() // what does not end by itself is cut off
+				err = server.Close() // close the connections of calls that have not ended
 			}
 			errs = append(errs, err)
 		}
@@ -252,10 +248,10 @@ func (s *Server) Close() error {
 
 // Ledger is the cluster's replicated state (cluster.Node).
 type Ledger interface {
-	// Ready is closed when it can be read.
+	// Ready is closed when the ledger can be read.
 	Ready() <-chan struct{}
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	// ReadLatest, ReadChanged and ReadHere say how true what is read is, and wait for changes.
+	// ReadLatest, ReadChanged and ReadHere differ in how recent the data is, and whether they wait for changes.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	ReadChanged(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
 	ReadHere(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
@@ -263,7 +259,7 @@ type Ledger interface {
 	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
 	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error)
 	DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error)
-	// DeleteDownNode leaves a node alone that has come back since it was read.
+	// DeleteDownNode keeps a node that has come back since it was read.
 	DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error)
 	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
@@ -278,9 +274,9 @@ type Ledger interface {
 	DeleteACLTokens(ctx context.Context, accessors ...string) ([]ledger.Token, error)
 }
 
-// Nodes ask other nodes about what they have mounted, while this one leads (peer.Nodes).
+// Nodes asks other nodes about their mounts, while this server leads (peer.Nodes).
 type Nodes interface {
-	// ExpandVolume grows what is mounted of a volume on a node. It may be repeated.
+	// ExpandVolume grows the mounts of a volume on a node. It may be repeated.
 	ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error)
 	VolumeStats(ctx context.Context, node string, v claim.Volume) (storage.Stats, error)
 }
@@ -292,9 +288,9 @@ type Plugins interface {
 	Rollback(ctx context.Context, name string) (supervisor.Status, error)
 	Pin(ctx context.Context, name, sha string) (supervisor.Status, error)
 	Unpin(ctx context.Context, name string) (supervisor.Status, error)
-	// Verify tries a file beside everything.
+	// Verify tests a file without a swap.
 	Verify(ctx context.Context, path string) (supervisor.Verified, error)
-	// Log is the path of the file that a plugin's processes print to.
+	// Log is the path of a plugin's log.
 	Log(name string) (string, error)
 }
 
@@ -308,22 +304,21 @@ type Workloads interface {
 	Placements(ref claim.VolumeRef) []workload.Placement
 }
 
-// Services keep the services of this node's workloads in Consul (services.Registrar).
+// Services registers the services of this node's workloads in Consul (services.Registrar).
 type Services interface {
-	// Problems say for each of the agent's consul blocks what keeps them from being in
-	// sync there; empty: nothing does.
+	// Problems returns, by consul block, what keeps services from being in sync; empty: nothing.
 	Problems() map[string]string
 }
 
 // Tokens are the Consul tokens of the cluster's services (tokens.Authority).
 type Tokens interface {
-	// List reads those of a namespace and of a workload; empty: of all.
+	// List returns the tokens of a namespace and a workload; empty: of all.
 	List(ctx context.Context, namespace, workload string) ([]tokens.Listed, error)
-	// Sweep revokes those whose workload is gone; a dry run only tells which.
+	// Sweep revokes tokens whose workload is gone. A dry run only lists them.
 	Sweep(ctx context.Context, dryRun bool) (tokens.Report, error)
 }
 
-// Discovery is this agent's part in the gossip (discovery.Discovery).
+// Discovery is this agent's gossip (discovery.Discovery).
 type Discovery interface {
 	Members() []discovery.Member
 	Join(addresses ...string) (int, error)
@@ -335,9 +330,9 @@ type Discovery interface {
 	RemoveKey(key string) (discovery.Keys, error)
 }
 
-// Heartbeats are what the leader has heard of nodes (heartbeat.Tracker).
+// Heartbeats are what the leader has received from nodes (heartbeat.Tracker).
 type Heartbeats interface {
-	// Known is when the node's last heartbeat was answered, and until when its claims are left
-	// alone unless it is heard from again; each zero where it is not known.
+	// Known returns when the node's last heartbeat was answered, and until when its claims are kept without another
+	// one; zero: not known.
 	Known(node string) (lastHeard, keepsTo time.Time)
 }

@@ -16,7 +16,7 @@ import (
 // tokenService serves pannier.host.v1.TokenService.
 type tokenService struct{ *Server }
 
-// ListTokens reads the ledger's tokens, by workload and service.
+// ListTokens lists the ledger's tokens by workload and service.
 func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv1.ListTokensRequest]) (*connect.Response[hostv1.ListTokensResponse], error) {
 	namespace, workload := allOr(req.Msg.GetNamespace()), req.Msg.GetWorkload()
 	for field, id := range map[string]string{"namespace": namespace, "workload": workload} {
@@ -31,7 +31,7 @@ func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv
 	if err != nil {
 		return nil, err
 	}
-	// What is listed then is at least as new.
+	// The list is read afterwards, so it is at least as new.
 	meta, err := s.read(ctx, req.Msg, topics, func(*state.ReadTx) error { return nil })
 	if err != nil {
 		return nil, err
@@ -51,8 +51,7 @@ func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv
 	return connect.NewResponse(resp), nil
 }
 
-// tokenTopics change with any token: it is noted when its workload starts, and changes on
-// its node.
+// tokenTopics change with every token: it is recorded when its workload starts, and changes on its node.
 func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
 	topics := []state.Topic{state.TopicWorkloads}
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {

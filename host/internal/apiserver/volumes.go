@@ -16,12 +16,10 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// volumeService serves pannier.host.v1.VolumeService: here what reads, in
-// volumes_*.go the rest.
+// volumeService serves pannier.host.v1.VolumeService. Its queries are here, the other calls in volumes_*.go.
 type volumeService struct{ *Server }
 
-// statsTimeout bounds the question for a volume's usage: it is left out where the
-// driver is slow.
+// statsTimeout bounds the call for a volume's usage, which is left out if the driver is slower.
 const statsTimeout = 2 * time.Second
 
 // GetVolume reads one volume with its claims, and its usage where it is mounted.
@@ -74,7 +72,7 @@ func (s volumeService) ListVolumes(ctx context.Context, req *connect.Request[hos
 	return connect.NewResponse(resp), err
 }
 
-// ListExternal lists a page of what a driver itself holds.
+// ListExternal lists a page of the volumes at a driver, registered or not.
 func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[hostv1.ListExternalRequest]) (*connect.Response[hostv1.ListExternalResponse], error) {
 	page, err := driverPage("list external volumes", req.Msg)
 	if err != nil {
@@ -97,7 +95,7 @@ func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[ho
 	return connect.NewResponse(resp), nil
 }
 
-// readVolume reads a volume and its claims as they stand.
+// readVolume reads a volume and its claims.
 func (s *Server) readVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
 	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
 		v, claims, err = volumeAndClaims(tx, ref)
@@ -130,7 +128,7 @@ func (s *Server) lockVolume(ctx context.Context, req namespaced) (v claim.Volume
 	return v, claims, unlock, nil
 }
 
-// findVolume is readVolume for a volume that may not be there.
+// findVolume is readVolume for a volume that may not exist.
 func (s *Server) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, found bool, err error) {
 	v, _, err = s.readVolume(ctx, ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) {
@@ -139,8 +137,7 @@ func (s *Server) findVolume(ctx context.Context, ref claim.VolumeRef) (v claim.V
 	return v, err == nil, err
 }
 
-// shownVolume is a volume with what a query adds to it: its claims and how their
-// release stands, and its driver as it is now.
+// shownVolume returns a volume as the API shows it: with its claims, the state of their release, and its driver.
 func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volume {
 	shown := &hostv1.Volume{
 		Spec:     volumeSpec(v, s.secretKeys(v)),
@@ -154,7 +151,7 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 			continue
 		}
 		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
-		// Until its mounts are gone, a claim waits for its workload on its node.
+		// The claim waits for its workload on this node to unmount the volume.
 		if w, err := s.cfg.Workloads.Get(c.Workload); err == nil && c.Node == s.cfg.Name && c.State == claim.Unpublishing {
 			shown.Claims[n].LastError = w.Waiting
 		}
@@ -169,8 +166,8 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 	return shown
 }
 
-// secretKeys are the names of a volume's secrets. Secrets that cannot be opened
-// have none: the driver's next call says why.
+// secretKeys returns the names of a volume's secrets, or none if they cannot be decrypted: the next call to the
+// driver reports why.
 func (s *Server) secretKeys(v claim.Volume) []string {
 	open, err := s.cfg.Sealer.Unseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	if err != nil {
@@ -179,8 +176,8 @@ func (s *Server) secretKeys(v claim.Volume) []string {
 	return slices.Sorted(maps.Keys(open))
 }
 
-// usage asks the driver about a volume where it is mounted; nil where it is not, or where
-// the driver does not tell.
+// usage asks the driver for the usage of a mounted volume. It returns nil if it is not mounted, or the driver does
+// not say.
 func (s volumeService) usage(ctx context.Context, v claim.Volume, claims []claim.Claim) *hostv1.VolumeUsage {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
@@ -203,7 +200,7 @@ func (s volumeService) usage(ctx context.Context, v claim.Volume, claims []claim
 	return shown
 }
 
-// stats are those of the first place that tells: on this node, or else on another one.
+// stats asks the first place that answers, on this node or else on another one.
 func (s volumeService) stats(ctx context.Context, v claim.Volume, claims []claim.Claim) (stats storage.Stats, ok bool) {
 	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
 		stats, err := s.cfg.Controllers.Stats(ctx, v, p.Place)
@@ -217,13 +214,13 @@ func (s volumeService) stats(ctx context.Context, v claim.Volume, claims []claim
 	return stats, false
 }
 
-// volumeRef is the volume that a request names.
+// volumeRef returns the volume that a request names.
 func volumeRef(namespace, id string) (claim.VolumeRef, error) {
 	ref := claim.VolumeRef{Namespace: namespaceOr(namespace), ID: id}
 	return ref, ref.Validate()
 }
 
-// allOr is the namespace that a list is of; empty: of all.
+// allOr returns the namespace that is listed; empty: all.
 func allOr(namespace string) string {
 	if namespace == "*" {
 		return ""

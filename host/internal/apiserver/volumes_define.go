@@ -20,11 +20,10 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// volumeType is the only type of a volume.
+// volumeType is the only supported type of volumes.
 const volumeType = "csi"
 
-// RegisterVolume adds a volume that exists at its driver, or gives one that is
-// registered another definition.
+// RegisterVolume registers a volume that exists at its driver, or changes the definition of a registered one.
 func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[hostv1.RegisterVolumeRequest]) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
 	v, err := s.definition(req.Msg.GetSpec())
 	if err != nil {
@@ -46,7 +45,7 @@ func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[
 		return nil, err
 	}
 	if found && before.PluginID == v.PluginID && before.ExternalID == v.ExternalID {
-		v.Capacity, v.Topologies = before.Capacity, before.Topologies // as the driver said when it was created
+		v.Capacity, v.Topologies = before.Capacity, before.Topologies // which the driver returned at its creation
 	}
 	warnings, err := s.cfg.Controllers.Validate(ctx, v)
 	if err != nil {
@@ -59,9 +58,8 @@ func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[
 	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}), err
 }
 
-// CreateVolume makes the volume at its driver and registers it. One that was
-// created with the same definition is answered as it is; one whose creation was
-// cut off in the middle is finished.
+// CreateVolume makes a volume at its driver and registers it. If it exists with the same definition it is returned;
+// an interrupted creation is finished.
 func (s volumeService) CreateVolume(ctx context.Context, req *connect.Request[hostv1.CreateVolumeRequest]) (*connect.Response[hostv1.CreateVolumeResponse], error) {
 	v, err := s.definition(req.Msg.GetSpec())
 	if err != nil {
@@ -124,8 +122,8 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 	return nil
 }
 
-// cloneSource is the external id of the volume to clone: clone_id may name a
-// registered volume of the same namespace and driver, or be the driver's own id.
+// cloneSource returns the external id of the volume to clone: clone_id may name a registered volume of the same
+// namespace and driver, or be the driver's own id.
 func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string, error) {
 	if v.CloneID == "" {
 		return "", nil
@@ -137,8 +135,8 @@ func (s volumeService) cloneSource(ctx context.Context, v claim.Volume) (string,
 	return source.ExternalID, nil
 }
 
-// put writes a volume into the ledger. Where another key seals since its secrets were
-// sealed, that is done anew, as soon as this server knows of it.
+// put writes a volume to the ledger. If the key that encrypts secrets was rotated meanwhile they are re-encrypted,
+// once this server has the new key.
 func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	failpoint.Here("volume", "put")
 	defer failpoint.Here("volume", "written")
@@ -163,13 +161,13 @@ func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) 
 	}
 }
 
-// How long this server may take to learn that another key seals, and how often it is looked.
+// How long this server may take to receive a new key, and the pause between two checks.
 const (
 	newKeyPatience = 10 * time.Second
 	newKeyPause    = 10 * time.Millisecond
 )
 
-// shownNow reads a volume that was written just now.
+// shownNow reads a volume that was just written.
 func (s *Server) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Volume, error) {
 	v, claims, err := s.readVolume(ctx, ref)
 	if err != nil {
@@ -178,8 +176,8 @@ func (s *Server) shownNow(ctx context.Context, ref claim.VolumeRef) (*hostv1.Vol
 	return s.shownVolume(v, claims), nil
 }
 
-// definition takes in a volume's spec, with its secrets sealed. What claim.Volume
-// checks by itself is left to it.
+// definition converts a volume's spec, and encrypts its secrets. What claim.Volume.Validate checks is not checked
+// here.
 func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 	v := claim.Volume{
 		VolumeRef: claim.VolumeRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
@@ -198,7 +196,7 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 		})
 	}
 	if err := v.VolumeRef.Validate(); err != nil {
-		return v, err // secrets are sealed for a valid reference only
+		return v, err // secrets are encrypted for a valid reference only
 	}
 	object := fmt.Sprintf("volume %q", v.VolumeRef)
 	if spec.GetType() != volumeType {
@@ -217,18 +215,18 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 	if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID)); err != nil {
 		return v, err
 	}
-	// No driver shall make a volume that the ledger cannot take.
+	// Checked before a driver makes a volume that the ledger cannot store.
 	if _, err := command.Encode(&command.RegisterVolume{Volume: v}); err != nil {
 		return v, fmt.Errorf("%s: its definition: %w", object, err)
 	}
 	return v, nil
 }
 
-// errDefined: the volume exists with another definition.
+// errDefined is returned for a volume that exists with another definition.
 var errDefined = errcode.AlreadyExists.New("exists with another definition")
 
-// sameDefinition refuses to create a volume that is registered and is not what
-// is asked for. What the driver said of it is not compared.
+// sameDefinition returns an error if a registered volume differs from what is requested. What the driver added is not
+// compared.
 func (s *Server) sameDefinition(is, want claim.Volume) error {
 	var differs []string
 	compare := func(field string, same bool) {
@@ -265,8 +263,7 @@ func (s *Server) sameDefinition(is, want claim.Volume) error {
 	return nil
 }
 
-// fits says whether a volume has the size that is asked for: it may have been
-// expanded since.
+// fits reports whether a volume has the requested size. It may have been expanded since its creation.
 func fits(is, want claim.Volume) bool {
 	if is.Capacity == 0 {
 		return is.CapacityMin == want.CapacityMin && is.CapacityMax == want.CapacityMax
@@ -282,7 +279,7 @@ func sameTopologies(a, b []claim.Topology) bool {
 	return slices.EqualFunc(a, b, func(a, b claim.Topology) bool { return maps.Equal(a.Segments, b.Segments) })
 }
 
-// DeregisterVolume forgets a volume and leaves it at its driver.
+// DeregisterVolume removes a volume from the ledger and leaves it at its driver.
 func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
@@ -300,8 +297,8 @@ func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}), nil
 }
 
-// DeleteVolume deletes the volume at its driver, then forgets it. One that was
-// cut off in between can be repeated: the driver then has nothing left to do.
+// DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
+// drivers accept a second delete.
 func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
@@ -314,7 +311,7 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 	defer unlock()
 	v, claims, err := s.readVolume(ctx, ref)
 	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
-		// The same call may have deleted it, and lost its answer: then it is answered as then.
+		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
 		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
 		return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), err
 	}
@@ -334,7 +331,7 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
 }
 
-// inUse is a refusal that names the holders.
+// inUse returns a refusal that names the holders.
 func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
 	return &claim.Refusal{Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims, At: time.Now()}
 }

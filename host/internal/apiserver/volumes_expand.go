@@ -13,8 +13,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// ExpandVolume grows a volume at its driver, then wherever it is mounted. One that was
-// cut off can be repeated with the same size.
+// ExpandVolume grows a volume at its driver, then wherever it is mounted. It can be repeated with the same size if it
+// was interrupted.
 func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
 	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
 	if err != nil {
@@ -47,8 +47,7 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: shown}), err
 }
 
-// expandMounted lets what is mounted of a volume grow to its new size. A node that cannot
-// be asked does not keep others from it.
+// expandMounted grows the mounts of a volume. If a node cannot be reached the others are still grown.
 func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims []claim.Claim) error {
 	var failed []error
 	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
@@ -65,7 +64,7 @@ func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims
 	return nil
 }
 
-// elsewhere are the other nodes that may have mounted what the claims are on, by name.
+// elsewhere returns the other nodes that may have mounted the claimed volume.
 func (s volumeService) elsewhere(claims []claim.Claim) (nodes []string) {
 	if s.cfg.Nodes == nil {
 		return nil
@@ -79,8 +78,7 @@ func (s volumeService) elsewhere(claims []claim.Claim) (nodes []string) {
 	return slices.Compact(nodes)
 }
 
-// checkGrowth refuses sizes that are none, and those that are smaller than the
-// volume is.
+// checkGrowth returns an error for invalid sizes and those below the volume's size.
 func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
 	object := fmt.Sprintf("volume %q", v.VolumeRef)
 	switch {
@@ -98,7 +96,7 @@ func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
 	return nil
 }
 
-// DetachVolume drives every claim of a volume on a node through the release.
+// DetachVolume releases every claim of a volume on a node.
 func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[hostv1.DetachVolumeRequest]) (*connect.Response[hostv1.DetachVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {

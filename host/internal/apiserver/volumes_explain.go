@@ -15,18 +15,18 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// held is a claim with all that its explanation is made of.
+// held is a claim with what its explanation needs.
 type held struct {
 	claim    claim.Claim
 	driver   string
-	node     *claim.Node // nil: the ledger does not know it
+	node     *claim.Node // nil: not in the ledger
 	workload claim.WorkloadStatus
 	letGo    time.Time // zero: not known
 	attempt  watcher.Attempt
-	waiting  string // what the node's own part of the release waits for, where it is this node's
+	waiting  string // what the release on this node waits for
 }
 
-// ExplainVolume says who holds a volume and what its claims wait for.
+// ExplainVolume returns who holds a volume and what its claims wait for.
 func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[hostv1.ExplainVolumeRequest]) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
@@ -68,7 +68,7 @@ func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[h
 	return connect.NewResponse(resp), nil
 }
 
-// heldBy are a volume's claims with their nodes and workloads.
+// heldBy returns a volume's claims with their nodes and workloads.
 func heldBy(tx *state.ReadTx, v claim.Volume) (all []held, err error) {
 	claims, err := tx.Claims(v.VolumeRef)
 	if err != nil {
@@ -102,7 +102,7 @@ func claimsOf(all []held) (claims []claim.Claim) {
 	return claims
 }
 
-// explain says what a claim waits for, what happens by itself and what to run.
+// explain fills in what a claim waits for, what happens by itself, and what to run.
 func (h held) explain(to *hostv1.ExplainedClaim) {
 	c := h.claim
 	var status claim.NodeStatus
@@ -160,7 +160,7 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 	}
 }
 
-// summary is a volume in a sentence.
+// summary describes a volume in a sentence.
 func summary(v *hostv1.Volume, claims []held) string {
 	uses, leaves := 0, 0
 	for _, h := range claims {

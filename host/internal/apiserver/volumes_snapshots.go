@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// CreateSnapshot takes a snapshot, or gives back the volume's one of that name. A
-// snapshot without a name gets one with the time in it.
+// CreateSnapshot takes a snapshot, or returns the volume's existing one of that name. Without a name it gets one that
+// contains the time.
 func (s volumeService) CreateSnapshot(ctx context.Context, req *connect.Request[hostv1.CreateSnapshotRequest]) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetVolumeId())
 	if err != nil {
@@ -52,8 +52,7 @@ func (s volumeService) DeleteSnapshot(ctx context.Context, req *connect.Request[
 	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), err
 }
 
-// ListSnapshots lists a page of a driver's snapshots, with the registered volumes
-// that they are of.
+// ListSnapshots lists a page of a driver's snapshots, with the registered volumes that they were taken of.
 func (s volumeService) ListSnapshots(ctx context.Context, req *connect.Request[hostv1.ListSnapshotsRequest]) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
 	page, err := driverPage("list snapshots", req.Msg)
 	if err != nil {
@@ -76,8 +75,7 @@ func (s volumeService) ListSnapshots(ctx context.Context, req *connect.Request[h
 	return connect.NewResponse(resp), nil
 }
 
-// byExternalID names a driver's registered volumes, with their namespace where
-// it is not the default one.
+// byExternalID returns the names of a driver's registered volumes, with their namespace unless it is the default.
 func (s *Server) byExternalID(ctx context.Context, driver string) (map[string]string, error) {
 	names := map[string]string{}
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {

@@ -22,7 +22,7 @@ import (
 // workloadService serves pannier.host.v1.WorkloadService.
 type workloadService struct{ *Server }
 
-// StartWorkload brings a workload up and streams its steps.
+// StartWorkload starts a workload and streams its steps.
 func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request[hostv1.StartWorkloadRequest], stream *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
 	spec, err := workloadSpec(req.Msg.GetSpec())
 	if err != nil {
@@ -35,7 +35,7 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 				errors.New("release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
 		}
 	}
-	// A caller that is gone ends the waiting, not the start.
+	// If the caller disconnects the wait ends, not the start.
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	opts.Progress = func(step workload.Step) {
@@ -54,7 +54,7 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
 }
 
-// StopWorkload takes a workload down and streams its steps until nothing is left.
+// StopWorkload stops a workload and streams its steps until nothing is left.
 func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[hostv1.StopWorkloadRequest], stream *connect.ServerStream[hostv1.StopWorkloadResponse]) error {
 	ref, err := workloadRef(req.Msg)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 	return stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: shown}})
 }
 
-// RunningWorkload tells which process is the workload.
+// RunningWorkload records which process is the workload.
 func (s workloadService) RunningWorkload(_ context.Context, req *connect.Request[hostv1.RunningWorkloadRequest]) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
 	ref, err := workloadRef(req.Msg)
 	if err != nil {
@@ -109,7 +109,7 @@ func (s workloadService) GetWorkload(_ context.Context, req *connect.Request[hos
 	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: shown}), nil
 }
 
-// ListWorkloads lists the workloads of this node, those that ended lately too.
+// ListWorkloads lists the workloads of this node, including those that ended recently.
 func (s workloadService) ListWorkloads(_ context.Context, req *connect.Request[hostv1.ListWorkloadsRequest]) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
 	namespace := allOr(req.Msg.GetNamespace())
 	if namespace != "" {
@@ -131,15 +131,14 @@ func (s workloadService) ListWorkloads(_ context.Context, req *connect.Request[h
 	return connect.NewResponse(resp), nil
 }
 
-// workloadRef is the workload that a request names.
+// workloadRef returns the workload that a request names.
 func workloadRef(req namespaced) (claim.WorkloadRef, error) {
 	ref := claim.WorkloadRef{Namespace: namespaceOr(req.GetNamespace()), ID: req.GetId()}
 	return ref, ref.Validate()
 }
 
-// workloadSpec takes in a workload's spec, which workload.Spec checks itself. Empty
-// lists and maps are nil, as in one that comes back from the journal: the two are
-// compared.
+// workloadSpec converts a workload's spec, which workload.Spec.Validate checks. Empty lists and maps become nil, as
+// in specs from the journal, since the two are compared.
 func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	out := workload.Spec{
 		WorkloadRef: claim.WorkloadRef{Namespace: namespaceOr(spec.GetNamespace()), ID: spec.GetId()},
@@ -184,7 +183,7 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	return out, err
 }
 
-// awaited are workloads that another one names, in its own namespace where they name none.
+// awaited converts the workloads that another one names. Names without a namespace are in its own.
 func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.WorkloadRef, err error) {
 	for _, name := range names {
 		ref := claim.WorkloadRef{Namespace: by.Namespace, ID: name}
@@ -246,7 +245,7 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	return out, nil
 }
 
-// shownWorkload is a workload with what its release waits for, where it does.
+// shownWorkload returns a workload as the API shows it, with what its release waits for.
 func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	spec, err := shownWorkloadSpec(w.Spec)
 	if err != nil {
@@ -288,8 +287,7 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	return out, nil
 }
 
-// shownService is how a service stands: what is wrong with it alone counts for more
-// than what is wrong with all of its Consul's.
+// shownService returns a service's state. A problem of the service itself is shown rather than one of its Consul.
 func (s *Server) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
 	return &hostv1.ServiceStatus{
 		Name: svc.Name, Id: svc.ID, ProxyId: svc.ProxyID, Consul: svc.Consul, Port: int32(svc.Port),

@@ -16,20 +16,20 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// Policy is what one policy's text says.
+// Policy is the parsed text of one policy.
 type Policy struct {
 	namespaces map[string]capabilities // by pattern
 	levels     map[Area]Level
 }
 
-// ErrInvalid says that a policy's text is not right. The message has the line.
+// ErrInvalid is returned for a policy's text that has errors. The message has the lines.
 var ErrInvalid = errcode.InvalidArgument.New("invalid policy")
 
 // maxText bounds a policy's text, in bytes: hcl's parsers recurse.
 const maxText = 64 << 10
 
-// Parse reads a policy in HCL, or in JSON where it begins with a brace. The error is
-// ErrInvalid, with every problem and its line.
+// Parse reads a policy in HCL, or in JSON if it begins with a brace. The error is ErrInvalid, with every problem and
+// its line.
 func Parse(text string) (Policy, error) {
 	p := &parser{policy: Policy{namespaces: map[string]capabilities{}, levels: map[Area]Level{}}}
 	p.parse(text)
@@ -107,7 +107,7 @@ func (p *parser) parse(text string) {
 
 var validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
 
-// namespace reads a block of namespaces: policy is short for several capabilities.
+// namespace reads a namespace block. Its attribute policy is short for several capabilities.
 func (p *parser) namespace(key string, block *hcl.Block) {
 	pattern := block.Labels[0]
 	if !validPattern.MatchString(pattern) {
@@ -139,7 +139,7 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 	p.policy.namespaces[pattern] = all
 }
 
-// area reads the level of what has no namespace.
+// area reads the level of an area, which has no namespace.
 func (p *parser) area(area Area, block *hcl.Block) {
 	content, diags := block.Body.Content(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy", Required: true}}})
 	p.diagnose(string(area), diags)
@@ -158,7 +158,7 @@ func (p *parser) area(area Area, block *hcl.Block) {
 	p.policy.levels[area] = levels[word]
 }
 
-// word reads a string; empty: it is none, which has been told.
+// word reads a string. It returns "" and reports a problem if the value is no string.
 func (p *parser) word(key string, attr *hcl.Attribute) string {
 	v, ok := p.value(key, attr)
 	if !ok {
@@ -203,7 +203,7 @@ var (
 	suggestion  = regexp.MustCompile(`Did you mean (.+\?)$`)
 )
 
-// diagnose takes in what hcl found, each in one line.
+// diagnose reports hcl's diagnostics, each in one line.
 func (p *parser) diagnose(key string, diags hcl.Diagnostics) {
 	for _, d := range diags {
 		if d.Severity != hcl.DiagError {
@@ -239,7 +239,7 @@ func quoted[T ~string](words []T) string {
 	return strings.Join(out, ", ")
 }
 
-// nearest names the word that was probably meant, where one is near.
+// nearest returns the word that was probably meant, or "" if none is similar.
 func nearest[T ~string](word string, among []T) string {
 	best, least := "", 1+len(word)/3
 	for _, w := range among {
@@ -253,7 +253,7 @@ func nearest[T ~string](word string, among []T) string {
 	return fmt.Sprintf("; did you mean %q?", best)
 }
 
-// distance is how many letters differ between two words (Levenshtein).
+// distance is the Levenshtein distance of two words.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -12,17 +12,68 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
-// Finder finds what the ledger has of a token.
+// Identity is what a caller's token says about the caller.
+type Identity struct {
+	// Accessor and Name are the token's; empty: the call has none.
+	Accessor, Name string
+	// Policies are the names of the token's policies and those of its roles.
+	Policies []string
+	// ExpiresAt is when the token expires; zero: never.
+	ExpiresAt time.Time
+	*Rules
+}
+
+// Errors of Resolve.
+var (
+	// ErrUnknownToken is returned if no token has the secret.
+	ErrUnknownToken = errcode.Unauthenticated.New("the ACL token is not known here: it was deleted, or its secret is not right")
+	// ErrExpired is returned for a token that has expired.
+	ErrExpired = errcode.Unauthenticated.New("the ACL token has expired")
+)
+
+// Finder looks a token up in the ledger.
 type Finder interface {
-	// Granted reads a token by the SHA-256 of its secret, with its policies; empty: the policy
-	// for calls without a token, where there is one. Error: ledger.ErrTokenNotFound.
+	// Granted returns a token and its policies by the SHA-256 of its secret. An empty hash stands for calls without a
+	// token, and finds the policy for them, if there is one. Error: ledger.ErrTokenNotFound.
 	Granted(ctx context.Context, secretHash string) (ledger.Granted, error)
 }
 
-// Hash is what the ledger knows of a secret.
+// Here is a Finder for servers: it reads their own copy of the ledger.
+type Here struct {
+	Ledger interface {
+		Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	}
+}
+
+// Granted implements Finder.
+func (h Here) Granted(ctx context.Context, secretHash string) (g ledger.Granted, err error) {
+	err = h.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		g, err = tx.ACLGranted(secretHash)
+		return err
+	})
+	return g, err
+}
+
+// Servers is a Finder for plain nodes: it asks the servers.
+type Servers struct {
+	Ledger interface {
+		Granted(ctx context.Context, secretHash string, b cluster.Blocking) (ledger.Granted, uint64, error)
+	}
+}
+
+// Granted implements Finder.
+func (s Servers) Granted(ctx context.Context, secretHash string) (ledger.Granted, error) {
+	g, _, err := s.Ledger.Granted(ctx, secretHash, cluster.Blocking{})
+	return g, err
+}
+
+// Hash returns the form in which the ledger has a secret.
 func Hash(secret string) string {
 	sum := sha256.Sum256([]byte(secret))
 	return hex.EncodeToString(sum[:])
@@ -36,11 +87,11 @@ type Resolver struct {
 	now    func() time.Time
 
 	mu    sync.Mutex
-	found map[string]finding // by a secret's hash
-	rules map[string]*Rules  // by the names and the indexes of policies
+	found map[string]finding // by the secret's hash
+	rules map[string]*Rules  // by the names and indexes of the policies
 }
 
-// finding is what the finder said, and when.
+// finding is an answer of the finder and its time.
 type finding struct {
 	granted ledger.Granted
 	at      time.Time
@@ -49,15 +100,14 @@ type finding struct {
 // maxKept bounds each of a resolver's caches; a full one is emptied.
 const maxKept = 1024
 
-// NewResolver makes a resolver. Where the finder is the ledger of this host keep is 0: it
-// is asked each time. Where it is a call to a server, keep is how long its answer is
-// taken again without asking, and for longer while no server can be reached.
+// NewResolver returns a resolver. keep is how long an answer of the finder is reused; answers are reused for longer
+// while the finder fails. It is 0 where the finder reads the ledger on this host, which is then read for each call.
 func NewResolver(finder Finder, keep time.Duration, log hclog.Logger) *Resolver {
 	return &Resolver{finder: finder, keep: keep, log: log, now: time.Now, found: map[string]finding{}, rules: map[string]*Rules{}}
 }
 
-// Resolve finds what the token with this secret allows; empty: what a call without one may
-// do. Errors: ErrUnknownToken, ErrExpired; those of the finder.
+// Resolve returns what the token with this secret allows; an empty secret stands for calls without a token. Errors:
+// ErrUnknownToken, ErrExpired, those of the finder.
 func (r *Resolver) Resolve(ctx context.Context, secret string) (Identity, error) {
 	hash := ""
 	if secret != "" {
@@ -82,7 +132,7 @@ func (r *Resolver) Resolve(ctx context.Context, secret string) (Identity, error)
 	return id, nil
 }
 
-// find asks the finder, or takes what it said before.
+// find asks the finder or takes its earlier answer.
 func (r *Resolver) find(ctx context.Context, hash string) (ledger.Granted, error) {
 	asked := r.now()
 	r.mu.Lock()
@@ -97,7 +147,7 @@ func (r *Resolver) find(ctx context.Context, hash string) (ledger.Granted, error
 	case r.keep == 0:
 		return g, err
 	case err != nil && !unknown && known:
-		return before.granted, nil // no server can be reached, and work must go on
+		return before.granted, nil // no server can be reached: keep working with the last answer
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,9 +161,8 @@ func (r *Resolver) find(ctx context.Context, hash string) (ledger.Granted, error
 	return g, err
 }
 
-// compiled are the rules of policies. One that this program does not understand, as a newer
-// one may have written it, allows nothing at all, not even what the others do: it
-// could be the one that denies.
+// compiled returns the rules of policies. If one of them cannot be parsed, because a newer version wrote it, the
+// rules allow nothing: that policy could contain a deny.
 func (r *Resolver) compiled(policies []ledger.Policy) *Rules {
 	var key strings.Builder
 	for _, p := range policies {

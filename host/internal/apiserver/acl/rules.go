@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// Capability is one thing that can be done in a namespace, under the name that Nomad
-// has for it where it has one.
+// Capability is one thing that can be done in a namespace, named as in Nomad where Nomad has it.
 type Capability string
 
 // The capabilities of a namespace.
@@ -22,12 +21,12 @@ const (
 	CSIMountVolume Capability = "csi-mount-volume"
 )
 
-// Capabilities are all of a namespace.
+// Capabilities lists all capabilities of a namespace.
 var Capabilities = []Capability{
 	ListWorkloads, ReadWorkload, SubmitWorkload, CSIListVolume, CSIReadVolume, CSIWriteVolume, CSIMountVolume, Deny,
 }
 
-// shorthands are what policy in a namespace block stands for.
+// shorthands are the values of policy in a namespace block.
 var shorthands = map[string][]Capability{
 	"deny": {Deny},
 	"read": {ListWorkloads, ReadWorkload, CSIListVolume, CSIReadVolume},
@@ -38,8 +37,7 @@ var shorthands = map[string][]Capability{
 
 var shorthandNames = slices.Sorted(maps.Keys(shorthands))
 
-// implied are the capabilities that one brings with it: who may read a thing may see that
-// it is there.
+// implied maps a capability to one that it includes: whoever may read an object may list it.
 var implied = map[Capability]Capability{
 	ReadWorkload:   ListWorkloads,
 	CSIReadVolume:  CSIListVolume,
@@ -57,32 +55,32 @@ func (c capabilities) add(all ...Capability) {
 	}
 }
 
-// Area is what has no namespace.
+// Area is a part of the API without namespaces.
 type Area string
 
 // The areas.
 const (
 	Plugin   Area = "plugin"   // plugins and CSI drivers
 	Node     Area = "node"     // nodes and their devices
-	Operator Area = "operator" // servers, raft, keys, collection, what is done by force
-	Agent    Area = "agent"    // one agent: its status, events and logs, and its end
+	Operator Area = "operator" // servers, raft, keys, garbage collection, forced operations
+	Agent    Area = "agent"    // one agent: its status, events, logs and stop
 )
 
-// Level is how far someone may go in an area; each has those before it.
+// Level is the access to an area. Each level includes those before it.
 type Level int
 
-// The levels. Plugins alone have List.
+// The levels. Only plugins have List.
 const (
 	None Level = iota
 	List
 	Read
 	Write
-	denied // wins over all others
+	denied // overrides all others
 )
 
 var levels = map[string]Level{"deny": denied, "list": List, "read": Read, "write": Write}
 
-// String is the level as a policy has it.
+// String returns the level as policies have it.
 func (l Level) String() string {
 	for name, level := range levels {
 		if level == l {
@@ -99,8 +97,7 @@ func levelNames(area Area) []string {
 	return []string{"deny", "read", "write"}
 }
 
-// Rules are what the policies of one caller allow together. The zero value, and nil, allow
-// nothing; they never change.
+// Rules are one caller's merged policies. They never change. The zero value and nil allow nothing.
 type Rules struct {
 	management bool
 	namespaces map[string]capabilities
@@ -110,7 +107,7 @@ type Rules struct {
 // Management allows everything.
 var Management = &Rules{management: true}
 
-// Merge makes the rules of several policies.
+// Merge combines policies.
 func Merge(policies ...Policy) *Rules {
 	r := &Rules{namespaces: map[string]capabilities{}, levels: map[Area]Level{}}
 	for _, p := range policies {
@@ -127,10 +124,10 @@ func Merge(policies ...Policy) *Rules {
 	return r
 }
 
-// IsManagement says whether everything is allowed, tokens and policies included.
+// IsManagement reports whether everything is allowed, including tokens and policies.
 func (r *Rules) IsManagement() bool { return r != nil && r.management }
 
-// AllowNamespace says whether a capability is allowed in a namespace.
+// AllowNamespace reports whether a capability is allowed in a namespace.
 func (r *Rules) AllowNamespace(namespace string, c Capability) bool {
 	if r == nil || r.management {
 		return r != nil
@@ -139,7 +136,7 @@ func (r *Rules) AllowNamespace(namespace string, c Capability) bool {
 	return all[c] && !all[Deny]
 }
 
-// AllowSomewhere says whether a capability is allowed in any namespace that there could be.
+// AllowSomewhere reports whether a capability is allowed in any possible namespace.
 func (r *Rules) AllowSomewhere(c Capability) bool {
 	if r == nil || r.management {
 		return r != nil
@@ -152,7 +149,7 @@ func (r *Rules) AllowSomewhere(c Capability) bool {
 	return false
 }
 
-// Allow says whether someone may go as far as level in an area.
+// Allow reports whether a level of an area is allowed.
 func (r *Rules) Allow(area Area, level Level) bool {
 	if r == nil || r.management {
 		return r != nil
@@ -161,8 +158,8 @@ func (r *Rules) Allow(area Area, level Level) bool {
 	return have != denied && have >= level
 }
 
-// of is what the most exact pattern of a namespace's name has: the name itself, then the
-// one with the most letters of it. Patterns that are equally exact count together.
+// of returns the capabilities of the most specific pattern that matches a namespace: its exact name, else the pattern
+// with the most literal characters. Equally specific patterns are merged.
 func (r *Rules) of(namespace string) capabilities {
 	if all, exact := r.namespaces[namespace]; exact {
 		return all
@@ -181,7 +178,7 @@ func (r *Rules) of(namespace string) capabilities {
 	return found
 }
 
-// matches says whether a pattern, in which * stands for any letters or none, is a name's.
+// matches reports whether a name matches a pattern, in which * stands for any characters or none.
 func matches(pattern, name string) bool {
 	parts := strings.Split(pattern, "*")
 	first, last := parts[0], parts[len(parts)-1]
