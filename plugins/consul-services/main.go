@@ -1,6 +1,5 @@
-// Command consul-services is the registration plugin that puts workloads' services
-// into Consul by way of the host's own Consul agent. The host starts it; it is not run
-// by hand.
+// Command consul-services is the registration plugin that registers workloads' services in Consul through the
+// host's own Consul agent. The host starts it; it is not run by hand.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command envoy-bootstrap is the bootstrap plugin that makes Envoy's bootstrap for
-// a proxy that is registered in Consul. The host starts it; it is not run by hand.
+// Command envoy-bootstrap is the bootstrap plugin that makes Envoy's bootstrap for a proxy that is registered in
+// Consul. The host starts it; it is not run by hand.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Command sids is the identity plugin that gives workloads' services their Consul
-// tokens: it mints them with a token that may write ACLs, or logs in with a JWT. The
-// host starts it; it is not run by hand.
+// Command sids is the identity plugin that gets Consul tokens for workloads' services: it mints them with a token
+// that may write ACLs, or logs in with a JWT. The host starts it; it is not run by hand.
 package main
 
 import (

@@ -330,7 +330,7 @@ func TestADeviceThatFailsStaysItsWorkloads(t *testing.T) {
 		p.groups = []device.Group{group("T4", device.Instance{ID: "a", Message: "fell off the bus"})}
 	})
 	e := h.happened(t, "unhealthy", "p/a")
-	if e.Details["workload"] != "w" || !strings.Contains(e.Message, "fell off the bus") || !strings.Contains(e.Message, "goes on") {
+	if e.Details["workload"] != "w" || !strings.Contains(e.Message, "fell off the bus") || !strings.Contains(e.Message, "continues") {
 		t.Errorf("the event: %+v", e)
 	}
 	if d := h.List()[0].Devices[0]; d.Holder != workload("w") || d.Healthy {

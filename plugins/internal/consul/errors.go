@@ -20,13 +20,12 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// maxAnswer bounds how much of Consul's answer is told, in bytes.
+// maxAnswer bounds how much of Consul's answer is quoted, in bytes.
 const maxAnswer = 1000
 
-// Error gives an error of consul/api, of Client or of Token its gRPC code, and a text
-// that says what was tried on which Consul: what, with args as in fmt.Sprintf. nil
-// stays nil. Unavailable, DeadlineExceeded and ResourceExhausted are worth another
-// try: Consul cannot be reached, has no leader or limits the rate of requests.
+// Error gives an error of consul/api, of Client or of Token its gRPC code, and a text that says what was tried on
+// which Consul; what and args are as in fmt.Sprintf. nil stays nil. Unavailable, DeadlineExceeded and
+// ResourceExhausted may be retried: Consul cannot be reached, has no leader or limits the rate of requests.
 func Error(err error, c service.Consul, what string, args ...any) error {
 	if err == nil {
 		return nil
@@ -60,7 +59,7 @@ func explain(err error) (codes.Code, string) {
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return codes.FailedPrecondition, "the address speaks http, not https"
 	case errors.As(err, &request):
-		return codes.Unavailable, request.Err.Error() // without the URL, which says nothing new
+		return codes.Unavailable, request.Err.Error() // without the URL, which adds nothing
 	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return codes.Unavailable, err.Error()
 	}
@@ -73,7 +72,7 @@ func Answered(err error, code int) bool {
 	return errors.As(err, &answer) && answer.Code == code
 }
 
-// answerCode is the gRPC code, and the text, of an HTTP status that Consul answered with.
+// answerCode returns the gRPC code and the text for an HTTP error status from Consul.
 func answerCode(answer api.StatusError) (codes.Code, string) {
 	text := strings.Join(strings.Fields(answer.Body), " ")
 	if len(text) > maxAnswer {
@@ -84,7 +83,7 @@ func answerCode(answer api.StatusError) (codes.Code, string) {
 	case answer.Code == http.StatusTooManyRequests:
 		return codes.ResourceExhausted, text
 	case answer.Code == http.StatusForbidden && strings.Contains(answer.Body, "ACL system must be bootstrapped"):
-		return codes.Unavailable, text // a server that was just started says so until it has read its own state
+		return codes.Unavailable, text // a server that has just started answers this until it has read its state
 	case answer.Code == http.StatusForbidden:
 		return codes.PermissionDenied, text
 	case answer.Code == http.StatusUnauthorized:
@@ -102,12 +101,11 @@ func answerCode(answer api.StatusError) (codes.Code, string) {
 // tokenHeader carries the ACL token of a request.
 const tokenHeader = "X-Consul-Token"
 
-// maxRefusal bounds how much is read of an answer that is an error, in bytes.
+// maxRefusal bounds how much of an error answer is read, in bytes.
 const maxRefusal = 64 << 10
 
-// redacting takes out of the answers that are errors what their requests have carried of
-// secrets: a proxy before Consul, or whoever else answers at its address, may repeat
-// what it was sent, and an error's text goes to the host and into logs.
+// redacting removes the secrets of a request from error answers: a proxy before Consul, or another server at its
+// address, may quote what it was sent, and an error's text goes to the host and into logs.
 type redacting struct{ next http.RoundTripper }
 
 func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -126,7 +124,7 @@ func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// failing is a reader that ends as another one did.
+// failing is a reader that returns err.
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) {
@@ -136,7 +134,7 @@ func (f failing) Read([]byte) (int, error) {
 	return 0, f.err
 }
 
-// sentSecrets are the token of a request, and in its body JWTs and the headers of checks.
+// sentSecrets returns the token of a request, and from its body the JWTs and the headers of checks.
 func sentSecrets(req *http.Request) []string {
 	var secrets []string
 	if token := req.Header.Get(tokenHeader); token != "" {
@@ -157,7 +155,7 @@ func sentSecrets(req *http.Request) []string {
 	return collect(secrets, sent, false)
 }
 
-// collect appends the texts below the keys that hold secrets.
+// collect appends the texts below keys that hold secrets.
 func collect(secrets []string, v any, secret bool) []string {
 	switch v := v.(type) {
 	case string:

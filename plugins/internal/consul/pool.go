@@ -1,15 +1,11 @@
-// Package consul is the way to Consul's HTTP API for the plugins that need it: one
-// pool of connections for each Consul, the ACL token out of its file, and errors
-// with a gRPC code that says whether another try is worth it.
+// Package consul gives plugins access to Consul's HTTP API: a pool of connections for each Consul, the ACL token
+// from its file, and errors with a gRPC code that says whether to retry.
 //
-// What must stay true:
+// Invariants:
 //   - no token is in an error;
-//   - a Consul never sees more than maxConns connections of one process: it refuses
-//     more than 200 of one address (limits.http_max_conns_per_client), and several
-//     plugins may run on a host;
+//   - one process never has more than maxConns connections to a Consul, because Consul refuses more than 200 from
+//     one address (limits.http_max_conns_per_client), and several plugins may run on a host;
 //   - after Close no goroutine and no connection is left.
-//
-// It may import sdk/service, consul/api and gRPC's codes.
 package consul
 
 import (
@@ -30,11 +26,10 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// maxConns bounds the connections to one Consul. Three plugins with their full
-// number stay below Consul's limit of 200.
+// maxConns bounds the connections to one Consul. Three plugins together stay below Consul's limit of 200.
 const maxConns = 64
 
-// idleAfter is how long a connection that no one uses is kept.
+// idleAfter is how long an unused connection is kept.
 const idleAfter = 30 * time.Second
 
 // Pool holds the connections to each Consul. It is safe for concurrent use.
@@ -46,12 +41,11 @@ type Pool struct {
 	transports map[service.Consul]*http.Transport
 }
 
-// NewPool makes an empty pool. It removes the CONSUL_* variables from the process's
-// environment: consul/api fills with them what a caller leaves empty, a token too,
-// and how a plugin reaches Consul is for the host alone to say.
+// NewPool makes an empty pool. It removes the CONSUL_* variables from the process's environment: consul/api would
+// use them, even for a token, where a caller sets nothing, but only the host decides how a plugin reaches Consul.
 func NewPool() *Pool {
 	for _, name := range environment {
-		_ = os.Unsetenv(name) // fails for a malformed name only
+		_ = os.Unsetenv(name) // fails only for a malformed name
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Pool{ctx: ctx, cancel: cancel, transports: map[service.Consul]*http.Transport{}}
@@ -64,10 +58,9 @@ var environment = []string{
 	api.HTTPNamespaceEnvName, api.HTTPPartitionEnvName,
 }
 
-// Client makes a client of c that sends token; with "" it sends none. Making one is
-// cheap: all clients of one Consul share their connections. Files of the TLS
-// settings are read for each new connection, so they may be replaced. It fails with
-// InvalidArgument on a malformed address and with Unavailable after Close.
+// Client returns a client of c that sends token, or no token if it is empty. Making one is cheap: all clients of
+// one Consul share their connections. Files of the TLS settings are read for each new connection, so they may be
+// replaced. It fails with InvalidArgument for a malformed address and with Unavailable after Close.
 func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	scheme, address, found := strings.Cut(c.Address, "://")
 	if !found {
@@ -78,7 +71,7 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	case address == "":
 		return nil, status.Errorf(codes.InvalidArgument, "Consul %q: the address %q is empty: set address in the agent's consul block", c.Name, c.Address)
 	case scheme == "http", scheme == "https":
-		conf.Address = scheme + "://" + address // consul/api finds a path in it
+		conf.Address = scheme + "://" + address // consul/api parses a path in it
 	case scheme == "unix":
 		conf.Scheme, conf.Address = "http", "localhost"
 	default:
@@ -91,7 +84,7 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	conf.Transport = transport
 	conf.HttpClient = &http.Client{
 		Transport: redacting{transport},
-		// Consul's API redirects nowhere, and a token must not follow one who does.
+		// Consul's API never redirects, and a token must not follow a redirect of another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	client, err := api.NewClient(&conf)
@@ -122,8 +115,7 @@ func (p *Pool) transport(c service.Consul) (*http.Transport, error) {
 	return t, nil
 }
 
-// Close closes all connections; calls in flight end with an error. It may be called
-// again.
+// Close closes all connections; calls in flight end with an error. It may be repeated.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,10 +127,10 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// dialTimeout bounds the making of one connection, TLS included.
+// dialTimeout bounds the setup of one connection, including TLS.
 const dialTimeout = 10 * time.Second
 
-// dialer makes the connections to one Consul. They end with the pool.
+// dialer makes the connections to one Consul. They are closed with the pool.
 type dialer struct {
 	pool   context.Context
 	consul service.Consul
@@ -170,13 +162,14 @@ func (d *dialer) dialTLS(ctx context.Context, network, address string) (net.Conn
 	}
 	conn := tls.Client(raw, conf)
 	if err := conn.HandshakeContext(ctx); err != nil {
-		_ = raw.Close() // the handshake's error is the one to tell
+		_ = raw.Close() // the handshake's error is reported
 		return nil, err
 	}
 	return conn, nil
 }
 
-// bounded ends after dialTimeout, and with the pool, whoever waits for the connection.
+// bounded returns a context that ends after dialTimeout, or when the pool is closed, whoever waits for the
+// connection.
 func (d *dialer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	stop := context.AfterFunc(d.pool, cancel)
@@ -194,7 +187,7 @@ func (d *dialer) connect(ctx context.Context, network, address string) (net.Conn
 	return d.hold(raw), nil
 }
 
-// hold closes a connection when the pool is closed, whoever has it then.
+// hold closes a connection when the pool is closed, whoever uses it then.
 func (d *dialer) hold(raw net.Conn) net.Conn {
 	return &pooledConn{Conn: raw, forget: context.AfterFunc(d.pool, func() { _ = raw.Close() })}
 }
@@ -209,8 +202,8 @@ func (c *pooledConn) Close() error {
 	return c.Conn.Close()
 }
 
-// tlsConfig reads the files of c's TLS settings. A file that is not as it should be
-// is FailedPrecondition: trying again does not help.
+// tlsConfig reads the files of c's TLS settings. An unusable file is FailedPrecondition, because a retry does not
+// help.
 func tlsConfig(c service.Consul) (*tls.Config, error) {
 	conf := &tls.Config{ServerName: c.TLSServerName, MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
@@ -226,16 +219,16 @@ func tlsConfig(c service.Consul) (*tls.Config, error) {
 	if c.CertFile != "" || c.KeyFile != "" {
 		cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		if err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "cert_file %q and key_file %q are no key pair: %v", c.CertFile, c.KeyFile, err)
+			return nil, status.Errorf(codes.FailedPrecondition, "cert_file %q and key_file %q are not a key pair: %v", c.CertFile, c.KeyFile, err)
 		}
 		conf.Certificates = []tls.Certificate{cert}
 	}
 	return conf, nil
 }
 
-// Token reads an ACL token out of its file, at each use since it may be rotated; "",
-// which is no file, is no token. A file that cannot be read, or that has not one
-// word, is FailedPrecondition; the error names the file and never what is in it.
+// Token reads an ACL token from its file. It is read at each use, since it may be rotated. An empty path means no
+// token. If the file cannot be read or does not have exactly one word, the error is FailedPrecondition; it names
+// the file but never its content.
 func Token(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -249,7 +242,7 @@ func Token(path string) (string, error) {
 	case len(words) == 0:
 		return "", status.Errorf(codes.FailedPrecondition, "token_file %q is empty: write the secret id of a Consul ACL token into it", path)
 	case len(words) > 1:
-		return "", status.Errorf(codes.FailedPrecondition, "token_file %q holds more than one word: it must have nothing but the secret id of a Consul ACL token", path)
+		return "", status.Errorf(codes.FailedPrecondition, "token_file %q holds more than one word: it must contain only the secret id of a Consul ACL token", path)
 	}
 	return words[0], nil
 }

@@ -46,10 +46,10 @@ func TestWhoMayDerive(t *testing.T) {
 		says   string
 	}{
 		"not noted":            {func(c *claim.Token) { c.ID = w.nextID() }, mine, codes.FailedPrecondition, "token not found"},
-		"another service":      {func(c *claim.Token) { c.Service = "admin" }, mine, codes.PermissionDenied, "something else"},
-		"another workload":     {func(c *claim.Token) { c.Workload = ref("x") }, mine, codes.PermissionDenied, "something else"},
-		"another node":         {func(c *claim.Token) { c.Node = "b" }, mine, codes.PermissionDenied, "something else"},
-		"another Consul":       {func(c *claim.Token) { c.Consul = "other" }, mine, codes.PermissionDenied, "something else"},
+		"another service":      {func(c *claim.Token) { c.Service = "admin" }, mine, codes.PermissionDenied, "another purpose"},
+		"another workload":     {func(c *claim.Token) { c.Workload = ref("x") }, mine, codes.PermissionDenied, "another purpose"},
+		"another node":         {func(c *claim.Token) { c.Node = "b" }, mine, codes.PermissionDenied, "another purpose"},
+		"another Consul":       {func(c *claim.Token) { c.Consul = "other" }, mine, codes.PermissionDenied, "another purpose"},
 		"ended":                {nil, ended, codes.FailedPrecondition, `workload "ended" has ended`},
 		"runs elsewhere":       {nil, moved, codes.FailedPrecondition, `workload "moved" runs on node "b", not on node "a"`},
 		"of a run before":      {nil, again, codes.FailedPrecondition, `workload "again" was started again`},
@@ -436,7 +436,7 @@ func TestTwoBlocksOfOneConsul(t *testing.T) {
 	foreign := identity.Token{Accessor: w.nextID(), Subject: identity.Subject{Cluster: "another", Node: "a", Namespace: "default", Workload: "gone", Service: "web"}}
 	f.tokens["default"][unknown.Accessor], f.tokens["default"][foreign.Accessor] = unknown, foreign
 	f.tokens["other"] = f.tokens["default"]
-	if revoked, left := swept(w.sweep(true)); len(revoked) != 0 || len(left) != 1 || left[unknown.Accessor] != `Consul "default" has it and the ledger has not` {
+	if revoked, left := swept(w.sweep(true)); len(revoked) != 0 || len(left) != 1 || left[unknown.Accessor] != `Consul "default" has it, but the ledger has not` {
 		t.Errorf("a dry run: revoked %v, found %v", revoked, left)
 	}
 	if len(f.has("default")) != 3 {
@@ -553,7 +553,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	f.fail["revoke"] = status.Error(codes.Unavailable, "no leader")
 	_, _, err := w.Derive(w.within(), token)
 	text := fmt.Sprint(err, w.log, w.Events.Recent(10))
-	if err == nil || !strings.Contains(text, "could not be kept, nor ended") {
+	if err == nil || !strings.Contains(text, "could be neither recorded nor revoked") {
 		t.Errorf("told: %s", text)
 	}
 	err = w.ledger.Snapshot()

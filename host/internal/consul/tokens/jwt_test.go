@@ -156,7 +156,7 @@ func TestKeyIsSealed(t *testing.T) {
 	}
 	check.NoError(t, os.Remove(filepath.Join(w.dir, "secrets.key")))
 	w.open(w.Config)
-	if _, err := w.JWKS(w.within()); err == nil || !strings.Contains(err.Error(), "another secrets key") {
+	if _, err := w.JWKS(w.within()); err == nil || !strings.Contains(err.Error(), "a secrets key other than") {
 		t.Errorf("with another secrets key: %v", err)
 	}
 }

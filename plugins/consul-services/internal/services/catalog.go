@@ -12,8 +12,8 @@ import (
 	"github.com/pannier/pannier/sdk/registration"
 )
 
-// push makes the catalog say of the services that differ what the agent says of them,
-// as the agent does once a minute or so.
+// push makes the catalog match the agent for the services that differ, as the agent itself does about once a
+// minute.
 func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 	local, err := p.agent.local(ctx)
 	if err != nil {
@@ -23,7 +23,7 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 	for id, reason := range d.drifted {
 		have := local.services[id]
 		if have == nil {
-			continue // lost since; the next pass sees it
+			continue // lost meanwhile; the next pass notices it
 		}
 		w := p.wanted[id]
 		p.note(w.instance.ID, registration.Registered, reason)
@@ -36,7 +36,7 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 			checks = append(checks, c)
 		}
 		stale := slices.DeleteFunc(seen.staleChecks(id, w.parts()[id]), func(check string) bool {
-			return local.checks[id][check] != nil // the agent would bring it back
+			return local.checks[id][check] != nil // otherwise the agent would restore it
 		})
 		work.do(func(ctx context.Context) error {
 			if err := p.agent.tell(ctx, p.node, &entry, checks); err != nil {
@@ -62,21 +62,21 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 	return work.wait()
 }
 
-// tell writes a service and its checks, as the agent has them, to the catalog.
+// tell writes a service and its checks to the catalog, as the agent has them.
 func (a *agent) tell(ctx context.Context, node string, s *api.AgentService, checks api.HealthChecks) error {
-	s.Datacenter, s.ContentHash = "", "" // of the agent's answer alone
+	s.Datacenter, s.ContentHash = "", "" // fields of the agent's answer only
 	_, err := a.Catalog().Register(&api.CatalogRegistration{Node: node, SkipNodeUpdate: true, Service: s, Checks: checks}, write(ctx))
 	return a.error(err, "write service %q of node %q to the catalog", s.ID, node)
 }
 
-// forget takes a service or a check out of the catalog.
+// forget removes a service or a check from the catalog.
 func (a *agent) forget(ctx context.Context, what *api.CatalogDeregistration) error {
 	_, err := a.Catalog().Deregister(what, write(ctx))
-	return a.error(err, "take %q of node %q out of the catalog", what.ServiceID+what.CheckID, what.Node)
+	return a.error(err, "remove %q of node %q from the catalog", what.ServiceID+what.CheckID, what.Node)
 }
 
-// tags are those that a service is registered with by Sync: with EnableTagOverride those
-// of the catalog or, where it has the service no more, the last that were seen there.
+// tags returns the tags with which Sync registers a service. With EnableTagOverride these are the catalog's or, if
+// the catalog has lost the service, the last ones seen there.
 func (p *pass) tags(w *wanted, catalog *view) []string {
 	if !w.instance.Service.EnableTagOverride {
 		return w.registration.Tags
@@ -90,8 +90,8 @@ func (p *pass) tags(w *wanted, catalog *view) []string {
 	return w.registration.Tags
 }
 
-// keepTags remembers the catalog's tags of services with EnableTagOverride: when an
-// agent has lost a service, the catalog has lost it with its tags.
+// keepTags remembers the catalog's tags of services with EnableTagOverride: when an agent loses a service, the
+// catalog loses the service and its tags.
 func (p *pass) keepTags(catalog *view) {
 	for id, w := range p.wanted {
 		if have := catalog.services[id]; have != nil && w.instance.Service.EnableTagOverride && id == w.instance.ID {
@@ -100,9 +100,9 @@ func (p *pass) keepTags(catalog *view) {
 	}
 }
 
-// settleTags makes the catalog's tags those of the instance. The agent may keep it from
-// that: with EnableTagOverride it takes the catalog's tags for its own once a minute
-// or so, and tells the catalog nothing of a registration that is like the last.
+// settleTags makes the catalog's tags those of the instance. The agent may interfere: with EnableTagOverride it
+// adopts the catalog's tags about once a minute, and it does not write a registration to the catalog that equals
+// the last one.
 func (s *Services) settleTags(ctx context.Context, a *agent, i registration.Instance) error {
 	node, err := s.node(ctx, a, false)
 	if err != nil {
@@ -128,8 +128,7 @@ func (s *Services) settleTags(ctx context.Context, a *agent, i registration.Inst
 	}
 }
 
-// tellTags writes what the agent has of a service to the catalog, with the instance's
-// tags.
+// tellTags writes the agent's service to the catalog, with the instance's tags.
 func (a *agent) tellTags(ctx context.Context, node string, i registration.Instance) error {
 	var entry api.AgentService
 	if _, err := a.Raw().Query("/v1/agent/service/"+i.ID, &entry, query(ctx)); err != nil {

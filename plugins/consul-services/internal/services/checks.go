@@ -13,11 +13,11 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// checkPrefix begins the id of each check of a service that is ours. Others, such as
-// that of Consul's maintenance mode, are left alone.
+// checkPrefix returns the prefix of the ids of the service's checks that are ours. Other checks, such as that of
+// Consul's maintenance mode, are left alone.
 func checkPrefix(id string) string { return "service:" + id }
 
-// processCheck is the id of the check that Heartbeat feeds.
+// processCheck returns the id of the check that Heartbeat updates.
 func processCheck(id string) string { return checkPrefix(id) + ":process" }
 
 func buildChecks(id string, s *service.Service, port int) (api.AgentServiceChecks, error) {
@@ -31,7 +31,7 @@ func buildChecks(id string, s *service.Service, port int) (api.AgentServiceCheck
 		check.CheckID = fmt.Sprintf("%s:%d", checkPrefix(id), n+1)
 		if c.Type == service.CheckProcess {
 			if process {
-				return nil, errors.New("there are several checks of type process: one says it all")
+				return nil, errors.New("there are several checks of type process: only one is allowed")
 			}
 			process = true
 			check.CheckID = processCheck(id)
@@ -54,7 +54,7 @@ func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServi
 	}
 	if c.Type == service.CheckProcess {
 		out.TTL = c.Interval
-		out.Notes = "passes while the workload's process lives, and fails " + c.Interval + " after the host has last said so"
+		out.Notes = "passes while the workload's process runs, and fails " + c.Interval + " after the host's last report"
 		return out, nil
 	}
 	if c.Port != "" {
@@ -86,7 +86,7 @@ func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServi
 	return out, nil
 }
 
-// target says to a check what it asks, and returns it in words.
+// target sets what a check requests, and returns a description of it.
 func target(out *api.AgentServiceCheck, c *service.Check, address string) (string, error) {
 	switch c.Type {
 	case service.CheckHTTP:
@@ -119,7 +119,7 @@ func target(out *api.AgentServiceCheck, c *service.Check, address string) (strin
 	return "", fmt.Errorf("type %q is none of http, tcp, grpc and process", c.Type)
 }
 
-// checkURL puts the path, which may have a query, behind the address.
+// checkURL appends the path, which may have a query, to the address.
 func checkURL(c *service.Check, address string) (string, error) {
 	scheme := c.Protocol
 	if scheme == "" {
@@ -135,14 +135,14 @@ func checkURL(c *service.Check, address string) (string, error) {
 	return (&url.URL{Scheme: scheme, Host: address}).ResolveReference(path).String(), nil
 }
 
-// number reads a port; empty is 0.
+// number parses a port; empty is 0.
 func number(what, text string) (int, error) {
 	if text == "" {
 		return 0, nil
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("%s %q is no port number", what, text)
+		return 0, fmt.Errorf("%s %q is not a port number", what, text)
 	}
 	return int(n), nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// drift says in a word in what v differs from what is wanted of the service with this
-// id; empty: in nothing. Tags of a service with EnableTagOverride are not looked at.
+// drift names the part of the service that differs between v and want; empty: none. Tags of a service with
+// EnableTagOverride are ignored.
 func (v *view) drift(id string, want *api.AgentServiceRegistration) string {
 	have := v.services[id]
 	switch {
@@ -44,7 +44,7 @@ func (v *view) drift(id string, want *api.AgentServiceRegistration) string {
 	return v.checkDrift(id, want)
 }
 
-// checkDrift is drift of a service's checks. Those of others are not looked at.
+// checkDrift is drift for a service's checks. Checks that are not ours are ignored.
 func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string {
 	for _, c := range wantedChecks(id, want) {
 		if h := v.checks[id][c.CheckID]; h == nil || h.Name != c.Name || h.Notes != c.Notes {
@@ -57,8 +57,8 @@ func (v *view) checkDrift(id string, want *api.AgentServiceRegistration) string 
 	return ""
 }
 
-// wantedChecks are the checks of a registration, those too that Consul gives to a
-// sidecar without any.
+// wantedChecks returns the checks of a registration, including those that Consul gives to a sidecar without
+// checks.
 func wantedChecks(id string, want *api.AgentServiceRegistration) api.AgentServiceChecks {
 	if want.Kind != api.ServiceKindConnectProxy || len(want.Checks) > 0 {
 		return want.Checks
@@ -69,7 +69,7 @@ func wantedChecks(id string, want *api.AgentServiceRegistration) api.AgentServic
 	}
 }
 
-// staleChecks are checks that an earlier registration of ours has left.
+// staleChecks returns checks that an earlier registration of ours has left.
 func (v *view) staleChecks(id string, want *api.AgentServiceRegistration) (ids []string) {
 	wanted := wantedChecks(id, want)
 	for have := range v.checks[id] {
@@ -80,8 +80,7 @@ func (v *view) staleChecks(id string, want *api.AgentServiceRegistration) (ids [
 	return ids
 }
 
-// sameAddresses knows that Consul adds the address under the tags of its family, and
-// tags of its own.
+// sameAddresses allows for Consul adding the address under the tags of its family, and tags of its own.
 func sameAddresses(want *api.AgentServiceRegistration, have *api.AgentService) bool {
 	all := maps.Clone(want.TaggedAddresses)
 	if all == nil {
@@ -107,8 +106,8 @@ func sameAddresses(want *api.AgentServiceRegistration, have *api.AgentService) b
 	return len(all) == 0
 }
 
-// sameProxy compares what a workload says of its proxy. Consul's central configuration
-// (proxy-defaults, service-defaults) fills in what it does not say.
+// sameProxy compares the fields of a proxy that the workload sets. Consul's central configuration (proxy-defaults,
+// service-defaults) may set the others.
 func sameProxy(want *api.AgentServiceRegistration, have *api.AgentServiceConnectProxyConfig) bool {
 	w := want.Proxy
 	if have == nil || !covers(w.Config, have.Config) {
@@ -132,8 +131,7 @@ func samePath(want, have api.ExposePath) bool {
 		(want.Protocol == "" || want.Protocol == have.Protocol)
 }
 
-// ownUpstreams leaves out those of the central configuration, which are bound to
-// nothing.
+// ownUpstreams removes the upstreams of the central configuration, which have no local bind address.
 func ownUpstreams(all []api.Upstream) []api.Upstream {
 	return slices.DeleteFunc(slices.Clone(all), func(u api.Upstream) bool {
 		return u.LocalBindPort == 0 && u.LocalBindSocketPath == ""
@@ -156,8 +154,8 @@ func sameUpstream(want, have api.Upstream) bool {
 		covers(want.Config, have.Config)
 }
 
-// covers says whether have has all of an opaque configuration. Both are compared as
-// JSON: a number is a number.
+// covers says whether have contains all of an opaque configuration. Both are compared as JSON, so that all number
+// types are equal.
 func covers(want, have map[string]any) bool {
 	if len(want) == 0 {
 		return true
@@ -170,8 +168,8 @@ func covers(want, have map[string]any) bool {
 	return json.Unmarshal(text, &plain) == nil && within(plain, have)
 }
 
-// within says whether have has want's value; more keys in a map are allowed. Consul's
-// merge takes an empty value for an absent one, so it may be anything there.
+// within says whether have contains want's value; maps may have more keys. Consul's merge treats an empty value as
+// absent, so the value may then be anything.
 func within(want, have any) bool {
 	if empty(want) {
 		return true

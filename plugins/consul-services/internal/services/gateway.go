@@ -12,9 +12,8 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// configure writes the config entry of an ingress or terminating gateway where
-// Consul's says something else. It is never deleted: the gateway's other instances, on
-// other hosts, live by it.
+// configure writes the config entry of an ingress or terminating gateway if Consul's entry differs. The entry is
+// never deleted, because the gateway's instances on other hosts need it.
 func (a *agent) configure(ctx context.Context, i registration.Instance) error {
 	entry := configEntry(&i.Service)
 	if entry == nil {
@@ -33,7 +32,7 @@ func (a *agent) configure(ctx context.Context, i registration.Instance) error {
 	return a.error(err, "write the config entry %s %q", entry.GetKind(), entry.GetName())
 }
 
-// configEntry is the entry of a service that is a gateway; nil where it needs none.
+// configEntry returns the config entry of a gateway; nil if it needs none.
 func configEntry(s *service.Service) api.ConfigEntry {
 	if s.Connect == nil || s.Connect.Gateway == nil {
 		return nil
@@ -77,8 +76,8 @@ func terminating(name string, in *service.Terminating) *api.TerminatingGatewayCo
 	return entry
 }
 
-// sameEntry compares what a workload can say of a gateway. What Consul adds, such as
-// indexes and tenancy, is no difference.
+// sameEntry compares the fields of a gateway's entry that a workload can set. Fields that Consul adds, such as
+// indexes and tenancy, are ignored.
 func sameEntry(want, have api.ConfigEntry) bool {
 	switch want := want.(type) {
 	case *api.IngressGatewayConfigEntry:

@@ -16,12 +16,12 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// sidecarSuffix makes a sidecar's id and its name of its service's, as Consul does.
+// sidecarSuffix is the suffix of a sidecar's id and name, as in Consul.
 const sidecarSuffix = "-sidecar-proxy"
 
 // The keys of the marks in a service's Meta.
 const (
-	markSource    = "external-source" // Consul's convention: its UI shows it
+	markSource    = "external-source" // Consul's convention, which its UI shows
 	markCluster   = "pannier-cluster"
 	markNode      = "pannier-node"
 	markNamespace = "pannier-namespace"
@@ -31,13 +31,12 @@ const (
 // wanted is what Consul should have of one instance.
 type wanted struct {
 	instance registration.Instance
-	// registration has its sidecar nested in it.
+	// registration contains its sidecar.
 	registration *api.AgentServiceRegistration
 	sidecar      *api.AgentServiceRegistration // nil: none
 }
 
-// want makes what Consul should have. It fails with InvalidArgument where the instance
-// says what cannot be.
+// want returns what Consul should have of an instance. It fails with InvalidArgument if the instance is invalid.
 func want(i registration.Instance) (*wanted, error) {
 	r, err := build(i)
 	if err != nil {
@@ -50,7 +49,7 @@ func want(i registration.Instance) (*wanted, error) {
 	return w, nil
 }
 
-// proxyID is the id of the proxy that stands for the instance; empty: none.
+// proxyID returns the id of the instance's proxy; empty: none.
 func (w *wanted) proxyID() string {
 	switch {
 	case w.sidecar != nil:
@@ -61,7 +60,7 @@ func (w *wanted) proxyID() string {
 	return ""
 }
 
-// parts are the services that Consul has of it, by id.
+// parts returns the services that make up the instance in Consul, by id.
 func (w *wanted) parts() map[string]*api.AgentServiceRegistration {
 	parts := map[string]*api.AgentServiceRegistration{w.instance.ID: w.registration}
 	if w.sidecar != nil {
@@ -115,7 +114,7 @@ func build(i registration.Instance) (*api.AgentServiceRegistration, error) {
 	return r, nil
 }
 
-// marked adds the owner's marks to a service's meta.
+// marked returns a service's meta with the owner's marks.
 func marked(i registration.Instance, meta map[string]string) map[string]string {
 	out := maps.Clone(meta)
 	if out == nil {
@@ -129,12 +128,12 @@ func marked(i registration.Instance, meta map[string]string) map[string]string {
 	return out
 }
 
-// owns says whether a service bears the marks of owner.
+// owns says whether a service has the owner's marks.
 func owns(owner registration.Owner, meta map[string]string) bool {
 	return meta[markSource] == "pannier" && meta[markCluster] == owner.Cluster && meta[markNode] == owner.Node
 }
 
-// weights has Consul's default, 1 for each.
+// weights returns the weights, by default 1 each as in Consul.
 func weights(w *service.Weights) *api.AgentWeights {
 	if w == nil {
 		return &api.AgentWeights{Passing: 1, Warning: 1}
@@ -142,7 +141,7 @@ func weights(w *service.Weights) *api.AgentWeights {
 	return &api.AgentWeights{Passing: max(1, int(w.Passing)), Warning: int(w.Warning)}
 }
 
-// taggedAddresses reads addresses that may have a port of their own, as Nomad's do.
+// taggedAddresses parses addresses that may have their own port, as in Nomad.
 func taggedAddresses(in map[string]string, port int) (map[string]api.ServiceAddress, error) {
 	if len(in) == 0 {
 		return nil, nil
@@ -163,12 +162,11 @@ func taggedAddresses(in map[string]string, port int) (map[string]api.ServiceAddr
 	return out, nil
 }
 
-// defaultLocalAddress is where a sidecar finds its service.
+// defaultLocalAddress is where a sidecar reaches its service.
 const defaultLocalAddress = "127.0.0.1"
 
-// buildSidecar makes the sidecar of the instance's registration. What Consul would fill
-// in is filled in, so that it can be compared with what Consul has; its id and an empty
-// port remain for Consul, and the default checks with it: they need that port.
+// buildSidecar builds the sidecar's registration. It fills in what Consul would, so that the two can be compared,
+// except the sidecar's id, an empty port, and the default checks, which need that port.
 func buildSidecar(i registration.Instance, of *api.AgentServiceRegistration) (*api.AgentServiceRegistration, error) {
 	s := i.Service.Connect.SidecarService
 	port, err := number("sidecar_service port", s.Port)
@@ -206,7 +204,7 @@ func buildSidecar(i registration.Instance, of *api.AgentServiceRegistration) (*a
 	return r, nil
 }
 
-// aliasCheckName is Consul's own name of that check.
+// aliasCheckName returns the name that Consul gives to that check.
 func aliasCheckName(id string) string { return "Connect Sidecar Aliasing " + id }
 
 func sidecarProxy(p *service.Proxy, of *api.AgentServiceRegistration) (*api.AgentServiceConnectProxyConfig, error) {
@@ -283,8 +281,8 @@ func gatewayKind(g *service.Gateway) api.ServiceKind {
 	return api.ServiceKindMeshGateway
 }
 
-// gatewayProxy says to a gateway's proxy, in the keys of Consul's Envoy documentation,
-// what Nomad says to it. A key in Config goes first.
+// gatewayProxy translates the gateway's proxy settings, which are Nomad's, to the keys of Consul's Envoy
+// configuration. A key in Config has priority.
 func gatewayProxy(p *service.GatewayProxy) (*api.AgentServiceConnectProxyConfig, error) {
 	config := map[string]any{}
 	if p == nil {
@@ -293,7 +291,7 @@ func gatewayProxy(p *service.GatewayProxy) (*api.AgentServiceConnectProxyConfig,
 	if p.ConnectTimeout != "" {
 		timeout, err := time.ParseDuration(p.ConnectTimeout)
 		if err != nil {
-			return nil, fmt.Errorf("gateway proxy: connect_timeout %q is no duration", p.ConnectTimeout)
+			return nil, fmt.Errorf("gateway proxy: connect_timeout %q is not a duration", p.ConnectTimeout)
 		}
 		config["connect_timeout_ms"] = timeout.Milliseconds()
 	}

@@ -1,30 +1,25 @@
-// Package services puts the services of workloads into Consul and keeps them there.
+// Package services registers the services of workloads in Consul and keeps them registered.
 //
-// A service is registered with the local Consul agent, with its sidecar nested in it
-// (Consul's sidecar_service): Consul then picks the sidecar's port and checks, keeps
-// the port on each further registration, and takes the two out together. The agent
-// tells the catalog.
+// A service is registered with the local Consul agent, with its sidecar nested in it (Consul's sidecar_service):
+// Consul then picks the sidecar's port and checks, keeps the port at each further registration, and removes the
+// two together. The agent updates the catalog.
 //
-// Sync watches the catalog, where every loss shows in the end: what the agent has lost
-// it takes out of the catalog, and what others write there has never been at the
-// agent. It asks /v1/internal/ui/node/:node, the only endpoint that has a node's services
-// and checks in one answer and blocks until one of them changes, so a pass without
-// drift is one query. What is wrong at the agent is registered there again; what is
-// right at the agent and wrong in the catalog is given a moment, since the agent may be
-// about to tell, and is then written to the catalog: an agent that believes to be in
-// sync tells nothing.
+// Sync watches the catalog, where every loss becomes visible in the end: the agent removes from the catalog what
+// it has lost, and what others write to the catalog never reaches the agent. Sync queries
+// /v1/internal/ui/node/:node, the only endpoint that returns a node's services and checks together and blocks
+// until one of them changes, so a pass without drift is one query. What is wrong at the agent is registered there
+// again. What is right at the agent but wrong in the catalog gets a moment, since the agent may be about to update
+// the catalog, and is then written to the catalog: an agent that believes to be in sync writes nothing.
 //
-// What must stay true:
-//   - only what bears the owner's marks (Meta pannier-cluster and pannier-node) is
-//     removed;
-//   - what Consul gives back for a registration of ours is equal to it (compare.go),
-//     whatever Consul and its central configuration add: a service never flaps;
-//   - nothing authoritative is kept here. The node's name and the last seen tags of
-//     services with EnableTagOverride are memories that may be lost.
+// Invariants:
+//   - only services with the owner's marks (Meta pannier-cluster and pannier-node) are removed;
+//   - what Consul returns for one of our registrations compares as equal to it (compare.go), whatever Consul and
+//     its central configuration add, so that a service is not registered again and again;
+//   - no authoritative state is kept here. The node's name and the last seen tags of services with
+//     EnableTagOverride are caches that may be lost.
 //
-// What Consul tells nobody cannot be compared: of a check, its headers, body,
-// thresholds, TLS settings and initial status. What a check asks, and how often, is in
-// its notes for that purpose.
+// What Consul does not return cannot be compared: a check's headers, body, thresholds, TLS settings and initial
+// status. For that reason a check's notes contain its target and interval.
 //
 // The Consul token in token_file needs this policy, in Consul's HCL:
 //
@@ -35,9 +30,6 @@
 // and, for ingress and terminating gateways, whose config entries are written:
 //
 //	mesh = "write"
-//
-// It may import sdk/registration, sdk/service, plugins/internal/consul, consul/api and
-// gRPC's codes.
 package services
 
 import (
@@ -76,7 +68,7 @@ func New() *Services {
 	}
 }
 
-// Close closes the connections to all Consuls. It may be called again.
+// Close closes the connections to all Consuls. It may be repeated.
 func (s *Services) Close() error { return s.pool.Close() }
 
 // Register implements registration.Registration.
@@ -95,7 +87,7 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	if err := agent.register(ctx, w.registration, true); err != nil {
 		return "", err
 	}
-	if w.sidecar == nil { // it may have had one
+	if w.sidecar == nil { // an earlier registration may have had one
 		if err := agent.removeAny(ctx, i.ID+sidecarSuffix); err != nil {
 			return "", err
 		}
@@ -119,7 +111,7 @@ func (s *Services) Deregister(ctx context.Context, c service.Consul, id string) 
 	return agent.removeAny(ctx, id+sidecarSuffix, id)
 }
 
-// agent is the way to one Consul's local agent, with the token of this moment.
+// agent is a client of one Consul's local agent, with the current token.
 type agent struct {
 	*api.Client
 	consul service.Consul
@@ -137,15 +129,15 @@ func (s *Services) agent(c service.Consul) (*agent, error) {
 	return &agent{Client: client, consul: c}, nil
 }
 
-// register registers a service and its nested sidecar. With replace, checks that it
-// does not have are taken out.
+// register registers a service and its nested sidecar. With replace, checks that are not in the registration are
+// removed.
 func (a *agent) register(ctx context.Context, r *api.AgentServiceRegistration, replace bool) error {
 	err := a.Agent().ServiceRegisterOpts(r, api.ServiceRegisterOpts{ReplaceExistingChecks: replace}.WithContext(ctx))
 	return a.error(err, "register service %q", r.ID)
 }
 
-// removeAny takes out what is there of these services. Consul's log calls it an error
-// to take out what is not.
+// removeAny removes those of the services that exist. Consul logs an error if a service to be removed does not
+// exist.
 func (a *agent) removeAny(ctx context.Context, ids ...string) error {
 	var terms []string
 	for _, id := range ids {
@@ -166,7 +158,7 @@ func (a *agent) removeAny(ctx context.Context, ids ...string) error {
 	return nil
 }
 
-// deregister takes a service out with its checks. One that is not there is success.
+// deregister removes a service with its checks. It succeeds if there is none.
 func (a *agent) deregister(ctx context.Context, id string) error {
 	err := a.error(a.Agent().ServiceDeregisterOpts(id, query(ctx)), "deregister service %q", id)
 	if status.Code(err) == codes.NotFound {
@@ -175,12 +167,12 @@ func (a *agent) deregister(ctx context.Context, id string) error {
 	return err
 }
 
-// neededPolicy is what the host's own token has to allow.
+// neededPolicy is what the host's token has to permit.
 const neededPolicy = `a policy with service_prefix "" { policy = "write" }, node_prefix "" { policy = "read" } and ` +
 	`agent_prefix "" { policy = "read" }, and mesh = "write" for gateways`
 
-// error is consul.Error; where the host's token is unknown or lacks a permission, it
-// names the file and says which policy is needed.
+// error is consul.Error. If the host's token is unknown or lacks a permission, the error names the token's file
+// and the required policy.
 func (a *agent) error(err error, what string, args ...any) error {
 	err = consul.Error(err, a.consul, what, args...)
 	if status.Code(err) != codes.PermissionDenied {
@@ -189,7 +181,7 @@ func (a *agent) error(err error, what string, args ...any) error {
 	text := status.Convert(err).Message()
 	switch {
 	case strings.Contains(text, "ACL not found"):
-		return status.Errorf(codes.PermissionDenied, "%s: Consul does not know the token in token_file %q: put one there that has %s", text, a.consul.TokenFile, neededPolicy)
+		return status.Errorf(codes.PermissionDenied, "%s: Consul does not know the token in token_file %q: replace it by one that has %s", text, a.consul.TokenFile, neededPolicy)
 	case strings.Contains(text, "Permission denied"):
 		return status.Errorf(codes.PermissionDenied, "%s: the token in token_file %q needs %s", text, a.consul.TokenFile, neededPolicy)
 	}
@@ -200,8 +192,7 @@ func query(ctx context.Context) *api.QueryOptions { return new(api.QueryOptions)
 
 func write(ctx context.Context) *api.WriteOptions { return new(api.WriteOptions).WithContext(ctx) }
 
-// Heartbeat implements registration.Registration. A check that is not there is left to
-// Sync.
+// Heartbeat implements registration.Registration. It ignores checks that do not exist, because Sync restores them.
 func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []registration.Beat) error {
 	agent, err := s.agent(c)
 	if err != nil {
@@ -214,7 +205,7 @@ func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []regi
 			if b.Healthy {
 				health = api.HealthPassing
 			}
-			err := agent.error(agent.Agent().UpdateTTLOpts(processCheck(b.ID), b.Output, health, query(ctx)), "tell the health of service %q", b.ID)
+			err := agent.error(agent.Agent().UpdateTTLOpts(processCheck(b.ID), b.Output, health, query(ctx)), "report the health of service %q", b.ID)
 			if status.Code(err) == codes.NotFound {
 				return nil
 			}
@@ -224,17 +215,17 @@ func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []regi
 	return work.wait()
 }
 
-// parallel bounds the requests to an agent that one call has in flight.
+// parallel bounds the concurrent requests of one call to an agent.
 const parallel = 16
 
-// work is a number of requests to an agent side by side. One that Consul refuses does
-// not keep the others from being made; one that fails since Consul is in trouble does.
+// work is a set of concurrent requests to an agent. If Consul refuses one, the others are still made; if one fails
+// because Consul is in trouble, they are not.
 type work struct {
 	group *errgroup.Group
 	ctx   context.Context // of the requests
 
 	mu      sync.Mutex
-	refused error // the first
+	refused error // the first refusal
 }
 
 func newWork(ctx context.Context) *work {
@@ -259,7 +250,7 @@ func (w *work) do(request func(context.Context) error) {
 	})
 }
 
-// wait returns once all have ended.
+// wait returns when all have ended.
 func (w *work) wait() error {
 	if err := w.group.Wait(); err != nil {
 		return err

@@ -16,12 +16,12 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// patience is how long the catalog may stay as it is before it is taken for wrong: an
-// agent tells it within milliseconds.
+// patience is how long the catalog may differ from the agent before it is corrected. An agent normally updates it
+// within milliseconds.
 const patience = 500 * time.Millisecond
 
-// Sync implements registration.Registration. It fails with Unavailable where the
-// catalog could not be brought to say what the instances say.
+// Sync implements registration.Registration. It fails with Unavailable if the catalog could not be made to match
+// the instances.
 func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
 	p := &pass{services: s, owner: req.Owner, wanted: map[string]*wanted{}, done: map[string]registration.Change{}}
 	for _, i := range req.Instances {
@@ -44,7 +44,7 @@ func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.
 	return index, p.changes(), nil
 }
 
-// pass is one Sync.
+// pass is one call of Sync.
 type pass struct {
 	services *Services
 	agent    *agent
@@ -54,17 +54,17 @@ type pass struct {
 	done     map[string]registration.Change // by id
 }
 
-// differences are what is wrong in a view.
+// differences lists what is wrong in a view.
 type differences struct {
 	drifted  map[string]string // reasons by the ids of parts
-	leftover []string          // ids of the owner's that are not wanted
+	leftover []string          // ids of the owner's services that are not wanted
 }
 
 func (d *differences) none() bool { return len(d.drifted)+len(d.leftover) == 0 }
 
 func (d *differences) count() int { return len(d.drifted) + len(d.leftover) }
 
-// run waits, looks and repairs. index is that of a catalog that was seen to be right.
+// run waits for a change, compares and repairs. index is that of a catalog that matched.
 func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint64, error) {
 	var err error
 	if p.node, err = p.services.node(ctx, p.agent, false); err != nil {
@@ -78,7 +78,7 @@ func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint6
 	if err != nil && status.Code(err) != codes.Unavailable {
 		return 0, err
 	}
-	// Something is wrong, which may be that the agent is another node by now.
+	// Something is wrong; perhaps the agent has another node name now.
 	if p.node, err = p.services.node(ctx, p.agent, true); err != nil {
 		return 0, err
 	}
@@ -110,15 +110,15 @@ func (p *pass) compare(v *view) *differences {
 	return d
 }
 
-// repairAgent registers what is wrong at the agent and takes out what is left over. An
-// instance that Consul refuses keeps no other from being repaired.
+// repairAgent registers what is wrong at the agent and removes leftovers. If Consul refuses an instance, the
+// others are still repaired.
 func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 	local, err := p.agent.local(ctx)
 	if err != nil {
 		return err
 	}
 	d := p.compare(local)
-	instances := map[*wanted]string{} // to reasons
+	instances := map[*wanted]string{} // with the reasons
 	for id, reason := range d.drifted {
 		if w := p.wanted[id]; instances[w] == "" || id == w.instance.ID {
 			instances[w] = reason
@@ -138,7 +138,7 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 	for _, id := range d.leftover {
 		p.note(id, registration.Removed, "not wanted")
 		if of, ok := strings.CutSuffix(id, sidecarSuffix); ok && slices.Contains(d.leftover, of) {
-			continue // goes before its service
+			continue // removed before its service
 		}
 		work.do(func(ctx context.Context) error {
 			if slices.Contains(d.leftover, id+sidecarSuffix) {
@@ -152,8 +152,7 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 	return work.wait()
 }
 
-// settle waits until the catalog says what it should. What stays wrong for longer than
-// patience is written there.
+// settle waits until the catalog matches. What is still wrong after patience is written to the catalog.
 func (p *pass) settle(ctx context.Context) (uint64, error) {
 	best, since, pushed := -1, time.Now(), false
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, patience/4) {
@@ -187,7 +186,7 @@ func (p *pass) settle(ctx context.Context) (uint64, error) {
 func (p *pass) unsettled(d *differences) error {
 	id := slices.Min(slices.AppendSeq(slices.Clone(d.leftover), maps.Keys(d.drifted)))
 	reason := cmp.Or(d.drifted[id], "not wanted")
-	return status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog does not keep what it is told of %d services, such as %q (%s); the Consul agent's log may say why",
+	return status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog does not keep what is written to it for %d services, such as %q (%s); the Consul agent's log may say why",
 		p.agent.consul.Name, p.agent.consul.Address, d.count(), id, reason)
 }
 
@@ -197,7 +196,7 @@ func (p *pass) note(id string, action registration.Action, reason string) {
 	}
 }
 
-// changes are what was done, by id.
+// changes returns the changes that were made, by id.
 func (p *pass) changes() []registration.Change {
 	var out []registration.Change
 	for _, id := range slices.Sorted(maps.Keys(p.done)) {

@@ -13,14 +13,14 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// serfHealth is the check by which Consul says that a node is there.
+// serfHealth is the check with which Consul reports that a node is alive.
 const serfHealth = "serfHealth"
 
-// view is what the catalog, or the agent, has of a node.
+// view is what the catalog, or the agent, has for a node.
 type view struct {
 	services map[string]*api.AgentService
 	checks   map[string]map[string]*api.HealthCheck // by service id and check id
-	alive    bool                                   // Consul sees the node; of the catalog only
+	alive    bool                                   // the node passes serfHealth; only for the catalog
 }
 
 func newView() *view {
@@ -37,8 +37,8 @@ func (v *view) addCheck(c *api.HealthCheck) {
 	}
 }
 
-// catalog reads what the catalog has of a node, once it is newer than index or wait has
-// passed. It is Unavailable while the catalog has no such node.
+// catalog reads the catalog's view of a node, once it is newer than index or wait has passed. It is Unavailable
+// while the catalog does not have the node.
 func (a *agent) catalog(ctx context.Context, node string, index uint64, wait time.Duration) (*view, uint64, error) {
 	var dump struct {
 		Services []*api.AgentService
@@ -66,7 +66,7 @@ func (a *agent) catalog(ctx context.Context, node string, index uint64, wait tim
 	return v, meta.LastIndex, nil
 }
 
-// local reads what the agent has.
+// local reads the agent's view.
 func (a *agent) local(ctx context.Context) (*view, error) {
 	v := newView()
 	if _, err := a.Raw().Query("/v1/agent/services", &v.services, query(ctx)); err != nil {
@@ -82,7 +82,7 @@ func (a *agent) local(ctx context.Context) (*view, error) {
 	return v, nil
 }
 
-// nodeName asks the agent for the name of its node.
+// nodeName asks the agent for its node's name.
 func (a *agent) nodeName(ctx context.Context) (string, error) {
 	var self struct{ Config struct{ NodeName string } }
 	if _, err := a.Raw().Query("/v1/agent/self", &self, query(ctx)); err != nil {
@@ -91,7 +91,7 @@ func (a *agent) nodeName(ctx context.Context) (string, error) {
 	return self.Config.NodeName, nil
 }
 
-// node is the name of the agent's node, asked of it once, or now with again.
+// node returns the name of the agent's node. It asks the agent once, or again if again is set.
 func (s *Services) node(ctx context.Context, a *agent, again bool) (string, error) {
 	s.mu.Lock()
 	name, known := s.nodes[a.consul]
@@ -109,8 +109,7 @@ func (s *Services) node(ctx context.Context, a *agent, again bool) (string, erro
 	return name, nil
 }
 
-// remember keeps the tags that a service with EnableTagOverride was last seen with;
-// nil forgets them.
+// remember stores the last seen tags of a service with EnableTagOverride; nil removes them.
 func (s *Services) remember(c service.Consul, id string, tags []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +123,7 @@ func (s *Services) remember(c service.Consul, id string, tags []string) {
 	}
 }
 
-// remembered are the tags of the last remember.
+// remembered returns the tags stored by remember.
 func (s *Services) remembered(c service.Consul, id string) (tags []string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,14 +1,10 @@
-// Package bridge implements the storage kind over CSI: it says in CSI's words
-// what the host asks in the SDK's, checks that the driver can do it, and brings
-// the answer back. Deadlines, retries, queueing, logs and error texts are
-// package driver's.
+// Package bridge implements the storage kind over CSI: it translates the host's calls to CSI, checks that the
+// driver supports them, and translates the answers back. Package driver does deadlines, retries, queueing, logs
+// and error texts.
 //
-// What must stay true: it keeps nothing between two calls but connections and
-// what drivers said of themselves, so that its process can be replaced at any
-// moment; and it decides nothing about claims or steps: the host says which
-// call is due.
-//
-// It may import sdk/storage, internal/driver, the CSI spec and gRPC's status.
+// Invariants: nothing is kept between two calls except connections and drivers' capabilities, so that the process
+// can be replaced at any moment; and nothing is decided about claims or steps, because the host decides which call
+// to make.
 package bridge
 
 import (
@@ -37,7 +33,7 @@ func newBridge(log hclog.Logger, timing driver.Timing) *Bridge {
 	return &Bridge{pool: driver.NewPool(log, timing)}
 }
 
-// Close closes the connections to all drivers. It may be called again.
+// Close closes the connections to all drivers. It may be repeated.
 func (b *Bridge) Close() error { return b.pool.Close() }
 
 // do runs op on the driver d.
@@ -82,7 +78,7 @@ func nodeDo[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.O
 	})
 }
 
-// onVolume is an operation on an existing volume: one at a time for each.
+// onVolume returns an operation on an existing volume. Only one runs at a time for each volume.
 func onVolume(rpc driver.RPC, v storage.Volume) driver.Op {
 	return driver.Op{
 		RPC:        rpc,
@@ -93,14 +89,12 @@ func onVolume(rpc driver.RPC, v storage.Volume) driver.Op {
 	}
 }
 
-// lacks is the answer to a call that needs a capability which the driver does
-// not have.
+// lacks is the error of a call that needs a capability which the driver does not have.
 func lacks(capability string) error {
 	return status.Errorf(codes.Unimplemented, "the driver does not implement %s", capability)
 }
 
-// absentIsDone turns NotFound into success, for the calls whose aim is that
-// something is gone.
+// absentIsDone turns NotFound into success, for calls that remove something.
 func absentIsDone(err error) error {
 	if status.Code(err) == codes.NotFound {
 		return nil

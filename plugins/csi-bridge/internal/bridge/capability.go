@@ -26,14 +26,13 @@ var accessModes = map[storage.AccessMode]accessMode{
 	storage.MultiNodeMultiWriter:   csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 }
 
-// features are what a service must have said it can do before a capability may
-// carry the field or the mode.
+// features are abilities that a service must have reported before a capability may use the field or the mode.
 type features struct {
 	singleNodeMultiWriter bool // SINGLE_NODE_MULTI_WRITER of the service that is called
 	mountGroup            bool // VOLUME_MOUNT_GROUP, which only a node service has
 }
 
-// capability is c in CSI's words.
+// capability converts c to CSI.
 func capability(c storage.Capability, has features) (*csi.VolumeCapability, error) {
 	mode, ok := accessModes[c.AccessMode]
 	if !ok {
@@ -55,10 +54,9 @@ func capability(c storage.Capability, has features) (*csi.VolumeCapability, erro
 	return vc, nil
 }
 
-// fallback keeps to the modes that the driver understands: it must accept
-// SINGLE_NODE_WRITER where it has the two newer modes, and knows nothing else
-// where it has not (CSI spec, "NodePublishVolume"). That one workload alone
-// writes is then kept by the host's claims.
+// fallback returns a mode that the driver understands: a driver with the two newer modes must accept
+// SINGLE_NODE_WRITER, and a driver without them knows nothing else (CSI spec, "NodePublishVolume"). The host's
+// claims then ensure that only one workload writes.
 func fallback(mode accessMode, has features) accessMode {
 	switch mode {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
@@ -82,9 +80,9 @@ func capabilities(cs []storage.Capability, has features) ([]*csi.VolumeCapabilit
 	return out, nil
 }
 
-// ValidateVolume implements storage.Storage. What the driver cannot be asked,
-// or does not confirm, is accepted with a warning: some drivers never confirm.
-// What it confirms is compared with what was asked.
+// ValidateVolume implements storage.Storage. If the driver cannot be asked or does not confirm, the volume is
+// accepted with a warning, because some drivers never confirm. What the driver confirms is compared with the
+// request.
 func (b *Bridge) ValidateVolume(ctx context.Context, d storage.Driver, req storage.ValidateRequest) ([]string, error) {
 	op := onVolume(driver.ValidateVolume, req.Volume)
 	op.Redactor = driver.NewRedactor(req.Volume.Secrets, append(slices.Clone(req.Capabilities), req.Volume.Capability)...)
@@ -118,9 +116,8 @@ func (b *Bridge) ValidateVolume(ctx context.Context, d storage.Driver, req stora
 	return warnings, err
 }
 
-// judge compares what the driver confirmed with what was asked. One pair that
-// matches is enough; then what is different of the other asked capabilities is
-// a warning.
+// judge compares the capabilities that the driver confirmed with the requested ones. One match is enough;
+// differences of the other requested capabilities are then warnings.
 func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesResponse, hide driver.Redactor) ([]string, error) {
 	confirmed := resp.GetConfirmed().GetVolumeCapabilities()
 	if len(confirmed) == 0 {
@@ -145,8 +142,8 @@ func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesRe
 	return nil, status.Errorf(codes.FailedPrecondition, "the driver confirmed other capabilities than were asked: %s", strings.Join(all, "; "))
 }
 
-// compareAny compares one capability with each confirmed one. ok says that one
-// is as asked; differences are those of all the others when none is.
+// compareAny compares one capability with each confirmed one. ok says that one matches; otherwise differences has
+// those of all.
 func compareAny(want *csi.VolumeCapability, confirmed []*csi.VolumeCapability) (differences []string, ok bool) {
 	for _, got := range confirmed {
 		d := compare(want, got)
@@ -158,10 +155,9 @@ func compareAny(want *csi.VolumeCapability, confirmed []*csi.VolumeCapability) (
 	return differences, false
 }
 
-// compare tells each field, by value, in which got is not what was asked. A
-// field that a driver leaves out of its answer (an old one may know none but
-// the access mode) is no difference, nor is a filesystem type that was left to
-// the driver: an empty string is an unspecified one (CSI spec, VolumeCapability).
+// compare lists the fields in which got differs from what was requested. A field that a driver leaves out of its
+// answer is no difference (old drivers may return only the access mode), and neither is a filesystem type that was
+// left to the driver: an empty string means unspecified (CSI spec, VolumeCapability).
 func compare(want, got *csi.VolumeCapability) []string {
 	var d []string
 	if w, g := want.GetAccessMode().GetMode(), got.GetAccessMode().GetMode(); w != g {
@@ -184,7 +180,7 @@ func compare(want, got *csi.VolumeCapability) []string {
 	return d
 }
 
-// sameFlags ignores the order, which a driver need not keep.
+// sameFlags ignores the order, which drivers need not preserve.
 func sameFlags(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -17,17 +17,16 @@ import (
 const (
 	defaultInterval     = 30 * time.Second
 	defaultFirstTimeout = 30 * time.Second
-	// unhealthyInterval is the longest wait between two polls of a driver that is
-	// not healthy: many become ready a moment after their socket is there, and
-	// nothing but a poll tells.
+	// unhealthyInterval is the longest wait between two polls of an unhealthy driver. Many drivers become ready a
+	// moment after their socket exists, which only a poll can detect.
 	unhealthyInterval = time.Second
-	// minInterval is the shortest wait after a change of the connection's state: a
-	// driver that hangs up on every call must not keep the bridge busy.
+	// minInterval is the shortest wait after a change of the connection's state, so that a driver that disconnects
+	// at every call does not keep the bridge busy.
 	minInterval = 50 * time.Millisecond
 )
 
-// Fingerprint implements storage.Storage. A report of an unhealthy driver
-// carries what was last known of it in this call.
+// Fingerprint implements storage.Storage. A report of an unhealthy driver contains what was last reported in this
+// call.
 func (b *Bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
 	if opts.Interval <= 0 {
 		opts.Interval = defaultInterval
@@ -43,7 +42,7 @@ func (b *Bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage
 
 	var last storage.Fingerprint
 	for first := true; ; first = false {
-		var probeTimeout time.Duration // the usual one
+		var probeTimeout time.Duration // the default
 		if first {
 			probeTimeout = opts.ProbeTimeout
 		}
@@ -63,8 +62,8 @@ func (b *Bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage
 	}
 }
 
-// untilNextLook waits for the interval, or less when the connection changes:
-// that is how the death and the return of a driver are seen at once.
+// untilNextLook waits for the interval, or until the connection changes, which shows at once that a driver has
+// ended or is back.
 func untilNextLook(ctx context.Context, conn *driver.Conn, healthy bool, interval time.Duration) error {
 	if !healthy {
 		interval = min(interval, unhealthyInterval)
@@ -73,7 +72,7 @@ func untilNextLook(ctx context.Context, conn *driver.Conn, healthy bool, interva
 	defer pause.Stop()
 	wait, cancel := context.WithTimeout(ctx, interval)
 	defer cancel()
-	// The connection of a driver that has just answered is ready, or lost since.
+	// The connection of a driver that has just answered is ready, or has been lost since.
 	if state := conn.State(); !healthy || state == connectivity.Ready {
 		conn.WaitForChange(wait, state)
 	}
@@ -84,14 +83,13 @@ func untilNextLook(ctx context.Context, conn *driver.Conn, healthy bool, interva
 	return ctx.Err()
 }
 
-// look asks the driver all that a fingerprint says, and stops at the first
-// answer that makes it unhealthy.
+// look reads everything for a fingerprint from the driver, and stops at the first answer that makes it unhealthy.
 func look(ctx context.Context, conn *driver.Conn, d storage.Driver, probeTimeout time.Duration, last storage.Fingerprint) storage.Fingerprint {
 	unhealthy := last
 	unhealthy.Healthy = false
 	ready, err := probe(ctx, conn, d, probeTimeout)
 	if err == nil && !ready {
-		unhealthy.Message = "the driver says that it is not ready yet"
+		unhealthy.Message = "the driver reports that it is not ready yet"
 		return unhealthy
 	}
 	var now storage.Fingerprint
@@ -123,11 +121,11 @@ func probe(ctx context.Context, conn *driver.Conn, d storage.Driver, timeout tim
 	if err != nil {
 		return false, err
 	}
-	// A driver that does not say is ready (CSI spec, ProbeResponse.ready).
+	// A missing value means ready (CSI spec, ProbeResponse.ready).
 	return resp.GetReady() == nil || resp.GetReady().GetValue(), nil
 }
 
-// describe is the fingerprint of a driver that is ready.
+// describe returns the fingerprint of a driver that is ready.
 func describe(ctx context.Context, conn *driver.Conn, d storage.Driver) (storage.Fingerprint, error) {
 	info, err := driver.Do(ctx, conn, driver.Op{RPC: driver.GetPluginInfo, Driver: d.ID},
 		func(ctx context.Context) (*csi.GetPluginInfoResponse, error) {
@@ -152,9 +150,8 @@ func describe(ctx context.Context, conn *driver.Conn, d storage.Driver) (storage
 	return fp, nil
 }
 
-// describeNode is nil for a driver without a node service. One that never
-// attaches need not implement NodeGetInfo (CSI spec, "NodeGetInfo"); any other
-// failure of that call is one.
+// describeNode returns nil for a driver without a node service. A driver that never attaches need not implement
+// NodeGetInfo (CSI spec, "NodeGetInfo"); any other failure of that call is an error.
 func describeNode(ctx context.Context, conn *driver.Conn, d storage.Driver) (*storage.NodeCapabilities, error) {
 	node, err := driver.Do(ctx, conn, driver.Op{RPC: driver.GetNodeCaps, Driver: d.ID}, conn.FetchNodeCaps)
 	if err != nil || node == nil {

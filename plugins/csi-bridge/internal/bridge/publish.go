@@ -11,8 +11,8 @@ import (
 
 const publishUnpublish = "PUBLISH_UNPUBLISH_VOLUME"
 
-// Attach implements storage.Storage. ReadOnly is passed on only to a driver
-// with PUBLISH_READONLY, as the spec demands; the node's publish has it anyway.
+// Attach implements storage.Storage. As the spec demands, ReadOnly is passed on only to a driver with
+// PUBLISH_READONLY; the node's publish always passes it.
 func (b *Bridge) Attach(ctx context.Context, d storage.Driver, req storage.AttachRequest) (map[string]string, error) {
 	v := req.Volume
 	resp, err := controllerDo(ctx, b, d, onVolume(driver.AttachVolume, v),
@@ -36,8 +36,7 @@ func (b *Bridge) Attach(ctx context.Context, d storage.Driver, req storage.Attac
 	return resp.GetPublishContext(), err
 }
 
-// Detach implements storage.Storage. A volume or a node that the driver does
-// not know is not attached.
+// Detach implements storage.Storage. It succeeds if the driver does not know the volume or the node.
 func (b *Bridge) Detach(ctx context.Context, d storage.Driver, v storage.Volume, nodeID string) error {
 	_, err := controllerDo(ctx, b, d, onVolume(driver.DetachVolume, v),
 		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.ControllerUnpublishVolumeResponse, error) {
@@ -121,8 +120,7 @@ func (b *Bridge) Publish(ctx context.Context, d storage.Driver, req storage.Publ
 	return err
 }
 
-// Unpublish implements storage.Storage. It asks for no capability first: every
-// node service unpublishes.
+// Unpublish implements storage.Storage. It checks no capability, because every node service can unpublish.
 func (b *Bridge) Unpublish(ctx context.Context, d storage.Driver, v storage.Volume, targetPath string) error {
 	_, err := do(ctx, b, d, onVolume(driver.UnpublishVolume, v),
 		func(ctx context.Context, c *driver.Conn) (*csi.NodeUnpublishVolumeResponse, error) {

@@ -62,7 +62,7 @@ func usage(resp *csi.NodeGetVolumeStatsResponse) []storage.Usage {
 	return out
 }
 
-// condition of a volume by its health: each entry is something that is wrong.
+// condition converts a volume's health. Each entry of the health is a problem.
 func condition(h *csi.VolumeHealth) *storage.Condition {
 	if h == nil {
 		return nil
@@ -78,11 +78,10 @@ func condition(h *csi.VolumeHealth) *storage.Condition {
 	return &storage.Condition{Abnormal: len(texts) > 0, Message: strings.Join(texts, "; ")}
 }
 
-// oldCondition reads the VolumeCondition that drivers written before version
-// 1.13 of the spec put into field 2 of NodeGetVolumeStatsResponse and of
-// ListVolumes' VolumeStatus: {bool abnormal = 1; string message = 2}. The spec
-// has reserved the number since, so the field arrives as an unknown one. It
-// returns nil when there is none or when it cannot be read.
+// oldCondition reads the VolumeCondition that drivers for versions of the spec before 1.13 put into field 2 of
+// NodeGetVolumeStatsResponse and of ListVolumes' VolumeStatus: {bool abnormal = 1; string message = 2}. The spec
+// has since reserved the number, so the field arrives as an unknown one. It returns nil if there is none or if it
+// cannot be parsed.
 func oldCondition(m proto.Message) *storage.Condition {
 	raw := afterTag(m.ProtoReflect().GetUnknown(), 2, protowire.BytesType)
 	if raw == nil {

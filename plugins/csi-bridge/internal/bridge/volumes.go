@@ -12,8 +12,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Create implements storage.Provisioner. One that was cut off is made again
-// with the same name, by which the driver finds what it has made already.
+// Create implements storage.Provisioner. An interrupted call is repeated with the same name, so that the driver
+// finds the volume it has made already.
 func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
 	op := driver.Op{
 		RPC:      driver.CreateVolume,
@@ -45,10 +45,10 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 	}, nil
 }
 
-// withoutID is the error of an answer that breaks the spec: what was made could
-// never be named again.
+// withoutID is the error for an answer without an id, which breaks the spec: the new object could never be
+// referred to.
 func withoutID(rpc string) error {
-	return status.Errorf(codes.Internal, "the driver answered %s without an id: what it made is known to the driver alone", rpc)
+	return status.Errorf(codes.Internal, "the driver answered %s without an id: only the driver knows what it made", rpc)
 }
 
 func createRequest(req storage.CreateRequest, caps *driver.Controller) (*csi.CreateVolumeRequest, error) {
@@ -78,7 +78,7 @@ func createRequest(req storage.CreateRequest, caps *driver.Controller) (*csi.Cre
 	}, nil
 }
 
-// needs is the answer to an argument which asks for more than the driver has.
+// needs is the error for an argument that requires a capability which the driver does not have.
 func needs(argument, capability string) error {
 	return status.Errorf(codes.FailedPrecondition, "%s needs %s, which the driver does not implement", argument, capability)
 }
@@ -131,7 +131,7 @@ func topologies(ts []*csi.Topology) []storage.Topology {
 	return out
 }
 
-// capacityRange is nil when there is no bound.
+// capacityRange returns nil if there is no bound.
 func capacityRange(minBytes, maxBytes int64) *csi.CapacityRange {
 	if minBytes == 0 && maxBytes == 0 {
 		return nil
@@ -151,8 +151,8 @@ func (b *Bridge) Delete(ctx context.Context, d storage.Driver, v storage.Volume)
 	return absentIsDone(err)
 }
 
-// List implements storage.Provisioner. Aborted means that the page's token is
-// no longer valid: the caller starts from the beginning.
+// List implements storage.Provisioner. Aborted means that the page's token is no longer valid: the caller starts
+// again.
 func (b *Bridge) List(ctx context.Context, d storage.Driver, page storage.Page) (storage.ListResponse, error) {
 	resp, err := controllerDo(ctx, b, d, driver.Op{RPC: driver.ListVolumes},
 		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.ListVolumesResponse, error) {
@@ -180,7 +180,7 @@ func (b *Bridge) List(ctx context.Context, d storage.Driver, page storage.Page) 
 	return out, nil
 }
 
-// maxEntries is the page's size as CSI has it, where 0 leaves it to the driver.
+// maxEntries returns the page's size for CSI; 0 leaves it to the driver.
 func maxEntries(p storage.Page) int32 { return int32(max(0, min(p.Max, math.MaxInt32))) }
 
 // Expand implements storage.Expander.
@@ -232,8 +232,8 @@ func (b *Bridge) ExpandNode(ctx context.Context, d storage.Driver, req storage.E
 	return resp.GetCapacityBytes(), err
 }
 
-// optionalCapability is capability where the spec does not require one: a
-// volume that no one has claimed has no modes.
+// optionalCapability is capability for calls in which the spec does not require one: an unclaimed volume has no
+// modes.
 func optionalCapability(c storage.Capability, has features) (*csi.VolumeCapability, error) {
 	if c.AccessMode == "" && c.AttachmentMode == "" {
 		return nil, nil
@@ -241,8 +241,8 @@ func optionalCapability(c storage.Capability, has features) (*csi.VolumeCapabili
 	return capability(c, has)
 }
 
-// CreateSnapshot implements storage.Snapshotter. It is a call on the volume:
-// one at a time with all others.
+// CreateSnapshot implements storage.Snapshotter. It counts as an operation on the volume, of which only one runs
+// at a time.
 func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver, req storage.CreateSnapshotRequest) (storage.Snapshot, error) {
 	op := onVolume(driver.CreateSnapshot, req.Volume)
 	op.Object = req.Name
@@ -286,8 +286,8 @@ func (b *Bridge) DeleteSnapshot(ctx context.Context, d storage.Driver, snapshotI
 	return absentIsDone(err)
 }
 
-// ListSnapshots implements storage.Snapshotter. Aborted means that the page's
-// token is no longer valid: the caller starts from the beginning.
+// ListSnapshots implements storage.Snapshotter. Aborted means that the page's token is no longer valid: the caller
+// starts again.
 func (b *Bridge) ListSnapshots(ctx context.Context, d storage.Driver, req storage.ListSnapshotsRequest) (storage.ListSnapshotsResponse, error) {
 	op := driver.Op{RPC: driver.ListSnapshots, Redactor: driver.NewRedactor(req.Secrets)}
 	resp, err := controllerDo(ctx, b, d, op,

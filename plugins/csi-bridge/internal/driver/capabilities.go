@@ -11,26 +11,26 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// The volume condition was a capability up to version 1.12 of the CSI spec,
-// which then took these numbers out; drivers of that time still send them.
+// The volume condition was a capability up to version 1.12 of the CSI spec, which then removed these numbers;
+// older drivers still send them.
 const (
 	controllerVolumeCondition = csi.ControllerServiceCapability_RPC_Type(11)
 	nodeVolumeCondition       = csi.NodeServiceCapability_RPC_Type(4)
 )
 
-// Controller is what the driver's controller service can do.
+// Controller has the capabilities of the driver's controller service.
 type Controller struct {
 	storage.ControllerCapabilities
 }
 
-// Node is what the driver's node service can do. NodeID, MaxVolumes and
-// AccessibleTopology are not set: NodeGetInfo tells them.
+// Node has the capabilities of the driver's node service. NodeID, MaxVolumes and AccessibleTopology are not set,
+// because they come from NodeGetInfo.
 type Node struct {
 	storage.NodeCapabilities
 	VolumeHealth bool // GET_VOLUME_HEALTH: NodeGetVolumeHealth
 }
 
-// cache keeps what a driver said for as long as its connection lasts.
+// cache keeps a driver's answer for as long as its connection lasts.
 type cache[T any] struct {
 	mu    sync.Mutex
 	epoch uint64
@@ -50,8 +50,8 @@ func (c *cache[T]) put(epoch uint64, value T) {
 	c.epoch, c.value, c.set = epoch, value, true
 }
 
-// ControllerCaps returns what the controller service can do, asked once for
-// each connection, or nil when there is none. It is called inside Do.
+// ControllerCaps returns the capabilities of the controller service, read once for each connection, or nil if
+// there is none. It is called inside Do.
 func (c *Conn) ControllerCaps(ctx context.Context) (*Controller, error) {
 	if caps, ok := c.controller.get(c.epoch.Load()); ok {
 		return caps, nil
@@ -61,7 +61,7 @@ func (c *Conn) ControllerCaps(ctx context.Context) (*Controller, error) {
 
 // FetchControllerCaps is ControllerCaps that always asks the driver.
 func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
-	epoch := c.epoch.Load() // before: if the driver is replaced meanwhile, the answer is not kept
+	epoch := c.epoch.Load() // read first: if the driver is replaced meanwhile, the answer is not kept
 	plugin, err := quick(ctx, c, func(ctx context.Context) (*csi.GetPluginCapabilitiesResponse, error) {
 		return c.Identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	})
@@ -127,8 +127,8 @@ func (c *Controller) add(t csi.ControllerServiceCapability_RPC_Type) {
 	}
 }
 
-// NodeCaps returns what the node service can do, asked once for each
-// connection, or nil when there is none. It is called inside Do.
+// NodeCaps returns the capabilities of the node service, read once for each connection, or nil if there is none.
+// It is called inside Do.
 func (c *Conn) NodeCaps(ctx context.Context) (*Node, error) {
 	if caps, ok := c.node.get(c.epoch.Load()); ok {
 		return caps, nil
@@ -136,9 +136,8 @@ func (c *Conn) NodeCaps(ctx context.Context) (*Node, error) {
 	return c.FetchNodeCaps(ctx)
 }
 
-// FetchNodeCaps is NodeCaps that always asks the driver. Nothing in the
-// identity service tells of a node service: one that is not there answers
-// Unimplemented.
+// FetchNodeCaps is NodeCaps that always asks the driver. The identity service does not report whether there is a
+// node service; a missing one answers Unimplemented.
 func (c *Conn) FetchNodeCaps(ctx context.Context) (*Node, error) {
 	epoch := c.epoch.Load()
 	resp, err := quick(ctx, c, func(ctx context.Context) (*csi.NodeGetCapabilitiesResponse, error) {
@@ -179,8 +178,7 @@ func (n *Node) add(t csi.NodeServiceCapability_RPC_Type) {
 	}
 }
 
-// quick bounds an RPC of the class ask that is made as a part of another
-// operation, whose own deadline may be longer.
+// quick bounds an RPC of the class ask that is part of another operation, whose own deadline may be longer.
 func quick[T any](ctx context.Context, c *Conn, rpc func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timing.Ask)
 	defer cancel()

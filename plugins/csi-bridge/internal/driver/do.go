@@ -1,14 +1,11 @@
-// Package driver is the way to a CSI driver: one connection for each endpoint,
-// and on it each call with its deadline, its retries, its place in the queue of
-// its volume, its log line and its error text. The whole policy is in calls.go.
+// Package driver makes the calls to CSI drivers: it has one connection for each endpoint, and gives each call its
+// deadline, its retries, its place in the queue of its volume, its log line and its error text. It does not know
+// what the operations mean; that is package bridge's task.
 //
-// What must stay true:
+// Invariants:
 //   - an RPC is made only inside Conn.Do, so none is without a deadline;
 //   - at most one operation for a volume is in flight (CSI spec, "Concurrency");
 //   - no secret of a request is in a log or in an error.
-//
-// It may import sdk/storage, the CSI spec and gRPC; it knows nothing of what
-// the operations mean, which is package bridge's.
 package driver
 
 import (
@@ -26,32 +23,30 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Op is one operation on a driver, as its messages name it.
+// Op is one operation on a driver, with the names for its messages.
 type Op struct {
 	RPC        RPC
 	Driver     string // its id in the host
 	Object     string // the volume's or snapshot's name; empty when there is none
-	ExternalID string // the object's id in the driver, where it has one yet
-	// Key is what at most one operation at a time may be on: a volume's external
-	// id, or the name of one that is being made. Empty: no such bound.
+	ExternalID string // the object's id in the driver, if it has one yet
+	// Key identifies the object on which at most one operation may run at a time: a volume's external id, or the
+	// name of a volume that is being made. Empty: no limit.
 	Key      string
 	Redactor Redactor
 	Timeout  time.Duration // of an RPC of the class ask; 0: Timing.Ask
 }
 
-// Do runs op under the policy of its RPC. attempt makes the RPC, and builds its
-// request anew each time, since it may depend on what the driver can do and the
-// driver may have been replaced meanwhile. The error is a gRPC status that says
-// what was tried, on what, what the driver answered and what can be done;
-// DeadlineExceeded means that the outcome is unknown. When ctx ends, Do returns
-// at once.
+// Do runs op under the policy of its RPC. attempt makes the RPC. It builds its request anew each time, since the
+// request may depend on the driver's capabilities and the driver may have been replaced meanwhile. The error is a
+// gRPC status that says what was tried, on what, what the driver answered and what can be done; DeadlineExceeded
+// means that the outcome is unknown. When ctx ends, Do returns at once.
 func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context) (T, error)) (T, error) {
 	var none T
 	if op.Key != "" {
 		unlock, err := c.locks.Lock(ctx, op.Key)
 		if err != nil {
 			return none, op.errorf(status.FromContextError(ctx.Err()).Code(),
-				"gave up while another call on it was in flight; the driver was not asked")
+				"gave up while another call on it was in flight; the driver was not called")
 		}
 		defer unlock()
 	}
@@ -71,7 +66,7 @@ func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context
 	return result, nil
 }
 
-// backOff is unbounded: the budget's context ends it.
+// backOff is unbounded, because the budget's context ends it.
 func (t Timing) backOff() backoff.BackOff {
 	b := backoff.NewExponentialBackOff()
 	b.InitialInterval, b.MaxInterval = t.Backoff, t.BackoffMax
@@ -79,7 +74,7 @@ func (t Timing) backOff() backoff.BackOff {
 	return b
 }
 
-// run is one Do on its way.
+// run is the state of one Do.
 type run struct {
 	conn     *Conn
 	op       Op
@@ -87,9 +82,9 @@ type run struct {
 	started  time.Time
 	attempts int
 	last     error
-	// hung: an attempt has run out of its time; the next ones may take all that is left.
+	// hung says that an attempt has timed out; the next ones may take all the time that is left.
 	hung bool
-	// uncertain: the operation's own RPC was sent and its answer is not known.
+	// uncertain says that the operation's own RPC was sent and its outcome is unknown.
 	uncertain bool
 }
 
@@ -110,14 +105,14 @@ func (r *run) limit() time.Duration {
 	return r.budget()
 }
 
-// judge notes how an attempt ended and says whether there may be another.
+// judge records how an attempt ended and says whether to retry.
 func (r *run) judge(err error) error {
 	if err == nil {
 		return nil
 	}
 	code := status.Code(err)
-	// The code and not the context tells that time ran out: the driver's clock may
-	// be ahead by a moment, and so may gRPC's look at the deadline.
+	// Use the code to detect a timeout, not the context: the driver's clock, or gRPC's check of the deadline, may
+	// be slightly ahead.
 	timedOut := code == codes.DeadlineExceeded
 	r.hung = r.hung || timedOut
 	var failed *callError
@@ -125,7 +120,7 @@ func (r *run) judge(err error) error {
 	if failed != nil && failed.method == r.op.RPC.method && r.op.RPC.class.changes {
 		r.uncertain = r.uncertain || failed.uncertain()
 	}
-	// An attempt that ran out of time before it was sent says less than the one before it.
+	// An attempt that timed out before it was sent tells less than the one before it.
 	if nothing := failed != nil && !failed.sent && (timedOut || code == codes.Canceled); r.last == nil || !nothing {
 		r.last = err
 	}
@@ -135,15 +130,15 @@ func (r *run) judge(err error) error {
 	return err
 }
 
-// stopped says that the caller's context ended the run, and not an answer.
+// stopped says that the caller's context ended the run, rather than an answer.
 func (r *run) stopped() bool {
 	var failed *callError
 	final := errors.As(r.last, &failed) && failed.answered && !r.op.RPC.retries(failed.status.Code())
 	return r.caller.Err() != nil && !final
 }
 
-// code is the code of a run that failed. One that ended without a final answer
-// is DeadlineExceeded when the driver may have done the work.
+// code returns the code of a failed run. A run without a final answer is DeadlineExceeded if the driver may have
+// done the work.
 func (r *run) code() codes.Code {
 	last := status.Code(r.last)
 	switch {
@@ -155,25 +150,24 @@ func (r *run) code() codes.Code {
 	return last
 }
 
-// unknownOutcome is what an operator, and the host's log, must know of a call
-// whose answer never came.
-const unknownOutcome = "the outcome is unknown: the driver may have done it, or may still be doing it; the opposite call makes sure"
+// unknownOutcome explains to an operator a call whose answer never came.
+const unknownOutcome = "the outcome is unknown: the driver may have done it, or may still be doing it; make the opposite call to be sure"
 
-// hints say what an operator can do about a driver's answer.
+// hints tell an operator what to do about a driver's answer.
 var hints = map[codes.Code]string{
 	codes.InvalidArgument:    "the driver does not accept these arguments: check the volume's parameters, context, capability and mount options",
-	codes.NotFound:           "the driver does not know it: check the external id, and whether it was deleted by someone else",
+	codes.NotFound:           "the driver does not know it: check the external id, and whether someone else has deleted it",
 	codes.AlreadyExists:      "it exists with other arguments: undo that first, or ask for the same",
 	codes.FailedPrecondition: "something else must change first, such as another user of the volume that has to end",
-	codes.OutOfRange:         "the driver cannot give that size: change the capacity",
+	codes.OutOfRange:         "the driver cannot provide that size: change the capacity",
 	codes.Unimplemented:      "the driver cannot do this",
-	codes.PermissionDenied:   "the volume's secrets do not permit it: check them and the driver's rights",
+	codes.PermissionDenied:   "the volume's secrets do not permit it: check them and the driver's permissions",
 	codes.Unauthenticated:    "the volume's secrets were not accepted: check them",
 	codes.ResourceExhausted:  "the driver has run out of space or of attachments",
 	codes.Aborted:            "the driver has another operation pending on it: wait and try again",
 }
 
-// explain is the error of a run that failed. It has a gRPC status and no secret.
+// explain returns the error of a failed run. It has a gRPC status and no secret.
 func (r *run) explain() error {
 	var b strings.Builder
 	if r.stopped() {
@@ -189,13 +183,12 @@ func (r *run) explain() error {
 	case answered && hint != "":
 		b.WriteString("; " + hint)
 	case answered:
-		b.WriteString("; the driver's log says more")
+		b.WriteString("; the driver's log has more")
 	}
 	return r.op.errorf(r.code(), "%s", b.String())
 }
 
-// outcome writes how the last attempt ended, and tells whether it did so with
-// an answer of the driver.
+// outcome writes how the last attempt ended, and returns whether the driver answered.
 func (r *run) outcome(b *strings.Builder) (answered bool) {
 	var failed *callError
 	if !errors.As(r.last, &failed) { // the bridge's own refusal
@@ -218,7 +211,7 @@ func (r *run) outcome(b *strings.Builder) (answered bool) {
 	return false
 }
 
-// dialError prefers the system's own words to gRPC's wrapping of them.
+// dialError prefers the system's error text to gRPC's wrapping of it.
 func (c *Conn) dialError(text string) string {
 	if err := c.lastDial.Load(); err != nil && strings.Contains(text, (*err).Error()) {
 		return (*err).Error()
@@ -226,7 +219,7 @@ func (c *Conn) dialError(text string) string {
 	return text
 }
 
-// errorf makes a status error that names the operation, its object and its driver.
+// errorf returns a status error that names the operation, its object and its driver.
 func (o Op) errorf(code codes.Code, format string, args ...any) error {
 	var b strings.Builder
 	b.WriteString(o.RPC.does)
@@ -241,7 +234,7 @@ func (o Op) errorf(code codes.Code, format string, args ...any) error {
 	return status.Error(code, b.String())
 }
 
-// This file is the whole policy of calls to a driver:
+// class is the retry policy of a group of calls:
 //
 //	class  | deadline                          | retried on
 //	ask    | 5 s (Probe: what the caller sets) | never: the fingerprint asks again
@@ -249,8 +242,8 @@ func (o Op) errorf(code codes.Code, format string, args ...any) error {
 //	read   | 2 m in all                        | the same
 //	list   | 2 m in all                        | the same without Aborted
 type class struct {
-	budgeted bool // Timing.Budget in all, else Timing.Ask
-	changes  bool // an answer that never came leaves it open what is true now
+	budgeted bool // within Timing.Budget in all; otherwise Timing.Ask
+	changes  bool // without an answer, the resulting state is unknown
 	retry    []codes.Code
 }
 
@@ -258,13 +251,13 @@ var (
 	ask    = &class{}
 	change = &class{budgeted: true, changes: true, retry: passing}
 	read   = &class{budgeted: true, retry: passing}
-	// For a list Aborted means that starting_token is not valid, which the same
-	// call again cannot mend (CSI spec, "ListVolumes Errors").
+	// For a list Aborted means that starting_token is not valid, and a retry would not help (CSI spec,
+	// "ListVolumes Errors").
 	list = &class{budgeted: true, retry: []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}}
 )
 
-// passing are the codes of what passes by itself. Aborted means that an
-// operation on the volume is pending (CSI spec, "Error Scheme").
+// passing are the codes of temporary errors. Aborted means that an operation on the volume is pending (CSI spec,
+// "Error Scheme").
 var passing = []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}
 
 // RPC is one of CSI's calls with its policy.
@@ -303,27 +296,24 @@ var (
 	VolumeHealth     = RPC{csi.Node_NodeGetVolumeHealth_FullMethodName, "read the health of volume", read}
 )
 
-// retries says whether the call is made again, with the same arguments, after
-// code. Beside the codes that the spec forbids to retry, Internal and Unknown
-// are not retried: the spec gives them no recovery, drivers use them for
-// whatever went wrong half way, and two minutes of the same failed mount helps
-// no one. The call's effect is then uncertain, and the host, which sees the
-// error at once, repeats or reverses it by its own clock.
+// retries says whether the call is retried with the same arguments after code. Besides the codes that the spec
+// forbids to retry, Internal and Unknown are not retried: the spec defines no recovery for them, drivers use them
+// for any failure, and repeating a failed mount for two minutes does not help. The call's effect is then
+// uncertain, and the host, which gets the error at once, repeats or reverses the call when it chooses.
 func (r RPC) retries(code codes.Code) bool { return slices.Contains(r.class.retry, code) }
 
-// Timing is the policy's clock. Tests shorten it; nothing else may.
+// Timing has the policy's time limits. Only tests change it.
 type Timing struct {
 	Ask    time.Duration // deadline of a call of the class ask
-	Budget time.Duration // of a retried call, all attempts and waits together
-	// Attempt bounds each attempt until one has run out of it; from then on an
-	// attempt may take what is left of Budget. So a driver that hung once is asked
-	// again, and one that is only slow can still finish.
+	Budget time.Duration // of a retried call, including all attempts and waits
+	// Attempt bounds each attempt until one has timed out; from then on an attempt may take what is left of
+	// Budget. So a driver that hung once is called again, and one that is only slow can still finish.
 	Attempt    time.Duration
 	Backoff    time.Duration // before the second attempt, ± half; doubles each time
 	BackoffMax time.Duration
 }
 
-// DefaultTiming is what every build but a test runs with.
+// DefaultTiming is what every build except tests uses.
 var DefaultTiming = Timing{
 	Ask:        5 * time.Second,
 	Budget:     2 * time.Minute,

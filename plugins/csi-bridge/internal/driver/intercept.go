@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// call is what the interceptor must know of the attempt that an RPC is part of.
+// call is what the interceptor needs to know about the attempt that an RPC belongs to.
 type call struct {
 	op      *Op
 	attempt int
@@ -28,29 +28,26 @@ func withCall(ctx context.Context, c *call) context.Context {
 	return context.WithValue(ctx, callKey{}, c)
 }
 
-// callError is a failed RPC: how far it came, and the status that the driver,
-// or gRPC on this side, gave it.
+// callError is a failed RPC: how far it came, and its status from the driver or from gRPC on this side.
 type callError struct {
 	method   string
 	status   *status.Status
-	sent     bool // a connection took it: the driver may have seen it
+	sent     bool // it was sent on a connection: the driver may have received it
 	answered bool // the status is the driver's own
 }
 
 func (e *callError) Error() string              { return e.status.Message() }
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 
-// uncertain says that the driver may have done the work and not said so. Its
-// own DeadlineExceeded and Canceled count too: it gave up on something that may
-// still be going on behind it.
+// uncertain says that the driver may have done the work without confirming it. Its own DeadlineExceeded and
+// Canceled count too: the work that it gave up on may still be in progress.
 func (e *callError) uncertain() bool {
 	code := e.status.Code()
 	return e.sent && (!e.answered || code == codes.DeadlineExceeded || code == codes.Canceled)
 }
 
-// intercept sees every RPC on the connection: it writes its log line and gives
-// its error the form that Do needs. An RPC made outside Do, which would have no
-// deadline, is refused.
+// intercept handles every RPC on the connection: it logs it and converts its error for Do. An RPC outside Do,
+// which would have no deadline, is refused.
 func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	info, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
@@ -70,14 +67,14 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 		method: method,
 		status: status.Convert(err),
 		sent:   to.Addr != nil,
-		// Every answer has a content-type, in its header or, without a body, in its
-		// trailer; a status that gRPC made up on this side has neither.
+		// Every answer has a content-type, in its header or, without a body, in its trailer; a status that gRPC
+		// made on this side has neither.
 		answered: len(header)+len(trailer) > 0,
 	}
 }
 
-// logCall writes one line for an RPC: at debug what it was and how it ended, at
-// trace the messages too. The driver's error text is not in it: it is returned.
+// logCall writes one line for an RPC: at debug its name and result, at trace also the messages. The driver's error
+// text is not logged, because it is returned.
 func (c *Conn) logCall(info *call, method string, req, reply any, err error, took time.Duration) {
 	args := []any{
 		"driver", info.op.Driver, "rpc", path.Base(method), "code", status.Code(err).String(),
@@ -95,9 +92,8 @@ func (c *Conn) logCall(info *call, method string, req, reply any, err error, too
 	c.log.Trace("csi call", args...)
 }
 
-// printable is a CSI message as one line of JSON without its secrets: the
-// fields that the spec marks csi_secret, and mount flags, which the spec says
-// may be sensitive but does not mark.
+// printable returns a CSI message as one line of JSON without secrets: without the fields that the spec marks
+// csi_secret, and without mount flags, which the spec calls possibly sensitive but does not mark.
 func printable(msg any) string {
 	m, ok := msg.(proto.Message)
 	if !ok {

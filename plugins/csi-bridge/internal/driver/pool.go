@@ -24,9 +24,8 @@ import (
 	"github.com/pannier/pannier/internal/kmutex"
 )
 
-// idleAfter is how long a connection that no one uses is kept. It is longer
-// than any fingerprint's interval, and short enough that drivers which come and
-// go leave nothing behind.
+// idleAfter is how long an unused connection is kept. It is longer than any fingerprint's interval, and short
+// enough that drivers which come and go leave nothing behind.
 const idleAfter = 10 * time.Minute
 
 // Pool holds one connection for each driver endpoint.
@@ -50,9 +49,8 @@ func NewPool(log hclog.Logger, timing Timing) *Pool {
 	return &Pool{log: log, timing: timing, conns: map[string]*pooled{}}
 }
 
-// Acquire returns the connection of an endpoint, which is dialled when it is
-// first used. The caller calls release once. It fails with InvalidArgument on a
-// malformed endpoint and with Unavailable after Close.
+// Acquire returns the connection of an endpoint, which is dialled when it is first used. The caller calls release
+// once. It fails with InvalidArgument for a malformed endpoint and with Unavailable after Close.
 func (p *Pool) Acquire(endpoint string) (conn *Conn, release func(), err error) {
 	path, err := socketPath(endpoint)
 	if err != nil {
@@ -84,20 +82,18 @@ func (p *Pool) release(e *pooled) {
 	e.since = time.Now()
 }
 
-// dropIdle closes what no one has used for long. It runs when a connection is
-// asked for, so it needs no goroutine: without traffic nothing piles up, and
-// gRPC's own idle timeout has let go of the socket already.
+// dropIdle closes connections that have been unused for long. It runs when a connection is acquired, so it needs
+// no goroutine: without traffic nothing accumulates, and gRPC's own idle timeout has closed the socket already.
 func (p *Pool) dropIdle(now time.Time) {
 	for path, e := range p.conns {
 		if e.users == 0 && now.Sub(e.since) > idleAfter {
 			delete(p.conns, path)
-			_ = e.conn.cc.Close() // fails only when it is closed already
+			_ = e.conn.cc.Close() // fails only if it is closed already
 		}
 	}
 }
 
-// Close closes all connections; calls in flight end with an error. It may be
-// called again.
+// Close closes all connections; calls in flight end with an error. It may be repeated.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,11 +109,11 @@ func (p *Pool) Close() error {
 	return errors.Join(errs...)
 }
 
-// maxSocketPath is what fits into sockaddr_un.sun_path with its final zero (unix(7)).
+// maxSocketPath is the space in sockaddr_un.sun_path without the terminating zero (unix(7)).
 const maxSocketPath = 107
 
-// socketPath gives the socket's path out of an endpoint: unix:///path,
-// unix:/path or a bare absolute path. Any other is InvalidArgument.
+// socketPath returns the socket's path from an endpoint: unix:///path, unix:/path or an absolute path. Anything
+// else is InvalidArgument.
 func socketPath(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {
@@ -134,12 +130,12 @@ func socketPath(endpoint string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// maxMessage bounds an answer and a request, in bytes. gRPC's default of 4 MiB
-// is too small for a ListVolumes without pages on a large back end.
+// maxMessage bounds a request and an answer, in bytes. gRPC's default of 4 MiB is too small for a ListVolumes
+// without pages on a large backend.
 const maxMessage = 16 << 20
 
-// reconnect is how soon a lost driver is dialled again: its restart is a matter
-// of a second, and the socket is on this machine.
+// reconnect controls how soon a lost driver is dialled again: it restarts within about a second, and the socket is
+// on this machine.
 var reconnect = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 	MinConnectTimeout: 5 * time.Second,
@@ -156,17 +152,16 @@ type Conn struct {
 	timing     Timing
 	cc         *grpc.ClientConn
 	locks      kmutex.Locks[string]
-	lastDial   atomic.Pointer[error] // of the last dial that failed
-	epoch      atomic.Uint64         // grows with each connection made or lost
+	lastDial   atomic.Pointer[error] // error of the last failed dial
+	epoch      atomic.Uint64         // incremented when a connection is made or lost
 	controller cache[*Controller]
 	node       cache[*Node]
 }
 
 func open(path string, log hclog.Logger, timing Timing) (*Conn, error) {
 	c := &Conn{path: path, log: log, timing: timing}
-	// passthrough and a dialler of our own instead of gRPC's unix resolver: the
-	// dial's error stays whole for the operator, and the authority is the plain
-	// "localhost" that every gRPC server accepts.
+	// Use passthrough and our own dialler instead of gRPC's unix resolver: the dial's error stays complete for the
+	// operator, and the authority is the plain "localhost" that every gRPC server accepts.
 	cc, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithContextDialer(c.dial),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -175,7 +170,7 @@ func open(path string, log hclog.Logger, timing Timing) (*Conn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithUnaryInterceptor(c.intercept),
 		grpc.WithStatsHandler(epochs{c}),
-		grpc.WithDisableRetry(), // retries are Do's alone
+		grpc.WithDisableRetry(), // only Do retries
 	)
 	if err != nil {
 		return nil, fmt.Errorf("set up the connection to %s: %w", path, err)
@@ -196,17 +191,15 @@ func (c *Conn) dial(ctx context.Context, _ string) (net.Conn, error) {
 	return conn, nil
 }
 
-// State is the connection's state now, for WaitForChange.
+// State returns the connection's current state, for WaitForChange.
 func (c *Conn) State() connectivity.State { return c.cc.GetState() }
 
-// WaitForChange returns true when the connection's state is no longer from, and
-// false when ctx ends first.
+// WaitForChange returns true when the connection's state is no longer from, and false if ctx ends first.
 func (c *Conn) WaitForChange(ctx context.Context, from connectivity.State) bool {
 	return c.cc.WaitForStateChange(ctx, from)
 }
 
-// epochs counts a Conn's connections, so that what was learned from one driver
-// process is not taken for true of the next.
+// epochs counts a Conn's connections, so that the capabilities of one driver process are not used for the next.
 type epochs struct{ conn *Conn }
 
 func (e epochs) HandleConn(_ context.Context, s stats.ConnStats) {

@@ -13,23 +13,21 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// redacted stands for whatever must not be shown.
+// redacted replaces secrets.
 const redacted = "[REDACTED]"
 
-// shortSecret is the length, in bytes, below which a value is taken out only as
-// a word of its own: "ro" inside "error" says nothing, and a message with each
-// of its letters replaced would tell the value better than it hides it.
+// shortSecret is the length, in bytes, below which a value is redacted only as a separate word: replacing each
+// "ro" inside "error" would reveal the value rather than hide it.
 const shortSecret = 4
 
-// Redactor takes a request's secrets out of texts that came from a driver. The
-// zero value changes nothing.
+// Redactor removes a request's secrets from texts that came from a driver. The zero value changes nothing.
 type Redactor struct {
 	values []string // longest first
 }
 
-// NewRedactor hides the secrets' values and the capabilities' mount flags, the
-// part of a flag after "=" too. Both are hidden as they are, as Go and JSON
-// quote them and as a URL escapes them, since drivers print them so.
+// NewRedactor hides the secrets' values and the capabilities' mount flags, including the part of a flag after "=".
+// They are hidden in plain form, as quoted by Go and JSON, and as escaped in a URL, because drivers print all of
+// these.
 func NewRedactor(secrets map[string]string, caps ...storage.Capability) Redactor {
 	var values []string
 	for _, v := range secrets {
@@ -49,7 +47,7 @@ func NewRedactor(secrets map[string]string, caps ...storage.Capability) Redactor
 			values = append(values, unquoted(string(j)))
 		}
 	}
-	// Longest first: one value may be a part of another.
+	// Longest first, because one value may be part of another.
 	slices.SortFunc(values, func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b))
 	})
@@ -70,7 +68,7 @@ func (r Redactor) Text(s string) string {
 	return s
 }
 
-// hideWord hides v where neither a letter nor a digit touches it.
+// hideWord hides v where it is not adjacent to a letter or a digit.
 func hideWord(s, v string) string {
 	var out strings.Builder
 	for {

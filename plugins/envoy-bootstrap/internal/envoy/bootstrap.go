@@ -1,16 +1,13 @@
-// Package envoy makes the bootstrap of a proxy out of what is known about it: a
-// function of its input (and of the environment, for the metrics URLs that name a
-// variable), without I/O.
+// Package envoy makes a proxy's bootstrap. It is a function of its input (and of the environment, for metrics URLs
+// that name a variable), without I/O.
 //
-// What must stay true:
-//   - it says the same as `consul connect envoy -bootstrap` does for the same proxy;
-//     the test of parity lists every difference with its reason;
-//   - the message is built of go-control-plane's types, and what is in it was
-//     validated, in google.protobuf.Any too;
+// Invariants:
+//   - the result equals that of `consul connect envoy -bootstrap` for the same proxy; the parity test lists every
+//     difference with its reason;
+//   - the message consists of go-control-plane's types, and everything in it, including google.protobuf.Any, is
+//     validated;
 //   - the same input gives the same bytes;
 //   - no token is in an error.
-//
-// It may import go-control-plane, protobuf and gRPC's codes.
 package envoy
 
 import (
@@ -32,29 +29,28 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// Proxy is what a bootstrap is made of.
+// Proxy is the input for a bootstrap.
 type Proxy struct {
-	// ID is the proxy's service id in Consul. It becomes Envoy's node id, by which
-	// Consul finds the proxy's configuration.
+	// ID is the proxy's service id in Consul. It becomes Envoy's node id, with which Consul finds the proxy's
+	// configuration.
 	ID string
-	// Service is the name of the service that the proxy stands for: a sidecar's
-	// destination, or a gateway's own name.
+	// Service is the name of the proxy's service: a sidecar's destination, or a gateway's own name.
 	Service    string
 	Datacenter string
 	// Namespace and Partition; empty: default.
 	Namespace, Partition string
-	// Config is the opaque configuration of the registration, as JSON gives it. Keys
-	// other than the bootstrap's are ignored.
+	// Config is the opaque configuration of the registration, decoded from JSON. Keys that do not concern the
+	// bootstrap are ignored.
 	Config map[string]any
-	// AccessLogs is what Consul's proxy-defaults say about them; nil: nothing.
+	// AccessLogs are the settings in Consul's proxy-defaults; nil: none.
 	AccessLogs *AccessLogs
-	// Admin is where the admin API listens.
+	// Admin is the address of the admin API.
 	Admin Endpoint
-	// Ready is where the proxy answers /ready; port 0: nowhere.
+	// Ready is the address of the readiness endpoint /ready; port 0: none.
 	Ready Endpoint
 	// Server is Consul's xDS server.
 	Server Server
-	// Token goes with every xDS stream; empty: an anonymous stream.
+	// Token is sent with every xDS stream; empty: anonymous streams.
 	Token string
 }
 
@@ -64,29 +60,28 @@ type Endpoint struct {
 	Port    uint32
 }
 
-// Server is an xDS server. Socket, the path of a unix socket, is taken before Endpoint.
+// Server is an xDS server. Socket, the path of a unix socket, has priority over Endpoint.
 type Server struct {
 	Endpoint Endpoint
 	Socket   string
 	TLS      bool
-	// CA are the PEM certificates that the server's is checked against. Without one
-	// Envoy checks nothing.
+	// CA has the PEM certificates that verify the server's. If it is empty, Envoy does not verify it.
 	CA string
 }
 
-// AccessLogs is the part of Consul's proxy-defaults that is about access logs.
+// AccessLogs are the access log settings of Consul's proxy-defaults.
 type AccessLogs struct {
 	Enabled bool
 	// Type is stdout, stderr or file; empty: stdout.
 	Type string
 	// Path of the file, for the type file.
 	Path string
-	// JSONFormat is taken before TextFormat; both empty: Consul's JSON.
+	// JSONFormat has priority over TextFormat; both empty: Consul's JSON.
 	JSONFormat, TextFormat string
 }
 
-// Bootstrap makes the bootstrap of p as JSON, indented, with a newline at the end.
-// InvalidArgument names the key of p.Config, or the field, that is wrong.
+// Bootstrap returns the bootstrap of p as indented JSON with a final newline. InvalidArgument names the key of
+// p.Config, or the field, that is wrong.
 func Bootstrap(p Proxy) ([]byte, error) {
 	b, err := build(p)
 	if err != nil {
@@ -105,7 +100,7 @@ func Bootstrap(p Proxy) ([]byte, error) {
 	return encode(b, "  ")
 }
 
-// build is the bootstrap without the operator's template.
+// build returns the bootstrap without the operator's template.
 func build(p Proxy) (*bootstrapv3.Bootstrap, error) {
 	admin, err := adminOf(p)
 	if err != nil {
@@ -148,8 +143,8 @@ func orDefault(name string) string {
 	return name
 }
 
-// layeredRuntime lets the regular expressions of Consul's routes and intentions be
-// larger than Envoy's default allows.
+// layeredRuntime allows the regular expressions of Consul's routes and intentions to be larger than Envoy's
+// default.
 func layeredRuntime() *bootstrapv3.LayeredRuntime {
 	return &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
 		Name: "base",
@@ -159,11 +154,10 @@ func layeredRuntime() *bootstrapv3.LayeredRuntime {
 	}}}
 }
 
-// tokenHeader is the metadata in which Consul's xDS server looks for the ACL token.
+// tokenHeader is the metadata that carries the ACL token to Consul's xDS server.
 const tokenHeader = "x-consul-token"
 
-// dynamicResources come over one delta stream from Consul, for which Envoy waits as
-// long as it takes.
+// dynamicResources come over one delta stream from Consul. Envoy waits for them without a time limit.
 func dynamicResources(token string) *bootstrapv3.Bootstrap_DynamicResources {
 	ads := func() *corev3.ConfigSource {
 		return &corev3.ConfigSource{
@@ -186,8 +180,8 @@ func dynamicResources(token string) *bootstrapv3.Bootstrap_DynamicResources {
 	}
 }
 
-// validate checks m by the rules of Envoy's API, and every message that is packed into
-// it. InvalidArgument names the fields; it has no value of theirs.
+// validate checks m, and every message that is packed into it, by the rules of Envoy's API. InvalidArgument names
+// the fields, but not their values.
 func validate(m proto.Message) error {
 	if err := validateOne(m); err != nil {
 		return err
@@ -211,7 +205,7 @@ func validateOne(m proto.Message) error {
 	return nil
 }
 
-// noLog is where the admin API's access log goes when none is wanted.
+// noLog is the target of the admin API's access log if none is configured.
 const noLog = "/dev/null"
 
 func adminOf(p Proxy) (*bootstrapv3.Admin, error) {
@@ -222,8 +216,8 @@ func adminOf(p Proxy) (*bootstrapv3.Admin, error) {
 	return &bootstrapv3.Admin{AccessLog: []*accesslogv3.AccessLog{log}, Address: socketAddress(p.Admin)}, nil
 }
 
-// adminLog is the access log of the admin API. It follows the proxy-defaults, as the
-// listeners that come from Consul do, under the name that Consul gives such a log.
+// adminLog returns the access log of the admin API. It follows the proxy-defaults, as the listeners that come from
+// Consul do, under the name that Consul gives such a log.
 func adminLog(logs *AccessLogs) (*accesslogv3.AccessLog, error) {
 	if logs == nil || !logs.Enabled {
 		return accessLog("envoy.access_loggers.file", &filelogv3.FileAccessLog{Path: noLog})
@@ -263,13 +257,13 @@ func logFormat(logs *AccessLogs) (*corev3.SubstitutionFormatString, error) {
 	if logs.JSONFormat != "" {
 		fields = &structpb.Struct{}
 		if err := protojson.Unmarshal([]byte(logs.JSONFormat), fields); err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "the JSON format of access logs in Consul's proxy-defaults is no JSON object: %v", err)
+			return nil, status.Errorf(codes.InvalidArgument, "the JSON format of access logs in Consul's proxy-defaults is not a JSON object: %v", err)
 		}
 	}
 	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}, nil
 }
 
-// defaultLogFields are what Consul logs of a request when no format is given.
+// defaultLogFields are the fields that Consul logs if no format is configured.
 func defaultLogFields() *structpb.Struct {
 	fields := map[string]*structpb.Value{}
 	for name, operator := range map[string]string{

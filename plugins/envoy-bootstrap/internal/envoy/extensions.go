@@ -1,9 +1,9 @@
 package envoy
 
 import (
-	// The extensions that operators name in a bootstrap's sinks, clusters, listeners and
-	// tracing are linked in, so that their configuration is checked. One that is missing
-	// here goes into the bootstrap as it was written.
+	// The extensions that operators use in a bootstrap's sinks, clusters, listeners and tracing are linked in, so
+	// that their configuration is checked. An extension that is missing here is copied to the bootstrap as it was
+	// written.
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"

@@ -14,16 +14,15 @@ import (
 )
 
 const (
-	// carrier is the type of google.protobuf.Any in which a message of an unknown type
-	// is kept: an extension that this plugin was not built with, such as a company's own.
+	// carrier is the type of google.protobuf.Any that carries a message of an unknown type: an extension that this
+	// plugin was not built with, such as a company's own.
 	carrier = "type.googleapis.com/google.protobuf.StringValue"
-	// carried marks the text of such a message.
+	// carried is the prefix of such a message's text.
 	carried = "message of an unknown type: "
 )
 
-// encode is m as JSON with Envoy's own names of fields in the order of its API, indented
-// by indent; without one it is in one line. The same message gives the same bytes:
-// protojson alone makes its white space differ on purpose.
+// encode returns m as JSON with Envoy's field names in the order of its API, indented by indent, or in one line if
+// that is empty. The same message gives the same bytes; protojson alone varies its white space on purpose.
 func encode(m proto.Message, indent string) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
@@ -35,7 +34,7 @@ func encode(m proto.Message, indent string) ([]byte, error) {
 		}
 	}
 	var out bytes.Buffer
-	out.Grow(3 * len(raw)) // white space for the most part
+	out.Grow(3 * len(raw)) // mostly white space
 	if indent == "" {
 		err = json.Compact(&out, raw)
 	} else {
@@ -45,8 +44,7 @@ func encode(m proto.Message, indent string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// uncarried puts the messages of unknown types back into JSON, whose keys are then
-// sorted: nothing is known of their order.
+// uncarried turns messages of unknown types back into JSON. Their keys are sorted, because their order is unknown.
 func uncarried(raw []byte) ([]byte, error) {
 	tree, err := decode(raw)
 	if err != nil {
@@ -62,9 +60,8 @@ func uncarried(raw []byte) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// unmarshal reads JSON as Envoy's parser does, which knows two things that protojson
-// does not: one value stands for a list of one, and a message of a type that is not
-// known here may be known there.
+// unmarshal reads JSON as Envoy's parser does, which accepts two things that protojson does not: one value for a
+// list of one, and messages of types that are unknown here but may be known to Envoy.
 func unmarshal(raw []byte, m proto.Message) error {
 	tree, err := decode(raw)
 	if err != nil {
@@ -93,7 +90,7 @@ func decode(raw []byte) (any, error) {
 	return tree, nil
 }
 
-// adapt makes of a message's JSON one that protojson takes.
+// adapt converts a message's JSON to JSON that protojson accepts.
 func adapt(v any, d protoreflect.MessageDescriptor) (any, error) {
 	object, ok := v.(map[string]any)
 	switch {
@@ -107,7 +104,7 @@ func adapt(v any, d protoreflect.MessageDescriptor) (any, error) {
 	return v, adaptFields(object, d)
 }
 
-// wellKnown types have a JSON form of their own.
+// wellKnown types have a special JSON form.
 func wellKnown(d protoreflect.MessageDescriptor) bool {
 	return d.FullName().Parent() == "google.protobuf"
 }
@@ -119,7 +116,7 @@ func adaptFields(object map[string]any, d protoreflect.MessageDescriptor) error 
 			field = d.Fields().ByTextName(name)
 		}
 		if field == nil || value == nil {
-			continue // protojson tells of an unknown one
+			continue // protojson reports unknown fields
 		}
 		adapted, err := adaptField(value, field)
 		if err != nil {
@@ -164,7 +161,7 @@ func adaptField(value any, field protoreflect.FieldDescriptor) (any, error) {
 func adaptAny(object map[string]any) (any, error) {
 	url, _ := object["@type"].(string)
 	if url == "" {
-		return object, nil // protojson tells of it
+		return object, nil // protojson reports the error
 	}
 	t, err := protoregistry.GlobalTypes.FindMessageByURL(url)
 	if err != nil {
@@ -177,7 +174,7 @@ func adaptAny(object map[string]any) (any, error) {
 	return object, adaptFields(object, t.Descriptor())
 }
 
-// unpack undoes what adaptAny did with messages of unknown types.
+// unpack reverses what adaptAny did to messages of unknown types.
 func unpack(v any) (any, error) {
 	var err error
 	switch v := v.(type) {

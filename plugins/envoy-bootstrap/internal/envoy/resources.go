@@ -24,15 +24,15 @@ import (
 )
 
 const (
-	// agentClusterName is the name that Consul keeps for its own xDS server.
+	// agentClusterName is the name that Consul uses for its own xDS server.
 	agentClusterName = "local_agent"
 	// selfAdminName is the cluster of the proxy's own admin API.
 	selfAdminName = "self_admin"
-	// httpOptionsName is the extension by which a cluster says which HTTP it speaks.
+	// httpOptionsName is the extension that sets which HTTP version a cluster uses.
 	httpOptionsName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
 
-// agentCluster is Consul's xDS server.
+// agentCluster is the cluster of Consul's xDS server.
 func agentCluster(s Server) (*clusterv3.Cluster, error) {
 	address := socketAddress(s.Endpoint)
 	if s.Socket != "" {
@@ -60,7 +60,7 @@ func agentCluster(s Server) (*clusterv3.Cluster, error) {
 	return c, nil
 }
 
-// selfAdminCluster is the proxy's own admin API.
+// selfAdminCluster is the cluster of the proxy's own admin API.
 func selfAdminCluster(admin Endpoint) (*clusterv3.Cluster, error) {
 	c, err := staticCluster(selfAdminName, socketAddress(admin), &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{HttpProtocolOptions: &corev3.Http1ProtocolOptions{}},
@@ -102,18 +102,16 @@ func pipeAddress(path string) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path}}}
 }
 
-// adminEndpoint is a part of the admin API that is served on a listener of its own,
-// so that the rest of it stays private.
+// adminEndpoint is a part of the admin API that gets its own listener, so that the rest stays private.
 type adminEndpoint struct {
 	name  string
 	bind  Endpoint
 	match *routev3.RouteMatch
-	// path is what the admin API calls it.
+	// path is its path in the admin API.
 	path string
 }
 
-// addEndpoints adds a listener for metrics, statistics and readiness, each where it
-// is wanted.
+// addEndpoints adds listeners for metrics, statistics and readiness, if configured.
 func addEndpoints(b *bootstrapv3.Bootstrap, p Proxy) error {
 	prometheus, err := bindOf(p, keyPrometheusBind)
 	if err != nil {
@@ -143,7 +141,7 @@ func addEndpoints(b *bootstrapv3.Bootstrap, p Proxy) error {
 	return nil
 }
 
-// bindOf is the address that key has; the zero Endpoint where it has none.
+// bindOf returns the address in key; the zero Endpoint if there is none.
 func bindOf(p Proxy, key string) (Endpoint, error) {
 	text, err := settings(p.Config).text(key)
 	if err != nil || text == "" {
@@ -160,8 +158,8 @@ func bindOf(p Proxy, key string) (Endpoint, error) {
 	return Endpoint{Address: host, Port: uint32(n)}, nil
 }
 
-// addSelfAdmin adds the cluster of the admin API once: Envoy refuses a second one of
-// the same name, and the operator may have brought one.
+// addSelfAdmin adds the cluster of the admin API once: Envoy refuses two clusters with the same name, and the
+// operator may have configured one.
 func addSelfAdmin(b *bootstrapv3.Bootstrap, admin Endpoint) error {
 	if slices.ContainsFunc(b.StaticResources.Clusters, func(c *clusterv3.Cluster) bool { return c.GetName() == selfAdminName }) {
 		return nil
@@ -219,7 +217,7 @@ func (e adminEndpoint) listener() (*listenerv3.Listener, error) {
 	}, nil
 }
 
-// addStatic adds the clusters and listeners that the operator wrote.
+// addStatic adds the clusters and listeners that the operator configured.
 func addStatic(b *bootstrapv3.Bootstrap, p Proxy) error {
 	clusters, err := fragments(p, keyStaticClusters, func() *clusterv3.Cluster { return &clusterv3.Cluster{} })
 	if err != nil {
@@ -234,7 +232,7 @@ func addStatic(b *bootstrapv3.Bootstrap, p Proxy) error {
 	return nil
 }
 
-// addTracing adds the tracing that the operator wrote.
+// addTracing adds the tracing that the operator configured.
 func addTracing(b *bootstrapv3.Bootstrap, p Proxy) error {
 	text, err := settings(p.Config).text(keyTracing)
 	if err != nil || text == "" {
@@ -245,7 +243,7 @@ func addTracing(b *bootstrapv3.Bootstrap, p Proxy) error {
 	return fragment(keyTracing, []byte(text), tracing)
 }
 
-// fragments reads the messages that key has: objects, with commas between them.
+// fragments parses the messages in key: JSON objects separated by commas.
 func fragments[M proto.Message](p Proxy, key string, newMessage func() M) ([]M, error) {
 	text, err := settings(p.Config).text(key)
 	if err != nil || text == "" {
@@ -253,7 +251,7 @@ func fragments[M proto.Message](p Proxy, key string, newMessage func() M) ([]M, 
 	}
 	var parts []json.RawMessage
 	if err := json.Unmarshal([]byte("["+text+"]"), &parts); err != nil {
-		return nil, invalid(key, "want JSON objects with commas between them: %v", err)
+		return nil, invalid(key, "want JSON objects separated by commas: %v", err)
 	}
 	messages := make([]M, len(parts))
 	for i, part := range parts {
@@ -265,7 +263,7 @@ func fragments[M proto.Message](p Proxy, key string, newMessage func() M) ([]M, 
 	return messages, nil
 }
 
-// fragment reads one message that an operator wrote and checks it.
+// fragment parses one message of an operator and checks it.
 func fragment(key string, text []byte, m proto.Message) error {
 	if err := unmarshal(text, m); err != nil {
 		return invalid(key, "want the JSON of %s: %v", m.ProtoReflect().Descriptor().FullName(), err)

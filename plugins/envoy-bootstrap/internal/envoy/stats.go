@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// addStatsSinks adds where the proxy sends its metrics.
+// addStatsSinks adds the targets that the proxy sends its metrics to.
 func addStatsSinks(b *bootstrapv3.Bootstrap, p Proxy) error {
 	statsd, err := sinkAddress(p, keyStatsdURL)
 	if err != nil {
@@ -55,9 +55,8 @@ func addSink(b *bootstrapv3.Bootstrap, name string, conf proto.Message) error {
 	return nil
 }
 
-// sinkAddress is the address in the URL that key has; nil where it has none. The
-// value may be $NAME, a variable of this process's environment that holds the whole
-// URL, and ${HOST_IP} may be a part of it. What a variable holds is in no error.
+// sinkAddress returns the address in the URL in key; nil if there is none. The value may be $NAME, an environment
+// variable that holds the whole URL, and may contain ${HOST_IP}. Errors do not quote the content of variables.
 func sinkAddress(p Proxy, key string) (*corev3.Address, error) {
 	text, err := settings(p.Config).text(key)
 	if err != nil || text == "" {
@@ -66,7 +65,7 @@ func sinkAddress(p Proxy, key string) (*corev3.Address, error) {
 	u, err := url.Parse(expand(text))
 	switch {
 	case err != nil:
-		return nil, invalid(key, "%q is no URL, or names a variable that holds none", text)
+		return nil, invalid(key, "%q is not a URL, or names a variable that does not hold one", text)
 	case u.Scheme == "unix" && u.Path != "":
 		return pipeAddress(u.Path), nil
 	case u.Scheme != "udp":
@@ -79,8 +78,8 @@ func sinkAddress(p Proxy, key string) (*corev3.Address, error) {
 	return socketAddress(Endpoint{Address: u.Hostname(), Port: uint32(port)}), nil
 }
 
-// expand is Consul's rule for the environment in a URL: $NAME alone is any variable,
-// and within a longer text HOST_IP is the only one.
+// expand follows Consul's rule for environment variables in a URL: $NAME alone may be any variable; inside a
+// longer text only HOST_IP is allowed.
 func expand(text string) string {
 	if name, ok := strings.CutPrefix(text, "$"); ok && len(text) > 2 {
 		return os.Getenv(name)
@@ -93,7 +92,7 @@ func expand(text string) string {
 	})
 }
 
-// addStatsFlush sets how often the metrics are sent.
+// addStatsFlush sets how often metrics are sent.
 func addStatsFlush(b *bootstrapv3.Bootstrap, p Proxy) error {
 	text, err := settings(p.Config).text(keyStatsFlush)
 	if err != nil || text == "" {
@@ -107,12 +106,11 @@ func addStatsFlush(b *bootstrapv3.Bootstrap, p Proxy) error {
 	return nil
 }
 
-// collectorName is the cluster of the telemetry collector. Consul makes the listener
-// behind it.
+// collectorName is the cluster of the telemetry collector. Consul configures the listener behind it.
 const collectorName = "consul_telemetry_collector_loopback"
 
-// addCollector sends metrics to Consul's telemetry collector, once a minute unless
-// the operator says more about metrics.
+// addCollector sends metrics to Consul's telemetry collector, once a minute unless the operator configures another
+// interval.
 func addCollector(b *bootstrapv3.Bootstrap, p Proxy) error {
 	dir, err := settings(p.Config).text(keyCollectorDir)
 	if err != nil || dir == "" {
@@ -140,14 +138,14 @@ func addCollector(b *bootstrapv3.Bootstrap, p Proxy) error {
 	return nil
 }
 
-// collectorSocket is the socket on which Consul lets the proxy listen for itself. Both
-// sides make up its name in the same way; the hash keeps it short enough for a socket.
+// collectorSocket returns the socket that Consul makes the proxy listen on. Both sides compute its name in the
+// same way; the hash keeps it short enough for a socket's address.
 func collectorSocket(dir string, p Proxy) string {
 	sum := sha1.Sum([]byte(orDefault(p.Namespace) + "_" + p.ID))
 	return path.Join(dir, base64.RawURLEncoding.EncodeToString(sum[:])+".sock")
 }
 
-// addStatsConfig says how the names of metrics are taken apart into tags.
+// addStatsConfig sets how the names of metrics are split into tags.
 func addStatsConfig(b *bootstrapv3.Bootstrap, p Proxy) error {
 	text, err := settings(p.Config).text(keyStatsConfig)
 	if err != nil {
@@ -161,7 +159,7 @@ func addStatsConfig(b *bootstrapv3.Bootstrap, p Proxy) error {
 	if err != nil {
 		return err
 	}
-	// use_all_default_tags is Envoy's default and is said all the same, as Consul does.
+	// use_all_default_tags is Envoy's default, but Consul sets it explicitly, too.
 	conf := &metricsv3.StatsConfig{UseAllDefaultTags: wrapperspb.Bool(true)}
 	taken := map[string]bool{}
 	for _, tag := range own {
@@ -200,8 +198,8 @@ func regexTag(name, pattern string) *metricsv3.TagSpecifier {
 // segment is one part of a metric's name.
 const segment = `[^.]+`
 
-// target is the name that Consul gives to the cluster of a destination, in its parts:
-// what is before a part's segment and what is behind it.
+// target is the name that Consul gives to the cluster of a destination, as its parts: the text before and after
+// the segment of each part.
 var target = []struct{ tag, before, behind string }{
 	{"custom_hash", `(?:`, `~)?`},
 	{"service_subset", `(?:`, `\.)?`},
@@ -213,12 +211,12 @@ var target = []struct{ tag, before, behind string }{
 	{"trust_domain", ``, `\.`},
 }
 
-// deprecated are the tags that Consul had before 1.9 and gives on, without the
-// "destination" in their names. There was none of a partition then.
+// deprecated are the tags that Consul had before 1.9 and still sets, without "destination" in their names. There
+// was none for the partition.
 var deprecated = []string{"custom_hash", "service_subset", "service", "namespace", "datacenter", "routing_type", "trust_domain"}
 
-// nameTags take apart the names that Consul gives to clusters and listeners. The outer
-// group of a pattern is cut out of the metric's name, the inner one is the tag's value.
+// nameTags split the names that Consul gives to clusters and listeners. The outer group of a pattern is removed
+// from the metric's name; the inner one is the tag's value.
 var nameTags = sync.OnceValue(func() []*metricsv3.TagSpecifier {
 	const (
 		cluster     = `^cluster\.`
@@ -252,7 +250,7 @@ var nameTags = sync.OnceValue(func() []*metricsv3.TagSpecifier {
 		regexTag("consul.full_target", cluster+throughPattern("trust_domain")))
 })
 
-// partPattern takes one part out of a destination's name.
+// partPattern matches one part of a destination's name.
 func partPattern(tag string) string {
 	var p strings.Builder
 	p.WriteString(`(`)
@@ -270,7 +268,7 @@ func partPattern(tag string) string {
 	return p.String()
 }
 
-// throughPattern takes all parts up to the one of the tag last.
+// throughPattern matches all parts up to the one of the tag last.
 func throughPattern(last string) string {
 	var p strings.Builder
 	p.WriteString(`((`)

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// templateArgs are the names that an operator's template may use: those of Consul,
-// for which the template was written. What ends in JSON is text to be put into JSON.
+// templateArgs are the fields that an operator's template may use: Consul's, for which the template was written.
+// Fields with JSON in their names are texts to be inserted into JSON.
 type templateArgs struct {
 	GRPC
 
@@ -29,18 +29,16 @@ type templateArgs struct {
 	PrometheusCAFile, PrometheusCAPath, PrometheusCertFile, PrometheusKeyFile string
 }
 
-// GRPC is where the xDS server is; templates may name the fields with or without it.
+// GRPC is the address of the xDS server; templates may use its fields with or without the prefix.
 type GRPC struct {
 	AgentAddress, AgentPort, AgentSocket string
 	AgentTLS                             bool
 }
 
-// standIn is what a template is tried with in place of the token: an error then
-// tells what is wrong without telling the token.
+// standIn replaces the token when a template is tried, so that an error cannot contain the token.
 const standIn = "00000000-0000-0000-0000-000000000000"
 
-// fromTemplate makes the bootstrap out of an operator's template and what the own one
-// is made of.
+// fromTemplate makes the bootstrap from an operator's template and the parts of our own bootstrap.
 func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) (*bootstrapv3.Bootstrap, error) {
 	t, err := template.New(keyTemplate).Parse(text)
 	if err != nil {
@@ -59,7 +57,7 @@ func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) (*bootstrapv
 	}
 	args.Token = p.Token
 	if b, err = render(t, args); err != nil {
-		return nil, invalid(keyTemplate, "makes a bootstrap with %q for a token, but none with the proxy's", standIn)
+		return nil, invalid(keyTemplate, "gives a valid bootstrap with the token %q, but not with the proxy's", standIn)
 	}
 	return b, nil
 }
@@ -83,7 +81,7 @@ func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
 		AgentCAPEM:            strings.ReplaceAll(p.Server.CA, "\n", `\n`),
 		LocalAgentClusterName: agentClusterName,
 		AdminAccessLogPath:    noLog, AdminBindAddress: p.Admin.Address, AdminBindPort: portText(p.Admin),
-		StaticClustersJSON:  join(j, own.GetStaticResources().GetClusters()[1:]), // the first is made by templates themselves
+		StaticClustersJSON:  join(j, own.GetStaticResources().GetClusters()[1:]), // templates make the first one themselves
 		StaticListenersJSON: join(j, own.GetStaticResources().GetListeners()),
 		StatsSinksJSON:      join(j, own.GetStatsSinks()),
 		StatsConfigJSON:     j.text(own.GetStatsConfig()),
@@ -102,10 +100,10 @@ func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
 
 func portText(e Endpoint) string { return strconv.FormatUint(uint64(e.Port), 10) }
 
-// joiner makes messages into text for a template and keeps the first error.
+// joiner converts messages to text for a template and keeps the first error.
 type joiner struct{ err error }
 
-// text is m as JSON; "" for a message that is not set.
+// text returns m as JSON; "" for a message that is not set.
 func (j *joiner) text(m proto.Message) string {
 	if !m.ProtoReflect().IsValid() || j.err != nil {
 		return ""
@@ -123,8 +121,8 @@ func join[M proto.Message](j *joiner, messages []M) string {
 	return strings.Join(texts, ",\n")
 }
 
-// The keys of a proxy's configuration that a bootstrap is made of. Consul's page
-// "Envoy proxy configuration reference" has them.
+// The keys of a proxy's configuration that affect the bootstrap. They are listed on Consul's page "Envoy proxy
+// configuration reference".
 const (
 	keyStatsdURL       = "envoy_statsd_url"
 	keyDogstatsdURL    = "envoy_dogstatsd_url"
@@ -141,12 +139,12 @@ const (
 	keyTemplate        = "envoy_bootstrap_json_tpl"
 )
 
-// settings is a proxy's configuration, with Consul's leniency: a key's case does not
-// matter, and a number or a bool is taken for its text.
+// settings is a proxy's configuration. As in Consul, a key's case does not matter, and a number or a bool may
+// stand for a string.
 type settings map[string]any
 
-// invalid is the error of a key whose value cannot be used. text must not quote what
-// an environment variable holds.
+// invalid is the error of a key whose value cannot be used. text must not quote the content of an environment
+// variable.
 func invalid(key, text string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, "%s: %s", key, fmt.Sprintf(text, args...))
 }
@@ -163,12 +161,12 @@ func (s settings) value(key string) any {
 	return nil
 }
 
-// text is the value of key; "" where there is none.
+// text returns the value of key; "" if there is none.
 func (s settings) text(key string) (string, error) {
 	return scalar(key, s.value(key))
 }
 
-// list is the value of key as a list; a single value is a list of one.
+// list returns the value of key as a list; a single value is a list of one.
 func (s settings) list(key string) ([]string, error) {
 	v := s.value(key)
 	if v == nil || v == "" {

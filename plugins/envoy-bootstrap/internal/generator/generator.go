@@ -1,16 +1,11 @@
-// Package generator implements the bootstrap kind for Envoy and Consul: it waits for
-// a proxy's registration, asks the local Consul agent what the bootstrap needs, and
-// has package envoy make it.
+// Package generator implements the bootstrap kind for Envoy and Consul: it waits for a proxy's registration, reads
+// from the local Consul agent what the bootstrap needs, and lets package envoy make the bootstrap.
 //
-// It asks as little as it can: one request where the host knows the xDS server's
-// address and CA, one more for each that it does not know.
+// It makes as few requests as possible: one if the host knows the xDS server's address and CA, and one more for
+// each that it does not know.
 //
-// What must stay true: nothing that Consul or a file says is kept between two calls,
-// since all of it may change, but connections; and no token is in an error, in the
-// log or in an argument of a program.
-//
-// It may import sdk/bootstrap, sdk/service, plugins/internal/consul, package envoy,
-// consul/api and gRPC's codes.
+// Invariants: nothing that Consul or a file contains is kept between two calls, since it may change; only
+// connections are. No token is in an error, in the log or in an argument of a program.
 package generator
 
 import (
@@ -32,15 +27,14 @@ import (
 )
 
 const (
-	// defaultWait bounds the wait for a registration when the request does not.
+	// defaultWait bounds the wait for a registration if the request has no bound.
 	defaultWait = time.Minute
-	// firstPause and lastPause are between two looks at Consul.
+	// firstPause and lastPause bound the pause between two requests to Consul.
 	firstPause = 100 * time.Millisecond
 	lastPause  = 2 * time.Second
 )
 
-// Generator is a bootstrap plugin for Envoy proxies that are registered in Consul. It
-// is safe for concurrent use.
+// Generator is a bootstrap plugin for Envoy proxies that are registered in Consul. It is safe for concurrent use.
 type Generator struct {
 	log  hclog.Logger
 	pool *consul.Pool
@@ -51,15 +45,13 @@ var _ bootstrap.Bootstrap = (*Generator)(nil)
 // New makes a Generator.
 func New(log hclog.Logger) *Generator { return &Generator{log: log, pool: consul.NewPool()} }
 
-// Close closes the connections to Consul. It may be called again.
+// Close closes the connections to Consul. It may be repeated.
 func (g *Generator) Close() error { return g.pool.Close() }
 
-// Generate makes the bootstrap of a sidecar or a gateway. InvalidArgument: the request
-// or the proxy's configuration is wrong, or the service is no proxy.
-// FailedPrecondition: a file cannot be used, or the Consul agent serves no xDS.
-// NotFound: the proxy was not registered within the wait. PermissionDenied: the token
-// may not read the registration. Unavailable and ResourceExhausted: Consul could not
-// be asked within the wait.
+// Generate makes the bootstrap of a sidecar or a gateway. InvalidArgument: the request or the proxy's
+// configuration is wrong, or the service is not a proxy. FailedPrecondition: a file cannot be used, or the Consul
+// agent does not serve xDS. NotFound: the proxy was not registered within the wait. PermissionDenied: the token
+// may not read the registration. Unavailable and ResourceExhausted: Consul did not answer within the wait.
 func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstrap.Request) ([]byte, error) {
 	if err := validate(req); err != nil {
 		return nil, err
@@ -87,14 +79,13 @@ func validate(req bootstrap.Request) error {
 	return nil
 }
 
-// about says in an error whose bootstrap it is about.
+// about adds to an error whose bootstrap it concerns.
 func about(proxyID string, err error) error {
 	s := status.Convert(err)
 	return status.Errorf(s.Code(), "make the bootstrap of proxy %q: %s", proxyID, s.Message())
 }
 
-// await asks until there is an answer that another try would not change, or the wait
-// is over.
+// await retries until there is an answer that a retry would not change, or the wait is over.
 func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.Request) (envoy.Proxy, error) {
 	wait := req.Wait
 	if wait <= 0 {
@@ -108,7 +99,7 @@ func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.R
 	var last error
 	p, err := backoff.Retry(waiting, func() (envoy.Proxy, error) {
 		p, err := g.proxy(waiting, c, req)
-		// The wait's end says less than what was seen before it.
+		// The end of the wait says less than the error before it.
 		if err != nil && (last == nil || waiting.Err() == nil) {
 			last = err
 		}
@@ -128,17 +119,17 @@ func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.R
 	return p, last
 }
 
-// errNotYet marks what a registration or a token on its way looks like.
+// errNotYet marks the errors of a registration or a token that is not visible yet.
 var errNotYet = errors.New("not there yet")
 
-// notYet is an error with a code of its own that passes when Consul has caught up.
+// notYet is an error, with its own code, that passes when Consul has caught up.
 type notYet struct{ error }
 
 func (e notYet) GRPCStatus() *status.Status { return status.Convert(e.error) }
 func (e notYet) Is(target error) bool       { return target == errNotYet }
 func (e notYet) Unwrap() error              { return e.error }
 
-// passing says whether another try may end otherwise.
+// passing says whether a retry may succeed.
 func passing(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.ResourceExhausted, codes.DeadlineExceeded:
@@ -147,8 +138,8 @@ func passing(err error) bool {
 	return errors.Is(err, errNotYet)
 }
 
-// unknownToken says whether Consul answered that there is no such token. A token
-// that was just made is unknown to an agent for a moment.
+// unknownToken says whether Consul answered that the token does not exist. A new token is unknown to an agent for
+// a moment.
 func unknownToken(err error) bool {
 	var answer api.StatusError
 	return errors.As(err, &answer) && answer.Code == 403 && strings.Contains(answer.Body, "ACL not found")

@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// proxy asks once for all that the bootstrap of req's proxy needs.
+// proxy makes one attempt to read everything that the bootstrap of req's proxy needs.
 func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request) (envoy.Proxy, error) {
 	var none envoy.Proxy
 	token, err := streamToken(req.TokenFile)
@@ -68,7 +68,7 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 	return p, nil
 }
 
-// first is the first text that is not empty.
+// first returns the first text that is not empty.
 func first(a, b string) string {
 	if a != "" {
 		return a
@@ -76,7 +76,7 @@ func first(a, b string) string {
 	return b
 }
 
-// registration is the proxy as the local agent knows it.
+// registration returns the proxy's registration at the local agent.
 func (g *Generator) registration(ctx context.Context, c service.Consul, token, id string) (*api.AgentService, error) {
 	client, err := g.pool.Client(c, token)
 	if err != nil {
@@ -99,16 +99,15 @@ func (g *Generator) registration(ctx context.Context, c service.Consul, token, i
 		}
 	}
 	return nil, status.Errorf(codes.InvalidArgument, "the service of that id on Consul %q is neither a sidecar nor a gateway (kind %q): "+
-		"name the proxy's id; a sidecar's is the service's with -sidecar-proxy behind it", c.Name, s.Kind)
+		"use the proxy's id; a sidecar's is the service's id with the suffix -sidecar-proxy", c.Name, s.Kind)
 }
 
 // maxToken bounds a token file, in bytes.
 const maxToken = 4096
 
-// streamToken reads the token of the proxy's xDS stream; "", which is no file, is no
-// token. The file lies in a directory of the workload's, and this process may read
-// files that the workload may not: so it is a file with one name, and no link to
-// another. FailedPrecondition names the file and never what is in it.
+// streamToken reads the token of the proxy's xDS stream; an empty path means no token. The file is in a directory
+// of the workload's, and this process may read files that the workload may not, so links are refused: neither
+// symbolic links nor further hard links are allowed. FailedPrecondition names the file but never its content.
 func streamToken(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -129,7 +128,7 @@ func streamToken(path string) (string, error) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.Mode().IsRegular():
-		return "", refused(path, "is no regular file")
+		return "", refused(path, "is not a regular file")
 	case !ok || stat.Nlink != 1:
 		return "", refused(path, "is a hard link to another file")
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// fallbackPort is Consul's usual port for xDS without TLS.
+// fallbackPort is Consul's default port for xDS without TLS.
 const fallbackPort = 8502
 
-// server is where the proxy finds Consul's xDS server, and what it trusts there.
+// server returns the address of Consul's xDS server, and the CA to verify it with.
 func (g *Generator) server(ctx context.Context, c service.Consul, token string) (envoy.Server, error) {
 	address := c.GRPCAddress
 	if address == "" {
@@ -37,7 +37,7 @@ func (g *Generator) server(ctx context.Context, c service.Consul, token string) 
 	}
 	caFile := first(c.GRPCCAFile, c.CAFile)
 	if s.Socket != "" {
-		// A socket has no scheme that could say so.
+		// A socket's address has no scheme that says whether it uses TLS.
 		caFile = c.GRPCCAFile
 		s.TLS = caFile != ""
 	}
@@ -51,8 +51,8 @@ func (g *Generator) server(ctx context.Context, c service.Consul, token string) 
 	return s, err
 }
 
-// parseAddress takes host:port with or without http:// or https://, and
-// unix:///path. Envoy wants an IP address, so names are resolved.
+// parseAddress parses host:port with or without http:// or https://, and unix:///path. Envoy needs an IP address,
+// so names are resolved.
 func parseAddress(ctx context.Context, text string) (envoy.Server, error) {
 	scheme, rest, found := strings.Cut(text, "://")
 	if !found {
@@ -63,7 +63,7 @@ func parseAddress(ctx context.Context, text string) (envoy.Server, error) {
 	case "unix":
 		s.Socket = rest
 		if rest == "" {
-			return s, status.Errorf(codes.InvalidArgument, "%q names no socket", text)
+			return s, status.Errorf(codes.InvalidArgument, "%q does not name a socket", text)
 		}
 		return s, nil
 	case "https":
@@ -84,7 +84,7 @@ func parseAddress(ctx context.Context, text string) (envoy.Server, error) {
 	return s, err
 }
 
-// bindTo is an address to listen on; the loopback where it has none.
+// bindTo resolves an address to listen on; the default is the loopback address.
 func bindTo(ctx context.Context, b bootstrap.Bind) (envoy.Endpoint, error) {
 	if b.Port == 0 {
 		return envoy.Endpoint{}, nil
@@ -101,8 +101,7 @@ func resolve(ctx context.Context, host string, port int) (envoy.Endpoint, error)
 	return envoy.Endpoint{Address: best.String(), Port: uint32(port)}, nil
 }
 
-// preferred is the first IPv4 address, or the first of all: as Consul's own command
-// takes it.
+// preferred returns the first IPv4 address, or else the first address, as Consul's own command does.
 func preferred(ips []net.IPAddr) net.IPAddr {
 	for _, ip := range ips {
 		if ip.IP.To4() != nil {
@@ -112,8 +111,8 @@ func preferred(ips []net.IPAddr) net.IPAddr {
 	return ips[0]
 }
 
-// askAddress asks the local agent where it serves xDS. A token that may not read the
-// agent leaves Consul's usual port, as with Consul's own command.
+// askAddress asks the local agent for its xDS address. If the token may not read the agent, it uses Consul's
+// default port, as Consul's own command does.
 func (g *Generator) askAddress(ctx context.Context, c service.Consul, token string) (string, error) {
 	client, err := g.pool.Client(c, token)
 	if err != nil {
@@ -127,7 +126,7 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 	_, err = client.Raw().Query("/v1/agent/self", &self, (&api.QueryOptions{}).WithContext(ctx))
 	switch {
 	case consul.Answered(err, http.StatusForbidden) && !unknownToken(err):
-		g.log.Warn("the token may not read the Consul agent (agent:read): taking its usual port for xDS; set grpc_address or another token",
+		g.log.Warn("the token may not read the Consul agent (agent:read): using the default port for xDS; set grpc_address or another token",
 			"consul", c.Name, "port", fallbackPort)
 		return "localhost:" + strconv.Itoa(fallbackPort), nil
 	case err != nil:
@@ -137,7 +136,7 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 	case self.XDS.Ports.Plaintext > 0:
 		return "localhost:" + strconv.Itoa(self.XDS.Ports.Plaintext), nil
 	}
-	return "", status.Errorf(codes.FailedPrecondition, "the agent of Consul %q (%s) serves no xDS: set ports.grpc_tls or ports.grpc in its configuration, "+
+	return "", status.Errorf(codes.FailedPrecondition, "the agent of Consul %q (%s) does not serve xDS: set ports.grpc_tls or ports.grpc in its configuration, "+
 		"or grpc_address in the host's", c.Name, c.Address)
 }
 
@@ -152,8 +151,8 @@ func readCA(path string) (string, error) {
 	return string(pem), nil
 }
 
-// askCA is the mesh's own CA, which signs the certificates of agents with auto_encrypt
-// or auto_config. Without any CA the proxy would give its token to whoever answers.
+// askCA reads the mesh's own CA, which signs the certificates of agents with auto_encrypt or auto_config. Without
+// any CA the proxy would send its token to whoever answers.
 func (g *Generator) askCA(ctx context.Context, c service.Consul, token string) (string, error) {
 	client, err := g.pool.Client(c, token)
 	if err != nil {

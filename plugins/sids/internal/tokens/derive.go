@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Derive is identity.Identity's.
+// Derive implements identity.Identity.
 func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string, error) {
 	if err := checkRequest(req); err != nil {
 		return identity.Token{}, "", err
@@ -37,8 +37,7 @@ func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.Deri
 	return toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime), token.SecretID, nil
 }
 
-// mint makes the token whose accessor is the request's id. One that an earlier try has
-// made is given again.
+// mint makes the token whose accessor is the request's id, or returns the one that an earlier attempt made.
 func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.DeriveRequest) (*api.ACLToken, error) {
 	what := fmt.Sprintf("mint a token for the service %q", req.Subject.Service)
 	client, err := i.privileged(c, what)
@@ -67,18 +66,17 @@ func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.Derive
 	return nil, i.privilegedError(err, c, what)
 }
 
-// mayExist says whether Consul may have refused a new token since its accessor is
-// taken. It has no code of its own for that, and its texts are several: "already in
-// use", and "immutable" where two creations race.
+// mayExist says whether Consul may have refused a new token because its accessor is taken. Consul has no code for
+// that, and several texts: "already in use", and "immutable" if two creations race.
 func mayExist(err error) bool {
 	var answer api.StatusError
 	return errors.As(err, &answer) && answer.Code == http.StatusInternalServerError && !strings.Contains(answer.Body, "leader")
 }
 
-// checkMinted refuses a token that has the accessor and is not what was asked for.
+// checkMinted refuses a token that has the accessor but is not the requested one.
 func checkMinted(token *api.ACLToken, c service.Consul, req identity.DeriveRequest) error {
 	if token.Description != describe(req.Subject) {
-		return status.Errorf(codes.AlreadyExists, "mint a token for the service %q on Consul %q: the token %s is another: %q",
+		return status.Errorf(codes.AlreadyExists, "mint a token for the service %q on Consul %q: the token %s belongs to another service: %q",
 			req.Subject.Service, c.Name, req.ID, token.Description)
 	}
 	if err := checkIdentity(token, req.Subject.Service); err != nil {
@@ -88,12 +86,11 @@ func checkMinted(token *api.ACLToken, c service.Consul, req identity.DeriveReque
 	return nil
 }
 
-// checkIdentity wants a token that is local and has the one service identity, and
-// nothing else.
+// checkIdentity checks that a token is local and has exactly the one service identity.
 func checkIdentity(token *api.ACLToken, service string) error {
 	switch {
 	case len(token.ServiceIdentities) != 1 || token.ServiceIdentities[0].ServiceName != service:
-		return fmt.Errorf("has not the one identity of the service %q", service)
+		return fmt.Errorf("does not have exactly the identity of the service %q", service)
 	case len(token.Policies)+len(token.Roles)+len(token.NodeIdentities)+len(token.TemplatedPolicies) > 0:
 		return errors.New("has more than a service identity")
 	case !token.Local:
@@ -102,8 +99,7 @@ func checkIdentity(token *api.ACLToken, service string) error {
 	return nil
 }
 
-// privilegedError is the error of a call that was made with the plugin's own token. It
-// names the token's file.
+// privilegedError is the error of a call with the plugin's own token. It names the token's file.
 func (i *Issuer) privilegedError(err error, c service.Consul, what string) error {
 	mapped := consul.Error(err, c, "%s", what)
 	if status.Code(mapped) == codes.PermissionDenied {
@@ -113,8 +109,7 @@ func (i *Issuer) privilegedError(err error, c service.Consul, what string) error
 	return mapped
 }
 
-// login gives Consul the host's JWT and gets a token for it. A token that is not what
-// it must be is given back at once.
+// login exchanges the host's JWT for a token. A wrong token is revoked at once.
 func (i *Issuer) login(ctx context.Context, c service.Consul, req identity.DeriveRequest) (*api.ACLToken, error) {
 	what := fmt.Sprintf("log in by the auth method %q for the service %q", c.AuthMethod, req.Subject.Service)
 	if req.JWT == "" {
@@ -136,15 +131,15 @@ func (i *Issuer) login(ctx context.Context, c service.Consul, req identity.Deriv
 	if wrong := checkLogin(token, req.Subject.Service); wrong != nil {
 		refused := status.Errorf(codes.FailedPrecondition, "%s on Consul %q: the token that it gave %v", what, c.Name, wrong)
 		if err := i.logout(ctx, c, token.SecretID); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "%s; and it is not ended: %s", status.Convert(refused).Message(), status.Convert(err).Message())
+			return nil, status.Errorf(codes.FailedPrecondition, "%s; and it could not be revoked: %s", status.Convert(refused).Message(), status.Convert(err).Message())
 		}
 		return nil, refused
 	}
 	return token, nil
 }
 
-// checkLogin wants what a login gives to have an end: a token whose secret was lost on
-// the way can be ended by nobody who has no token of his own.
+// checkLogin checks that a login's token expires: if its secret is lost on the way, it can be revoked only by
+// someone with another token.
 func checkLogin(token *api.ACLToken, service string) error {
 	if err := checkIdentity(token, service); err != nil {
 		return fmt.Errorf("%w: check the auth method's binding rules and its TokenLocality", err)
@@ -155,8 +150,8 @@ func checkLogin(token *api.ACLToken, service string) error {
 	return nil
 }
 
-// loginError tells what is wrong with the JWT or with the auth method from a Consul
-// that is unwell: it answers 500 for all of them.
+// loginError distinguishes faults of the JWT or the auth method from a Consul in trouble, because Consul answers
+// 500 to all of them.
 func loginError(err error, c service.Consul, what string) error {
 	mapped := consul.Error(err, c, "%s", what)
 	text := status.Convert(mapped).Message()
@@ -174,8 +169,8 @@ func loginError(err error, c service.Consul, what string) error {
 	return mapped
 }
 
-// refusesJWT knows Consul's texts for a JWT that it does not take, whenever it is
-// asked. That it cannot fetch the keys it tells with the same beginning.
+// refusesJWT recognises Consul's texts for a JWT that it will never accept. Its error for keys that it could not
+// fetch begins in the same way.
 func refusesJWT(body string) bool {
 	if strings.Contains(body, "fetching keys") {
 		return false
@@ -193,20 +188,20 @@ func refusesJWT(body string) bool {
 
 var (
 	uuid = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-	// serviceName is what Consul takes for a service identity.
+	// serviceName matches what Consul accepts as a service identity.
 	serviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9_-]{0,254}[a-z0-9])?$`)
 	minted      = regexp.MustCompile(`^_pannier_si \[([^][]+)\] \[([^][]+)\] \[([^][/]+)/([^][]+)\] \[([^][]+)\]$`)
 )
 
-// checkRequest refuses what Consul would refuse with a code that is worth another
-// try, and what a description could not say.
+// checkRequest refuses what Consul would refuse with a code that is retried, and what a description could not
+// represent.
 func checkRequest(req identity.DeriveRequest) error {
 	if !uuid.MatchString(req.ID) {
-		return status.Errorf(codes.InvalidArgument, "derive a token: the id %q is no UUID in lower case", req.ID)
+		return status.Errorf(codes.InvalidArgument, "derive a token: the id %q is not a UUID in lower case", req.ID)
 	}
 	if !serviceName.MatchString(req.Subject.Service) {
 		return status.Errorf(codes.InvalidArgument,
-			"derive a token for the service %q: Consul takes service identities of lower case letters, digits, - and _, with a letter or digit at both ends", req.Subject.Service)
+			"derive a token for the service %q: Consul accepts service identities of lower case letters, digits, - and _, with a letter or digit at both ends", req.Subject.Service)
 	}
 	if text := describe(req.Subject); subjectOf(text) != req.Subject {
 		return status.Errorf(codes.InvalidArgument, "derive a token for %q: a name is empty, or has a bracket or (a namespace) a slash in it", text)
@@ -214,13 +209,12 @@ func checkRequest(req identity.DeriveRequest) error {
 	return nil
 }
 
-// describe is the description of a token that is minted.
+// describe returns the description of a minted token.
 func describe(s identity.Subject) string {
 	return fmt.Sprintf("_pannier_si [%s] [%s] [%s/%s] [%s]", s.Cluster, s.Node, s.Namespace, s.Workload, s.Service)
 }
 
-// loginPrefix begins Consul's description of a token that a login has given. The
-// login's metadata follow as JSON.
+// loginPrefix is the prefix of Consul's description of a token from a login. The login's metadata follow as JSON.
 const loginPrefix = "token created via login: "
 
 // The metadata of a login.
@@ -241,8 +235,7 @@ func metadata(req identity.DeriveRequest) map[string]string {
 	}
 }
 
-// subjectOf reads a token's description, of either kind. The subject of a token that
-// is none of Pannier's is empty.
+// subjectOf parses a token's description, of either kind. The subject of a token that is not Pannier's is empty.
 func subjectOf(description string) identity.Subject {
 	if m := minted.FindStringSubmatch(description); m != nil {
 		return identity.Subject{Cluster: m[1], Node: m[2], Namespace: m[3], Workload: m[4], Service: m[5]}

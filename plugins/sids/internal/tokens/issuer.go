@@ -1,16 +1,13 @@
-// Package tokens gives services their Consul tokens, in one of two ways: it mints
-// them with a token of its own that has acl = "write", or it logs in with a JWT that
-// the host has signed, and then needs no token.
+// Package tokens gets Consul tokens for services in one of two ways: it mints them with its own token that has acl
+// = "write", or it logs in with a JWT that the host has signed, and then needs no token.
 //
-// What must stay true:
-//   - a token has one service identity, is local, and says in its description whose it
-//     is, so that one that nobody remembers can be found and revoked;
-//   - of what was minted the accessor is the caller's id: however often a call is
-//     repeated, in whatever process, there is one token;
+// Invariants:
+//   - a token has one service identity, is local, and names its owner in its description, so that a forgotten
+//     token can be found and revoked;
+//   - the accessor of a minted token is the caller's id: however often a call is repeated, in whatever process,
+//     there is one token;
 //   - no token, key or JWT is in an error, and the plugin logs nothing;
-//   - the plugin keeps nothing between calls but connections.
-//
-// It may import the SDK, plugins/internal/consul and consul/api.
+//   - the plugin keeps nothing between calls except connections.
 package tokens
 
 import (
@@ -33,43 +30,42 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// callTimeout bounds one question to Consul, so that a call with a longer deadline
-// is tried again by the host where a connection hangs. A server without a leader
-// answers after 7 s.
+// callTimeout bounds one request to Consul, so that the host can retry a call with a longer deadline if a
+// connection hangs. A server without a leader answers after 7 s.
 const callTimeout = 15 * time.Second
 
-// Issuer is the implementation of identity.Identity. It is safe for concurrent use.
+// Issuer implements identity.Identity. It is safe for concurrent use.
 type Issuer struct {
 	pool        *consul.Pool
 	callTimeout time.Duration
 	settings    atomic.Pointer[settings]
 }
 
-// settings are a configuration in use.
+// settings are the configuration in use.
 type settings struct {
 	config
-	limiter *rate.Limiter // of all that is written
+	limiter *rate.Limiter // of all writes
 }
 
-// New makes an issuer with an empty configuration. Close it.
+// New returns an issuer with an empty configuration. It has to be closed.
 func New() *Issuer {
 	i := &Issuer{pool: consul.NewPool(), callTimeout: callTimeout}
 	i.use(config{rate: defaultRate})
 	return i
 }
 
-// Close ends all connections.
+// Close closes all connections.
 func (i *Issuer) Close() error {
 	return i.pool.Close()
 }
 
-// Validate is sdk.Validator.
+// Validate implements sdk.Validator.
 func (i *Issuer) Validate(_ context.Context, raw []byte) error {
 	_, err := parseConfig(raw)
 	return err
 }
 
-// Configure is sdk.Configurer.
+// Configure implements sdk.Configurer.
 func (i *Issuer) Configure(_ context.Context, raw []byte) error {
 	c, err := parseConfig(raw)
 	if err != nil {
@@ -92,11 +88,11 @@ func (i *Issuer) admit(ctx context.Context, c service.Consul, what string) error
 	case ctx.Err() != nil:
 		return consul.Error(ctx.Err(), c, "%s", what)
 	}
-	return status.Errorf(codes.ResourceExhausted, "%s on Consul %q: more than the plugin's rate of %d a second were asked for", what, c.Name, i.settings.Load().rate)
+	return status.Errorf(codes.ResourceExhausted, "%s on Consul %q: the plugin's rate of %d a second is exceeded", what, c.Name, i.settings.Load().rate)
 }
 
-// privileged makes a client with the token that may write ACLs. Without one the error
-// is FailedPrecondition and says what needs it.
+// privileged returns a client with the token that may write ACLs. If there is none, the error is
+// FailedPrecondition and says what needs it.
 func (i *Issuer) privileged(c service.Consul, what string) (*api.Client, error) {
 	path := i.settings.Load().tokenFiles[c.Name]
 	if path == "" {
@@ -118,23 +114,23 @@ func reading(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{}).WithContext(ctx)
 }
 
-// consistent reads what the leader knows now.
+// consistent makes a read return the leader's current state.
 func consistent(ctx context.Context) *api.QueryOptions {
 	return (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx)
 }
 
-// defaultRate is how many tokens are written in a second.
+// defaultRate bounds the tokens that are written in a second.
 const defaultRate = 500
 
 // config is the agent's block plugin "sids" { config { } }.
 type config struct {
-	// tokenFiles are, by the names of the agent's consul blocks, the files with the
-	// tokens that may write ACLs. They are read at each use, so they may be replaced.
+	// tokenFiles are the files with the tokens that may write ACLs, by the names of the agent's consul blocks.
+	// They are read at each use, so they may be replaced.
 	tokenFiles map[string]string
-	rate       int // writes a second, and at once
+	rate       int // writes a second, and the burst
 }
 
-// parseConfig reads a configuration. An error names the key that is wrong.
+// parseConfig parses a configuration. An error names the wrong key.
 func parseConfig(raw []byte) (config, error) {
 	c := config{rate: defaultRate, tokenFiles: map[string]string{}}
 	keys, err := object("the configuration", raw)
@@ -150,7 +146,7 @@ func parseConfig(raw []byte) (config, error) {
 		case "consul":
 			err = c.addConsuls(keys[name])
 		default:
-			err = fmt.Errorf("unknown key %q: there are token_file, rate and consul", name)
+			err = fmt.Errorf("unknown key %q: known are token_file, rate and consul", name)
 		}
 		if err != nil {
 			return config{}, err
@@ -167,8 +163,8 @@ func parseRate(raw json.RawMessage) (int, error) {
 	return int(n), nil
 }
 
-// addConsuls reads blocks consul "NAME" { }: an object by name, or a list of such
-// where there are several.
+// addConsuls parses the blocks consul "NAME" { }: an object by name, or a list of such objects if there are
+// several.
 func (c config) addConsuls(raw json.RawMessage) error {
 	var blocks []json.RawMessage
 	if json.Unmarshal(raw, &blocks) != nil {
@@ -195,7 +191,7 @@ func (c config) addConsul(name string, raw json.RawMessage) error {
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if key != "token_file" {
-			return fmt.Errorf("consul %q: unknown key %q: there is token_file", name, key)
+			return fmt.Errorf("consul %q: unknown key %q: known is token_file", name, key)
 		}
 		if err := c.add(name, keys[key]); err != nil {
 			return err
@@ -204,7 +200,7 @@ func (c config) addConsul(name string, raw json.RawMessage) error {
 	return nil
 }
 
-// add notes the token file of one Consul.
+// add stores the token file of one Consul.
 func (c config) add(consul string, raw json.RawMessage) error {
 	var path string
 	if err := json.Unmarshal(raw, &path); err != nil || !filepath.IsAbs(path) {
@@ -217,7 +213,7 @@ func (c config) add(consul string, raw json.RawMessage) error {
 	return nil
 }
 
-// key is what the operator sets for one Consul.
+// key returns what the operator sets for one Consul.
 func key(consul string) string {
 	if consul == service.DefaultConsul {
 		return "token_file"

@@ -16,10 +16,9 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Read is identity.Identity's. It takes the answer of whichever server the agent
-// asks, the leader or not, since that is whom the agent asks when the token is used.
-// Where that server does not know the token the leader is asked: a server that has
-// just been started must not let a live token pass for one that is gone.
+// Read implements identity.Identity. It uses the answer of whichever server the agent asks, because the agent asks
+// that server too when the token is used. Only if that server does not know the token is the leader asked: a
+// server that has just started must not make a valid token look revoked.
 func (i *Issuer) Read(ctx context.Context, c service.Consul, secret string) (identity.Token, error) {
 	stale := reading(ctx)
 	stale.AllowStale = true
@@ -36,12 +35,12 @@ func (i *Issuer) Read(ctx context.Context, c service.Consul, secret string) (ide
 	return toToken(token.AccessorID, token.Description, token.CreateTime, token.ExpirationTime), nil
 }
 
-// self reads the token that a secret is of. Any token may read itself, so that a
-// refusal says that there is none: NotFound.
+// self reads the token of a secret. Any token may read itself, so a refusal means that the token does not exist:
+// NotFound.
 func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, options *api.QueryOptions) (*api.ACLToken, error) {
 	const what = "read a token by its secret"
 	if secret == "" {
-		return nil, status.Errorf(codes.InvalidArgument, "%s on Consul %q: there is no secret", what, c.Name)
+		return nil, status.Errorf(codes.InvalidArgument, "%s on Consul %q: the request has no secret", what, c.Name)
 	}
 	client, err := i.pool.Client(c, secret)
 	if err != nil {
@@ -60,7 +59,7 @@ func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, opti
 	return nil, mapped
 }
 
-// List is identity.Identity's.
+// List implements identity.Identity.
 func (i *Issuer) List(ctx context.Context, c service.Consul, cluster string) ([]identity.Token, error) {
 	tokens, err := i.list(ctx, c, cluster)
 	if i.needsNone(ctx, c, err) {
@@ -99,9 +98,8 @@ func toToken(accessor, description string, created time.Time, expires *time.Time
 	return out
 }
 
-// needsNone says whether a call failed since Consul has ACLs disabled: then there are no
-// tokens, and services need none. Consul is asked where the plugin has no token that
-// could have failed.
+// needsNone says whether a call failed because Consul has ACLs disabled: then there are no tokens, and services
+// need none. If the plugin failed because it has no token of its own, Consul is asked.
 func (i *Issuer) needsNone(ctx context.Context, c service.Consul, err error) bool {
 	switch status.Code(err) {
 	case codes.Unauthenticated, codes.FailedPrecondition:

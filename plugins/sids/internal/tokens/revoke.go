@@ -11,9 +11,8 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Revoke is identity.Identity's. Where Consul has an auth method the token is ended
-// with its own secret; one that was minted, or whose secret is not known, with the
-// plugin's token.
+// Revoke implements identity.Identity. If the Consul has an auth method, the token is revoked with its own secret;
+// a minted token, or one whose secret is unknown, is revoked with the plugin's token.
 func (i *Issuer) Revoke(ctx context.Context, c service.Consul, accessor, secret string) error {
 	err := i.revoke(ctx, c, accessor, secret)
 	if i.needsNone(ctx, c, err) {
@@ -28,12 +27,12 @@ func (i *Issuer) revoke(ctx context.Context, c service.Consul, accessor, secret 
 	}
 	err := i.logout(ctx, c, secret)
 	if status.Code(err) == codes.PermissionDenied && accessor != "" {
-		return i.end(ctx, c, accessor) // it was minted, before there was the auth method
+		return i.end(ctx, c, accessor) // it was minted before the auth method was configured
 	}
 	return err
 }
 
-// logout ends a token that a login gave. PermissionDenied: none did.
+// logout revokes a token from a login. PermissionDenied: it is not from a login.
 func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) error {
 	const what = "log out"
 	client, err := i.pool.Client(c, secret)
@@ -49,7 +48,7 @@ func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) er
 	if !consul.Answered(err, http.StatusForbidden) {
 		return consul.Error(err, c, what)
 	}
-	// Consul refuses with the same status a token that is not there.
+	// Consul refuses a token that does not exist with the same status.
 	if _, readErr := i.self(ctx, c, secret, consistent(ctx)); readErr != nil {
 		if status.Code(readErr) == codes.NotFound {
 			return nil
@@ -63,12 +62,12 @@ func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) er
 func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) error {
 	const what = "revoke a token"
 	if !uuid.MatchString(accessor) {
-		return status.Errorf(codes.InvalidArgument, "%s on Consul %q: the accessor %q is no UUID in lower case", what, c.Name, accessor)
+		return status.Errorf(codes.InvalidArgument, "%s on Consul %q: the accessor %q is not a UUID in lower case", what, c.Name, accessor)
 	}
 	client, err := i.privileged(c, what+" by its accessor "+accessor)
 	if err != nil {
 		if c.AuthMethod != "" && i.settings.Load().tokenFiles[c.Name] == "" {
-			return status.Errorf(codes.FailedPrecondition, "%s; without, the token ends by itself when it expires", status.Convert(err).Message())
+			return status.Errorf(codes.FailedPrecondition, "%s; without it, the token stays valid until it expires", status.Convert(err).Message())
 		}
 		return err
 	}
@@ -81,7 +80,7 @@ func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) err
 	if !consul.Answered(err, http.StatusNotFound) {
 		return i.privilegedError(err, c, what)
 	}
-	// Consul says the same of the plugin's own token, when that is not there.
+	// Consul answers the same if the plugin's own token does not exist.
 	if _, _, err := client.ACL().TokenReadSelf(consistent(asking)); err != nil {
 		return i.privilegedError(err, c, what)
 	}
