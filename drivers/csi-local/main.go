@@ -1,5 +1,4 @@
-// Command csi-local is a CSI driver that keeps volumes as files on the disk of
-// the host it runs on. docs/drivers.md describes it.
+// Command csi-local is a CSI driver that keeps volumes as files on the host's disk. docs/drivers.md describes it.
 package main
 
 import (
@@ -19,13 +18,13 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// defaultVersion is what a build without a version says.
+// defaultVersion is the version of a build without one.
 const defaultVersion = "0.1.0-dev"
 
 // version is set by the linker: -X main.version=1.2.3.
 var version = defaultVersion
 
-// config is what the command line says.
+// config is the parsed command line.
 type config struct {
 	socket, nodeID, dataDir string
 	verbose                 bool
@@ -43,7 +42,7 @@ func main() {
 	}
 }
 
-// run serves until ctx ends. It returns an error where it could not start.
+// run serves until ctx ends. It returns an error if it could not start.
 func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 	cfg, err := parseFlags(args, stderr)
 	if err != nil {
@@ -55,8 +54,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 	}
 	log := hclog.New(&hclog.LoggerOptions{Name: "csi-local", Level: level, Output: stderr, JSONFormat: true})
 
-	// A living driver on the socket is told at once; the lock of the data
-	// directory may have to be waited for.
+	// Report a running driver on the socket at once; waiting for the lock of the data directory may take longer.
 	if err := serve.Answers(ctx, cfg.socket); err != nil {
 		return err
 	}

@@ -12,17 +12,17 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 )
 
-// errCannot says that a capability is well formed and the driver lacks it.
+// errCannot says that a well-formed capability is not supported by the driver.
 var errCannot = errors.New("capability not supported")
 
-// access is a volume capability, understood.
+// access is a parsed volume capability.
 type access struct {
 	mode     csi.VolumeCapability_AccessMode_Mode
 	block    bool
-	fsType   string // as asked for; empty: whatever the volume has
+	fsType   string // as requested; empty: whatever the volume has
 	options  filesystem.Options
 	hasGroup bool
-	group    int // the group that the file system's root is given to
+	group    int // the group that gets the file system's root
 }
 
 // readOnly reports whether the mode has no writer.
@@ -31,7 +31,7 @@ func (a access) readOnly() bool {
 		a.mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }
 
-// stageOptions are the flags that the file system is mounted with.
+// stageOptions returns the flags to mount the file system with.
 func (a access) stageOptions() filesystem.Options {
 	if a.readOnly() {
 		return a.options.WithReadOnly()
@@ -39,8 +39,8 @@ func (a access) stageOptions() filesystem.Options {
 	return a.options
 }
 
-// parseCapability understands one capability. It wraps errCannot where the
-// driver cannot do what is asked; any other error is a malformed request.
+// parseCapability parses one capability. The error wraps errCannot if the driver does not support it; any other
+// error means a malformed request.
 func parseCapability(c *csi.VolumeCapability) (access, error) {
 	a := access{mode: c.GetAccessMode().GetMode()}
 	switch a.mode {
@@ -78,10 +78,9 @@ func parseCapability(c *csi.VolumeCapability) (access, error) {
 	return a, nil
 }
 
-// parseCapabilities understands the capabilities of CreateVolume and
-// ValidateVolumeCapabilities, of which all must be possible. It returns the one
-// file system type that they ask for, if any, and whether one of them is a
-// file system at all.
+// parseCapabilities parses the capabilities of CreateVolume and ValidateVolumeCapabilities, all of which must be
+// supported. It returns the one file system type that they ask for, if any, and whether one of them is a file
+// system.
 func parseCapabilities(caps []*csi.VolumeCapability) (fsType string, mount bool, err error) {
 	if len(caps) == 0 {
 		return "", false, errors.New("volume_capabilities are missing")
@@ -102,9 +101,8 @@ func parseCapabilities(caps []*csi.VolumeCapability) (fsType string, mount bool,
 	return fsType, mount, nil
 }
 
-// nodeCapability is parseCapability with the codes of the node service: the
-// specification has FAILED_PRECONDITION for what exceeds a volume's
-// capabilities.
+// nodeCapability is parseCapability with the codes of the node service: the specification demands
+// FAILED_PRECONDITION for what exceeds a volume's capabilities.
 func nodeCapability(c *csi.VolumeCapability) (access, error) {
 	if c == nil {
 		return access{}, status.Error(codes.InvalidArgument, "volume_capability is missing")

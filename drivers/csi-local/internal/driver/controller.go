@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
 )
 
-// ControllerGetCapabilities lists what the controller can do.
+// ControllerGetCapabilities lists the controller's capabilities.
 func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
@@ -36,8 +36,7 @@ func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return resp, nil
 }
 
-// DeleteVolume removes a volume that nobody uses. Its snapshots and clones are
-// copies of their own and stay.
+// DeleteVolume removes an unused volume. Its snapshots and clones are independent copies and stay.
 func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := req.GetVolumeId()
 	if id == "" {
@@ -62,8 +61,8 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ValidateVolumeCapabilities confirms what CreateVolume and the node service
-// would accept for this volume, and says in the message what they would not.
+// ValidateVolumeCapabilities confirms what CreateVolume and the node service would accept for this volume;
+// otherwise the message says why not.
 func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
 	if err != nil {
@@ -94,8 +93,7 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.Validate
 	}}, nil
 }
 
-// GetCapacity tells the free space of the host's disk, or none for what the
-// driver cannot make.
+// GetCapacity returns the free space of the host's disk, or 0 for unsupported parameters or capabilities.
 func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	minimum, ok := minimumFor(req)
 	if !ok {
@@ -112,8 +110,8 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	}, nil
 }
 
-// minimumFor is the smallest volume with these parameters and capabilities;
-// not ok: there is none.
+// minimumFor returns the smallest volume with these parameters and capabilities; ok is false if they are not
+// supported.
 func minimumFor(req *csi.GetCapacityRequest) (minimum int64, ok bool) {
 	fsType, err := parseParameters(req.GetParameters())
 	if caps := req.GetVolumeCapabilities(); err == nil && len(caps) > 0 {
@@ -129,9 +127,8 @@ func minimumFor(req *csi.GetCapacityRequest) (minimum int64, ok bool) {
 	return filesystem.MinSize(fsType), err == nil
 }
 
-// ControllerExpandVolume makes the image larger, whether or not the volume is
-// in use. A volume that is staged needs NodeExpandVolume to see it; any other
-// sees it when it is staged.
+// ControllerExpandVolume enlarges the image, whether or not the volume is in use. A staged volume then needs
+// NodeExpandVolume; an unstaged one gets its new size when it is staged.
 func (d *Driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	switch {

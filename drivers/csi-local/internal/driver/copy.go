@@ -18,13 +18,12 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// freezeLimit is how long the writers of a mounted volume wait, at most, for a
-// copy that the disk cannot make by sharing blocks.
+// freezeLimit bounds how long the writers of a mounted volume are blocked for a copy that cannot share blocks.
 const freezeLimit = 30 * time.Second
 
 var errFreezeLimit = errors.New("the copy took longer than the file system may stay frozen")
 
-// fillFromSnapshot returns what writes a snapshot's content into a new image.
+// fillFromSnapshot returns a function that writes a snapshot's content into a new image.
 func (d *Driver) fillFromSnapshot(snap store.Snapshot) func(context.Context, *os.File) error {
 	return func(ctx context.Context, image *os.File) error {
 		err := d.copyImage(ctx, image, d.store.SnapshotImage(snap.ID))
@@ -35,8 +34,8 @@ func (d *Driver) fillFromSnapshot(snap store.Snapshot) func(context.Context, *os
 	}
 }
 
-// fillFromVolume returns what writes a volume's content, as it is at one
-// moment, into a new image. The caller has the volume in flight.
+// fillFromVolume returns a function that writes a volume's content, as of one moment, into a new image. The caller
+// has the volume in flight.
 func (d *Driver) fillFromVolume(v store.Volume) func(context.Context, *os.File) error {
 	return func(ctx context.Context, image *os.File) error {
 		u, err := d.usage(v.ID)
@@ -65,8 +64,7 @@ func (d *Driver) fillFromVolume(v store.Volume) func(context.Context, *os.File) 
 	}
 }
 
-// published reports whether a block device is where a workload can write to it,
-// and not only staged.
+// published reports whether a block device is not only staged but where a workload can write to it.
 func (u usage) published() bool {
 	count := 0
 	for _, n := range u.nodes {
@@ -81,9 +79,8 @@ func (u usage) published() bool {
 	return count > 1
 }
 
-// whileFrozen runs fn while the file system that m mounts is frozen. Nobody can
-// write meanwhile, so fn has freezeLimit; the thaw does not depend on ctx, and
-// a note for the next process stands until it is done.
+// whileFrozen runs fn while the file system of m is frozen. Writers are blocked meanwhile, so fn has at most
+// freezeLimit; the thaw does not depend on ctx, and a marker for the next process stays until it is done.
 func (d *Driver) whileFrozen(ctx context.Context, id string, m *mountinfo.Info, fn func(context.Context) error) (err error) {
 	if err := d.store.MarkFrozen(id); err != nil {
 		return err
@@ -118,8 +115,8 @@ func frozenStatus(err error) error {
 	return err
 }
 
-// cloneLive copies an image that is being written to. Only a clone is of one
-// moment then: there is no way to hold the writers of a block device.
+// cloneLive copies an image that is being written to. Only a clone is consistent then, because writes to a block
+// device cannot be suspended.
 func cloneLive(image *os.File, srcPath, id string) error {
 	src, err := os.Open(srcPath)
 	if err != nil {
@@ -134,8 +131,7 @@ func cloneLive(image *os.File, srcPath, id string) error {
 	return err
 }
 
-// copyImage copies a file that does not change: by sharing its blocks, or else
-// byte by byte, when there is room for that.
+// copyImage copies a file that does not change: it shares the blocks, or else copies the bytes if there is room.
 func (d *Driver) copyImage(ctx context.Context, image *os.File, srcPath string) error {
 	src, err := os.Open(srcPath)
 	if err != nil {
@@ -160,9 +156,8 @@ func (d *Driver) copyImage(ctx context.Context, image *os.File, srcPath string) 
 	return sparse.Copy(ctx, image, src)
 }
 
-// Recover thaws what a predecessor froze and did not live to thaw. It must be
-// called before the driver serves. A volume that cannot be thawed is logged and
-// tried again at the next start: it does not keep the others from working.
+// Recover thaws the file systems that an earlier process froze and did not thaw. It must be called before the
+// driver serves. A volume that cannot be thawed is logged and retried at the next start; the others still work.
 func (d *Driver) Recover(ctx context.Context) error {
 	ids, err := d.store.Frozen()
 	if err != nil {
@@ -196,8 +191,8 @@ func (d *Driver) recoverFrozen(ctx context.Context, id string) error {
 	return d.store.ClearFrozen(id)
 }
 
-// thawUnmounted thaws a file system that was unmounted while it was frozen. The
-// freeze keeps it, and its device, alive; who mounts the device gets it back.
+// thawUnmounted thaws a file system that was unmounted while it was frozen. The freeze keeps it and its device
+// alive, and mounting the device makes it accessible again.
 func (d *Driver) thawUnmounted(ctx context.Context, id string) (err error) {
 	dev, hold, err := loop.Acquire(ctx, d.store.Image(id), loop.Options{AutoClear: true})
 	if err != nil {

@@ -21,24 +21,23 @@ import (
 )
 
 const (
-	// fsTypeParameter is the one parameter that CreateVolume takes.
+	// fsTypeParameter is the only parameter of CreateVolume.
 	fsTypeParameter = "fsType"
 	// maxName is the longest name, in bytes (CSI: Size Limits).
 	maxName = 128
 )
 
-// wanted is a CreateVolume request, understood: the volume to make, and where
-// its content comes from.
+// wanted is a parsed CreateVolume request: the volume to make, and the source of its content.
 type wanted struct {
 	store.Volume
-	mount         bool // it is to have a file system
+	mount         bool // it needs a file system
 	capacityRange *csi.CapacityRange
 	source        int64 // size of the source in bytes; 0: none
 	fill          func(ctx context.Context, image *os.File) error
 }
 
-// CreateVolume makes a sparse image, empty or as a copy of a snapshot or of
-// another volume. The name decides the id, so it can be repeated.
+// CreateVolume makes a sparse image, empty or as a copy of a snapshot or another volume. The id is derived from
+// the name, so the call can be repeated.
 func (d *Driver) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	w, err := parseCreate(req)
 	if err != nil {
@@ -97,7 +96,7 @@ func (d *Driver) create(ctx context.Context, w *wanted) error {
 	return failed(d.store.CreateVolume(w.Volume, func(image *os.File) error { return w.fill(ctx, image) }))
 }
 
-// openSource looks the source up and takes over what a copy has of it.
+// openSource looks up the source and adopts the properties that a copy inherits.
 func (d *Driver) openSource(w *wanted) error {
 	var fsType, formatting string
 	switch {
@@ -131,8 +130,7 @@ func (d *Driver) openSource(w *wanted) error {
 	return nil
 }
 
-// conflict says in what an existing volume of this name differs from the one
-// that is wanted, or is empty.
+// conflict says how an existing volume of this name differs from the wanted one; empty: it does not.
 func (w wanted) conflict(v store.Volume) string {
 	required, limit := w.capacityRange.GetRequiredBytes(), w.capacityRange.GetLimitBytes()
 	switch {
@@ -148,7 +146,7 @@ func (w wanted) conflict(v store.Volume) string {
 	return ""
 }
 
-// parseCreate checks all that can be checked without looking at the disk.
+// parseCreate checks everything that can be checked without the disk.
 func parseCreate(req *csi.CreateVolumeRequest) (wanted, error) {
 	if err := checkName(req.GetName()); err != nil {
 		return wanted{}, status.Errorf(codes.InvalidArgument, "name: %v", err)
@@ -182,7 +180,7 @@ func parseCreate(req *csi.CreateVolumeRequest) (wanted, error) {
 	return w, nil
 }
 
-// checkName refuses what the specification does not allow in a name.
+// checkName checks a name by the rules of the specification.
 func checkName(name string) error {
 	switch {
 	case name == "":
@@ -195,7 +193,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// parseParameters returns the file system type that the parameters ask for.
+// parseParameters returns the file system type in the parameters.
 func parseParameters(parameters map[string]string) (fsType string, err error) {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if key != fsTypeParameter {
@@ -211,8 +209,7 @@ func parseParameters(parameters map[string]string) (fsType string, err error) {
 	return fsType, nil
 }
 
-// chooseFSType settles on the file system that the capability or the parameter
-// asks for; empty: none of them does.
+// chooseFSType returns the file system that the capability or the parameter asks for; empty if neither does.
 func chooseFSType(capability, parameter string) (string, error) {
 	if capability != "" && parameter != "" && capability != parameter {
 		return "", fmt.Errorf("parameter %q is %s and the volume capability asks for %s", fsTypeParameter, parameter, capability)
@@ -236,18 +233,17 @@ func csiVolume(v store.Volume) *csi.Volume {
 }
 
 const (
-	// defaultCapacity is what a volume gets when nothing is asked for, in bytes.
+	// defaultCapacity is the size of a volume without a requested capacity, in bytes.
 	defaultCapacity = 1 << 30
-	// granule is what capacities are multiples of, in bytes.
+	// granule is the unit of capacities, in bytes.
 	granule = 4096
 )
 
 // disk is the room on the host's disk, in bytes.
 type disk struct{ total, available int64 }
 
-// chooseCapacity picks a size in the range: at least what is required and at
-// least minimum (of the file system, or of the source); fallback, or what of it
-// is within the limit, where nothing is required. The error is a status.
+// chooseCapacity picks a size in the range that is also at least minimum (of the file system, or of the source).
+// If nothing is required it is fallback, reduced to the limit. The error is a status.
 func chooseCapacity(r *csi.CapacityRange, minimum, fallback int64) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
@@ -273,8 +269,8 @@ func chooseCapacity(r *csi.CapacityRange, minimum, fallback int64) (int64, error
 	return size, nil
 }
 
-// fits tells whether extra bytes, on the way to a volume of size bytes, can be
-// promised. Volumes are sparse and their later writes are not reserved.
+// fits checks whether extra bytes for a volume of size bytes are available. Volumes are sparse, and space for
+// later writes is not reserved.
 func (k disk) fits(size, extra int64) error {
 	if size > k.total {
 		return status.Errorf(codes.OutOfRange, "%d bytes are more than the host's disk has (%d)", size, k.total)

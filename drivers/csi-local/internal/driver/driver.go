@@ -1,16 +1,13 @@
-// Package driver implements the three CSI services on top of store, loop and
-// filesystem. Error codes are those of the CSI specification's tables.
+// Package driver implements the three CSI services on top of store, loop and filesystem. Error codes are those of
+// the CSI specification's tables.
 //
-// What must stay true:
-//   - One operation is in flight per volume and per snapshot; a second one is
-//     answered with Aborted.
-//   - Nothing about staged or published volumes is remembered: it is read from
-//     the mount table and the loop devices each time (usage.go). So every call
-//     can be repeated, by another process too.
-//   - A device is formatted only when its image is all zero, or when a marker
-//     says that an earlier mkfs on such an image was cut short.
-//   - What is mounted where something else was asked for is reported, never
-//     unmounted.
+// Invariants:
+//   - One operation is in flight per volume and per snapshot; a second one gets Aborted.
+//   - Nothing about staged or published volumes is remembered: it is read from the mount table and the loop
+//     devices each time (usage.go). So every call can be repeated, by another process too.
+//   - A device is formatted only if its image is all zero, or if a marker says that an earlier mkfs on such an
+//     image was interrupted.
+//   - An unexpected mount at a requested path is reported, never unmounted.
 package driver
 
 import (
@@ -92,8 +89,7 @@ func (d *Driver) presentVolume(id string) (store.Volume, error) {
 	return v, err
 }
 
-// failed gives an error that no rule foresaw its gRPC status. One that has a
-// status keeps it.
+// failed gives an unexpected error a gRPC status. An error that has one keeps it.
 func failed(err error) error {
 	var s interface{ GRPCStatus() *status.Status }
 	switch {
@@ -120,8 +116,8 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
 }
 
-// GetPluginCapabilities says that there is a controller, and that volumes grow
-// while they are in use.
+// GetPluginCapabilities reports that there is a controller, and that volumes can be expanded while they are in
+// use.
 func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{
@@ -133,8 +129,8 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	}}, nil
 }
 
-// Probe writes to the data directory: a disk that is full, read-only or gone is
-// found here and not by the next volume.
+// Probe writes to the data directory, so that a full, read-only or missing disk is noticed here and not by the
+// next volume.
 func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	if err := d.store.Probe(); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
@@ -142,15 +138,14 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-// flight knows which volumes and snapshots have an operation in flight. The
-// zero value is ready to use.
+// flight records which volumes and snapshots have an operation in flight. The zero value is ready to use.
 type flight struct {
 	mu   sync.Mutex
 	busy map[string]string // id -> operation
 }
 
-// begin takes all ids for one operation, or none: then it returns Aborted, the
-// specification's code for an operation that is pending.
+// begin reserves all ids for one operation, or none and returns Aborted, the specification's code for a pending
+// operation.
 func (f *flight) begin(operation string, ids ...string) (end func(), err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -13,8 +13,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// NodeExpandVolume shows a volume's users the size that its image already has:
-// on the device, and in the file system on it.
+// NodeExpandVolume makes the image's new size visible to a volume's users: on the device, and in its file system.
 func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	switch {
 	case req.GetVolumeId() == "":
@@ -58,8 +57,7 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
 }
 
-// growMounted grows the file system through a mount that may write to it, if
-// it is smaller than the volume.
+// growMounted grows the file system through a writable mount, if it is smaller than the volume.
 func (d *Driver) growMounted(ctx context.Context, u usage, size int64) error {
 	for _, m := range u.mounts {
 		if u.table.At(m.Mountpoint) != m || filesystem.IsReadOnly(m) {
@@ -76,10 +74,8 @@ func (d *Driver) growMounted(ctx context.Context, u usage, size int64) error {
 		"the file system is mounted read-only (%s): stage the volume in a mode with a writer", u)
 }
 
-// growUnmounted grows a file system that nobody uses, where the kernel does not
-// let the driver grow it when it is mounted. A program that works on an image
-// in place could be killed half-way, so it works on a copy that then takes the
-// image's place.
+// growUnmounted grows an unused file system, for kernels that do not let the driver grow it while it is mounted.
+// The program could be killed halfway, so it works on a copy that then replaces the image.
 func (d *Driver) growUnmounted(ctx context.Context, v store.Volume, u usage) error {
 	if len(u.devices) > 0 || v.Formatting != "" {
 		return nil

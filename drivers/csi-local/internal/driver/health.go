@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// NodeGetVolumeHealth reports what is wrong with a volume as it is used on this
-// node: its image is gone, or its file system had an error.
+// NodeGetVolumeHealth reports problems of a volume on this node: its image is gone, or its file system had an
+// error.
 func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
 	if err != nil {
@@ -32,7 +32,7 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHe
 	for _, m := range u.mounts {
 		if e := mountHealth(m); e != nil {
 			entries = append(entries, e)
-			break // all mounts show one file system
+			break // all mounts are of one file system
 		}
 	}
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health(v.ID, entries)}, nil
@@ -53,7 +53,7 @@ func (d *Driver) imageHealth(v store.Volume) []*csi.VolumeHealth_VolumeHealthEnt
 	}}
 }
 
-// mountHealth looks at one mount of a volume; nil is healthy.
+// mountHealth checks one mount of a volume; nil means healthy.
 func mountHealth(m *mountinfo.Info) *csi.VolumeHealth_VolumeHealthEntry {
 	var st unix.Statfs_t
 	if err := unix.Statfs(m.Mountpoint, &st); err != nil {
@@ -116,8 +116,8 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 	}}, nil
 }
 
-// locate finds the volume, its file system or a device, at a path where it is
-// staged or published. Where there is none of the two, the status is NotFound.
+// locate finds the volume, as a file system or a device, at a path where it is staged or published. If it is at
+// neither, the status is NotFound.
 func (d *Driver) locate(id, volumePath string) (place, error) {
 	none := status.Errorf(codes.NotFound, "volume %q is neither staged nor published at %q", id, volumePath)
 	if !filepath.IsAbs(volumePath) {

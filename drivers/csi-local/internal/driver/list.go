@@ -72,9 +72,8 @@ func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest)
 	return resp, nil
 }
 
-// selectSnapshots returns the snapshots that both filters let through, in order
-// of their ids. An empty filter lets everything through; one that matches
-// nothing is no error.
+// selectSnapshots returns the snapshots that match both filters, sorted by id. An empty filter matches everything;
+// no match is no error.
 func (d *Driver) selectSnapshots(id, volumeID string) ([]store.Snapshot, error) {
 	ids := []string{id}
 	if id == "" {
@@ -109,10 +108,9 @@ func (d *Driver) snapshot(id string) (store.Snapshot, error) {
 	return snap, failed(err)
 }
 
-// page cuts one page out of ids, which are in ascending order. A token is the
-// last id of the page before: it stays good when that item is deleted. limit 0
-// is no limit. The error is a status; a token that could not be an id is
-// Aborted, as the specification wants it.
+// page returns one page of ids, which are in ascending order. A token is the last id of the previous page, so it
+// stays valid when that item is deleted. limit 0 means no limit. The error is a status; a token that could not be
+// an id is Aborted, as the specification demands.
 func page(ids []string, token string, limit int32, isID func(string) bool) (entries []string, next string, err error) {
 	if limit < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "max_entries is %d: it must not be negative", limit)

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
 )
 
-// NodeGetCapabilities lists what the node service can do.
+// NodeGetCapabilities lists the node service's capabilities.
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
@@ -39,8 +39,7 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: d.nodeID}, nil
 }
 
-// stagePath is the resolved staging path. It must be a directory: the caller
-// makes it.
+// stagePath resolves the staging path. It must be a directory, which the caller has made.
 func stagePath(path string) (string, error) {
 	resolved, err := filesystem.Resolve(path)
 	if err != nil {
@@ -58,15 +57,14 @@ func stagePath(path string) (string, error) {
 	return resolved, nil
 }
 
-// foreign says that something else is mounted where the volume was expected.
+// foreign is the error if something else is mounted where the volume was expected.
 func foreign(what, id string, m *mountinfo.Info) error {
 	return status.Errorf(codes.FailedPrecondition,
 		"%s: not volume %q is mounted there, but %s: unmount that first, or use another path", what, id, filesystem.Describe(m))
 }
 
-// bindNode attaches the volume's image, to a device that stays until
-// detachUnused, and makes the device appear at path, a file that it makes. If
-// it is there already, nothing is done; otherwise check is asked first.
+// bindNode attaches the volume's image to a device that stays until detachUnused, and binds the device to the file
+// path, which it makes. It does nothing if that is done already; otherwise it calls check first.
 func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool, path string, check func(usage) error) error {
 	switch at := u.at(path); {
 	case at.other != nil:
@@ -103,7 +101,7 @@ func (d *Driver) bindNewNode(ctx context.Context, id string, readOnly bool, path
 	return filesystem.Bind(dev.Path, path, filesystem.Options{})
 }
 
-// makeFile makes an empty file to bind to, or takes one that is there.
+// makeFile makes an empty file to bind to, or accepts an existing one.
 func makeFile(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
 	switch {
@@ -148,9 +146,8 @@ func (d *Driver) release(rpc, id, field, requested string, undo func(path string
 	return failed(d.detachUnused(id))
 }
 
-// known fails with NotFound when there is neither a volume with this id nor
-// anything of it left on the node. A record that cannot be read is no reason to
-// keep a mount.
+// known fails with NotFound if there is neither a volume with this id nor anything of it left on the node. An
+// unreadable record does not prevent unmounting.
 func (d *Driver) known(id string) error {
 	_, err := d.volume(id)
 	if status.Code(err) != codes.NotFound {
@@ -166,8 +163,8 @@ func (d *Driver) known(id string) error {
 	return err
 }
 
-// unmountAll unmounts the volume from path, as often as it is mounted there.
-// Something else at that path is reported, what names the field in the request.
+// unmountAll unmounts the volume from path, as often as it is mounted there. It reports another mount at that
+// path; what names the field in the request.
 func (d *Driver) unmountAll(ctx context.Context, id, what, path string) error {
 	for {
 		u, err := d.usage(id)
@@ -187,9 +184,8 @@ func (d *Driver) unmountAll(ctx context.Context, id, what, path string) error {
 	}
 }
 
-// detachUnused frees the devices that are bound to no path: a staged block
-// volume is bound below its staging path, so what is not is a leftover.
-// Devices that are mounted clear themselves.
+// detachUnused detaches the devices that are bound to no path: a staged block volume is bound below its staging
+// path, so other devices are leftovers. Devices with mounts detach themselves.
 func (d *Driver) detachUnused(id string) error {
 	u, err := d.usage(id)
 	if err != nil {
@@ -207,9 +203,8 @@ func (d *Driver) detachUnused(id string) error {
 	return nil
 }
 
-// removeTarget removes what the driver made to mount on: an empty directory or
-// an empty file. Anything else is not the driver's, and stays. A path that does
-// not exist is no error.
+// removeTarget removes the mount point that the driver made: an empty directory or an empty file. Anything else
+// does not belong to the driver, and stays. It succeeds if the path does not exist.
 func removeTarget(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -230,8 +225,7 @@ func removeTarget(path string) error {
 	return nil
 }
 
-// emptyFile makes sure that path is a regular file without content, which may
-// be mounted on and removed.
+// emptyFile checks that path is an empty regular file, which may be mounted on and removed.
 func emptyFile(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {

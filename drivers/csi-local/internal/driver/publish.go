@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// publication is a NodePublishVolume request, understood.
+// publication is a parsed NodePublishVolume request.
 type publication struct {
 	store.Volume
 	access
@@ -83,7 +83,7 @@ func (p *publication) notStaged() error {
 		"volume %q is not staged at %q in this mode: call NodeStageVolume first", p.ID, p.staging)
 }
 
-// checkAlone refuses a second target in the mode that allows one only.
+// checkAlone refuses a second target in the single-writer mode.
 func (p *publication) checkAlone(u usage) error {
 	if p.mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
 		return nil
@@ -131,7 +131,7 @@ func publishFileSystem(u usage, p publication) error {
 	return filesystem.Bind(p.staging, p.target, opts)
 }
 
-// makeDir makes the target directory, or takes one that is there.
+// makeDir makes the target directory, or accepts an existing one.
 func makeDir(path string) error {
 	err := os.Mkdir(path, 0o750)
 	if !errors.Is(err, os.ErrExist) {
@@ -148,8 +148,8 @@ func (p *publication) conflict(why error) error {
 		"volume %q is published at %s already, but %v: unpublish it first", p.ID, p.target, why)
 }
 
-// publishBlock binds a device node to the target file. Read-only is a device of
-// its own: a read-only bind of a device node would not stop writes to it.
+// publishBlock binds a device node to the target file. A read-only publication gets a separate device, because a
+// read-only bind of a device node would not prevent writes.
 func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error {
 	staged := u.at(stagedNode(p.staging)).node
 	if staged == nil || (staged.device.ReadOnly && !p.readOnly) {
@@ -158,8 +158,8 @@ func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error
 	return d.bindNode(ctx, u, p.ID, p.readOnly, p.target, p.checkAlone)
 }
 
-// NodeUnpublishVolume takes the volume away from the target path and removes
-// the path. A path that something else is mounted at is left alone.
+// NodeUnpublishVolume unmounts the volume from the target path and removes the path. It leaves a path alone if
+// something else is mounted there.
 func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id := req.GetVolumeId()
 	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) error {

@@ -14,8 +14,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// CreateSnapshot copies a volume's image. The copy is one of a single moment,
-// also while the volume is mounted (copy.go).
+// CreateSnapshot copies a volume's image. The copy is consistent even if the volume is mounted (copy.go).
 func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	source := req.GetSourceVolumeId()
 	if err := checkName(req.GetName()); err != nil {
@@ -67,8 +66,8 @@ func (d *Driver) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 	return &csi.CreateSnapshotResponse{Snapshot: csiSnapshot(snap)}, nil
 }
 
-// DeleteSnapshot removes a snapshot. Volumes that were made of it are copies of
-// their own; one that is being made keeps the image open until it has it.
+// DeleteSnapshot removes a snapshot. Volumes made from it are independent copies; a volume that is just being made
+// keeps the image open until it has finished.
 func (d *Driver) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	id := req.GetSnapshotId()
 	if id == "" {

@@ -59,8 +59,8 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stageFileSystem mounts the volume at path unless it is mounted there already.
-// What comes after the mount is done again when the call is repeated.
+// stageFileSystem mounts the volume at path unless it is mounted there already. The steps after the mount are
+// repeated when the call is.
 func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, path string, a access) error {
 	if len(u.nodes) > 0 {
 		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a block device (%s): unstage it first", v.ID, u)
@@ -84,7 +84,7 @@ func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, p
 	return d.afterMount(ctx, v, path, a)
 }
 
-// matches tells in what an existing mount is not what a capability asks for.
+// matches says how an existing mount differs from what a capability asks for.
 func matches(m *mountinfo.Info, a access, opts filesystem.Options) error {
 	if a.fsType != "" && a.fsType != m.FSType {
 		return errors.New("its file system is " + m.FSType)
@@ -92,8 +92,8 @@ func matches(m *mountinfo.Info, a access, opts filesystem.Options) error {
 	return opts.Match(m)
 }
 
-// mount attaches the image and mounts it. The device clears itself: held by
-// this process until the mount holds it, it is gone if either ends early.
+// mount attaches the image and mounts it. The device detaches itself when unused: this process holds it until the
+// mount does.
 func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a access, opts filesystem.Options) error {
 	dev, hold, err := loop.Acquire(ctx, d.store.Image(v.ID), loop.Options{AutoClear: true})
 	if err != nil {
@@ -115,8 +115,7 @@ func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a acces
 	return err
 }
 
-// ensureFormatted returns the file system on the device, which it makes when
-// there is none and never was anything else.
+// ensureFormatted returns the file system on the device, and makes one if the device has never had any data.
 func (d *Driver) ensureFormatted(ctx context.Context, v store.Volume, dev loop.Device, a access) (string, error) {
 	wanted := cmp.Or(a.fsType, v.FSType, filesystem.Default)
 	if v.Formatting != "" {
@@ -148,8 +147,8 @@ func (d *Driver) ensureFormatted(ctx context.Context, v store.Volume, dev loop.D
 	return wanted, d.format(ctx, v, dev, wanted, false)
 }
 
-// format makes a file system between two updates of the record: the first says
-// that what mkfs leaves behind, should it be cut short, is nobody's data.
+// format makes a file system between two updates of the record: the first one marks what an interrupted mkfs
+// leaves behind as no data.
 func (d *Driver) format(ctx context.Context, v store.Volume, dev loop.Device, fsType string, again bool) error {
 	if err := filesystem.Supported(fsType); err != nil {
 		return status.Error(codes.FailedPrecondition, err.Error())
@@ -169,8 +168,7 @@ func (d *Driver) format(ctx context.Context, v store.Volume, dev loop.Device, fs
 	return d.store.UpdateVolume(v)
 }
 
-// afterMount brings the mounted file system to the volume's size, and gives it
-// to the capability's group.
+// afterMount grows the mounted file system to the volume's size, and applies the capability's group.
 func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a access) error {
 	u, err := d.usage(v.ID)
 	if err != nil {
@@ -195,9 +193,8 @@ func (d *Driver) afterMount(ctx context.Context, v store.Volume, path string, a 
 	return nil
 }
 
-// stageBlock attaches the image, to a device that stays until it is unstaged,
-// and binds the device below the staging path. A bound node does not hold its
-// device open, so this one cannot clear itself.
+// stageBlock attaches the image to a device that stays until it is unstaged, and binds the device below the
+// staging path. A bound node does not hold its device open, so this device cannot detach itself.
 func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path string, a access) error {
 	switch at := u.at(path); {
 	case len(u.mounts) > 0:
@@ -217,8 +214,8 @@ func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path s
 	return d.bindNode(ctx, u, v.ID, a.readOnly(), stagedNode(path), func(usage) error { return nil })
 }
 
-// NodeUnstageVolume undoes NodeStageVolume. It needs no record of the volume,
-// only its name, and finishes what an earlier call or a crash left half done.
+// NodeUnstageVolume reverses NodeStageVolume. It needs only the volume's id and no record of it, and finishes what
+// an earlier call or a crash left unfinished.
 func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()
 	err := d.release("NodeUnstageVolume", id, "staging_target_path", req.GetStagingTargetPath(), func(path string) error {

@@ -15,8 +15,7 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
-// usage is what the kernel says, at one moment, about the users of a volume's
-// image that can be seen from the driver's mount namespace.
+// usage is a snapshot of the users of a volume's image that are visible in the driver's mount namespace.
 type usage struct {
 	devices []loop.Device
 	table   filesystem.Table
@@ -30,8 +29,8 @@ type node struct {
 	device loop.Device
 }
 
-// usage looks at the loop devices first and at the mount table second: a device
-// that is let go of in between has no mount.
+// usage reads the loop devices first and the mount table second, so that a device that is released in between has
+// no mount.
 func (d *Driver) usage(id string) (usage, error) {
 	var u usage
 	if !store.IsVolumeID(id) {
@@ -53,12 +52,11 @@ func (d *Driver) usage(id string) (usage, error) {
 	return u, nil
 }
 
-// settleWait is how long a volume may be held by what cannot be seen.
+// settleWait is how long to wait for invisible users of a volume to end.
 const settleWait = 2 * time.Second
 
-// settled is usage, after it has given hidden users a moment to go: a process
-// that was started while the volume was mounted may have got a copy of the
-// mount, until it has set its own namespace up.
+// settled is usage after a short wait for hidden users: a process that was started while the volume was mounted
+// may have a copy of the mount until it has set up its own namespace.
 func (d *Driver) settled(ctx context.Context, id string) (usage, error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -75,14 +73,14 @@ func (d *Driver) settled(ctx context.Context, id string) (usage, error) {
 	}
 }
 
-// place is what is mounted at a path: at most one of its fields is set.
+// place is what is mounted at a path. At most one of its fields is set.
 type place struct {
 	fs    *mountinfo.Info // the volume's file system
 	node  *node           // one of its devices
 	other *mountinfo.Info // something that is not the volume's
 }
 
-// at tells what is at a resolved path.
+// at returns what is at a resolved path.
 func (u usage) at(path string) place {
 	top := u.table.At(path)
 	if top == nil {
@@ -99,8 +97,7 @@ func (u usage) at(path string) place {
 	return place{other: top}
 }
 
-// visible is a mount of the volume's file system with nothing mounted over it,
-// or nil.
+// visible returns a mount of the volume's file system with nothing mounted over it, or nil.
 func (u usage) visible() *mountinfo.Info {
 	for _, m := range u.mounts {
 		if u.table.At(m.Mountpoint) == m {
@@ -110,13 +107,13 @@ func (u usage) visible() *mountinfo.Info {
 	return nil
 }
 
-// hidden reports whether a device is used by something that cannot be reached
-// from here: it clears itself when its last user goes, and has not.
+// hidden reports whether a device is used by something that is not visible from here: it would have detached
+// itself otherwise.
 func (u usage) hidden() bool {
 	return u.visible() == nil && slices.ContainsFunc(u.devices, func(d loop.Device) bool { return d.AutoClear })
 }
 
-// elsewhere lists the paths where the volume is, without the given ones.
+// elsewhere lists the paths where the volume is, except the given ones.
 func (u usage) elsewhere(except ...string) []string {
 	var paths []string
 	for _, m := range u.mounts {
@@ -128,7 +125,7 @@ func (u usage) elsewhere(except ...string) []string {
 	return slices.DeleteFunc(paths, func(p string) bool { return slices.Contains(except, p) })
 }
 
-// String says who uses the volume, for an error.
+// String describes the users of the volume in errors.
 func (u usage) String() string {
 	var devices []string
 	for _, dev := range u.devices {
@@ -141,6 +138,5 @@ func (u usage) String() string {
 		strings.Join(devices, ", "))
 }
 
-// stagedNode is where a staged block volume's device is bound, below its
-// staging path.
+// stagedNode returns the path that a staged block volume's device is bound to.
 func stagedNode(staging string) string { return filepath.Join(staging, "device") }

@@ -22,19 +22,18 @@ const (
 	Default = Ext4
 )
 
-// ErrUnsupported says that volumes cannot have this file system here.
+// ErrUnsupported says that volumes cannot have this file system on this host.
 var ErrUnsupported = errors.New("unsupported file system")
 
 const (
 	mib = 1 << 20
-	// MinBlock is the smallest volume that is used as a block device, in bytes.
+	// MinBlock is the minimum size of a volume for use as a block device, in bytes.
 	MinBlock = 1 * mib
-	// minExt4 leaves room for a journal. minXFS is what mkfs.xfs insists on.
+	// minExt4 leaves room for a journal. minXFS is the minimum of mkfs.xfs.
 	minExt4, minXFS = 16 * mib, 300 * mib
 )
 
-// Supported tells whether fsType can be made on this host, else what is
-// missing. It wraps ErrUnsupported.
+// Supported checks that fsType can be made on this host. The error wraps ErrUnsupported and says what is missing.
 func Supported(fsType string) error {
 	if fsType != Ext4 && fsType != XFS {
 		return fmt.Errorf("%w %q: choose %q or %q", ErrUnsupported, fsType, Ext4, XFS)
@@ -63,16 +62,15 @@ func packageOf(fsType string) string {
 	return "e2fsprogs"
 }
 
-// Where the superblocks are and what is in them: ext4 begins at byte 1024 with
-// its magic at 56, xfs at byte 0 with its magic first.
+// Positions and magic numbers of the superblocks: ext4's starts at byte 1024 with its magic at offset 56, xfs's at
+// byte 0 with its magic first.
 const (
 	ext4Offset, ext4Magic = 1024, 0xEF53
 	xfsMagic              = "XFSB"
 )
 
-// Detect returns the type of the file system in an image and its size in bytes;
-// the type is empty when it is none of ours, which does not mean that the image
-// holds no data. The size is up to date only while nothing is mounted.
+// Detect returns the type of the file system in an image and its size in bytes. The type is empty if it is neither
+// ext4 nor xfs, which does not mean that the image has no data. The size is current only while nothing is mounted.
 func Detect(image io.ReaderAt) (fsType string, size int64, err error) {
 	var sb [2048]byte
 	if n, err := image.ReadAt(sb[:], 0); err != nil && !errors.Is(err, io.EOF) {
@@ -101,15 +99,13 @@ func DetectFile(path string) (fsType string, size int64, err error) {
 	return Detect(f)
 }
 
-// Programs runs the programs that make and grow file systems. They die with
-// the driver, and hold Inherit open until they are gone, so that a successor
-// can wait for them.
+// Programs runs the programs that make and grow file systems. They are killed with the driver, and hold Inherit
+// open until they have ended, so that the next driver can wait for them.
 type Programs struct {
 	Inherit *os.File
 }
 
-// Format makes a file system on a device. Without force, a device that already
-// holds something known is refused by mkfs too.
+// Format makes a file system on a device. Without force, mkfs also refuses a device with known content.
 func (p Programs) Format(ctx context.Context, fsType, device string, force bool) error {
 	if err := Supported(fsType); err != nil {
 		return err
@@ -126,8 +122,7 @@ func (p Programs) Format(ctx context.Context, fsType, device string, force bool)
 	return p.run(ctx, "mkfs."+fsType, append(args, device)...)
 }
 
-// sbin is where programs for the administrator are, whatever PATH the driver
-// was started with.
+// sbin lists the directories of administration programs, which may not be in the driver's PATH.
 var sbin = []string{"/usr/local/sbin", "/usr/sbin", "/sbin"}
 
 // lookPath is exec.LookPath that also looks in sbin.
@@ -142,7 +137,7 @@ func lookPath(name string) (string, error) {
 }
 
 func (p Programs) run(ctx context.Context, name string, args ...string) error {
-	// The kernel sends Pdeathsig when the starting thread ends, so keep it.
+	// The kernel sends Pdeathsig when the starting thread ends, so keep that thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	path, err := lookPath(name)
@@ -165,7 +160,7 @@ func (p Programs) run(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// lastLines is the end of a program's output on one line.
+// lastLines returns the end of a program's output in one line.
 func lastLines(out string, n int) string {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")

@@ -1,12 +1,9 @@
-// Package filesystem makes, recognises, mounts, grows and freezes the file
-// systems that a volume may hold (ext4 and xfs), and reads the mount table. It
-// knows devices and paths, not volumes.
+// Package filesystem makes, recognises, mounts, grows and freezes the file systems that a volume may have (ext4
+// and xfs), and reads the mount table. It knows devices and paths, not volumes.
 //
-// What must stay true: a publish is one step (a bind mount appears with all its
-// flags or not at all), so a crash leaves nothing half mounted; mount flags,
-// which may carry secrets, are in no error. It needs Linux 5.12 (mount_setattr)
-// and imports the standard library, golang.org/x/sys/unix and
-// moby/sys/mountinfo only.
+// Invariants: a publish is one step (a bind mount appears with all its flags or not at all), so a crash leaves
+// nothing half mounted. Mount flags, which may contain secrets, are in no error. The package needs Linux 5.12
+// (mount_setattr).
 package filesystem
 
 import (
@@ -21,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy says that somebody still uses a mount.
+// ErrBusy says that a mount is still in use.
 var ErrBusy = errors.New("still in use")
 
 // Mount mounts the file system on device at target.
@@ -29,10 +26,10 @@ func Mount(device, target, fsType string, o Options) error {
 	data := o.data
 	switch {
 	case fsType == XFS && !o.hasData("nouuid"):
-		// A copy of a volume has its UUID, and both may be mounted at once.
+		// A copy of a volume has the same UUID, and both may be mounted at once.
 		data = append([]string{"nouuid"}, data...)
 	case fsType == Ext4 && !o.hasData("errors="):
-		// Nothing may be written on top of a damaged file system.
+		// Nothing may be written to a damaged file system.
 		data = append([]string{"errors=remount-ro"}, data...)
 	}
 	if err := unix.Mount(device, target, fsType, o.flags, strings.Join(data, ",")); err != nil {
@@ -41,9 +38,8 @@ func Mount(device, target, fsType string, o Options) error {
 	return nil
 }
 
-// Bind makes source, a directory or a device node, appear at target too, with
-// the flags of o that a single mount can have. It is one step: the mount is
-// made detached, gets its flags, and is then moved into place.
+// Bind makes source, a directory or a device node, appear at target too, with those flags of o that a single mount
+// can have. It is one step: the mount is made detached, gets its flags, and is then moved into place.
 func Bind(source, target string, o Options) error {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -62,13 +58,11 @@ func Bind(source, target string, o Options) error {
 	return nil
 }
 
-// busyWait is how long Unmount waits for users of a mount to go. A process that
-// forks at the wrong moment, this one included, has its files open twice until
-// the child has called exec.
+// busyWait is how long Unmount waits for the users of a mount to end. A process that forks at the wrong moment,
+// this one included, has its files open twice until the child has called exec.
 const busyWait = time.Second
 
-// Unmount takes the topmost mount at target away. It wraps ErrBusy when a
-// process goes on using it.
+// Unmount unmounts the topmost mount at target. It wraps ErrBusy if the mount stays in use.
 func Unmount(ctx context.Context, target string) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -90,22 +84,22 @@ func Unmount(ctx context.Context, target string) error {
 	}
 }
 
-// ErrMountFlag says that a mount flag is not allowed. The flag itself is in no
-// error, as it may be a secret; its position is.
+// ErrMountFlag says that a mount flag is not allowed. The error contains the flag's position and not the flag,
+// which may be a secret.
 var ErrMountFlag = errors.New("mount flag not allowed")
 
 // Options are parsed mount flags.
 type Options struct {
 	flags    uintptr  // MS_* for mount(2)
-	data     []string // what the file system itself is to understand
+	data     []string // options for the file system itself
 	set, clr uint64   // MOUNT_ATTR_* for mount_setattr(2)
-	visible  []string // those that the mount table shows for a single mount
+	visible  []string // those that the mount table shows for each mount
 }
 
 type flag struct {
 	set, clr  uintptr // for mount(2)
 	aset, acl uint64  // for mount_setattr(2)
-	shown     bool    // the mount table has it for each mount
+	shown     bool    // the mount table shows it for each mount
 }
 
 var known = map[string]flag{
@@ -128,14 +122,14 @@ var known = map[string]flag{
 	"defaults":    {},
 }
 
-// forbidden would make another mount than the one that was asked for.
+// forbidden are flags that would make a different kind of mount.
 var forbidden = []string{
 	"bind", "rbind", "remount", "move", "shared", "rshared", "private", "rprivate",
 	"slave", "rslave", "unbindable", "runbindable", "loop", "offset", "sizelimit",
 }
 
-// ParseOptions reads mount flags; one string may hold several, with commas.
-// What is not known here is left to the file system.
+// ParseOptions parses mount flags; one string may have several, separated by commas. Unknown flags are passed to
+// the file system.
 func ParseOptions(mountFlags []string) (Options, error) {
 	var o Options
 	for i, group := range mountFlags {
@@ -150,14 +144,14 @@ func ParseOptions(mountFlags []string) (Options, error) {
 	return o, nil
 }
 
-// WithReadOnly is o for a read-only mount.
+// WithReadOnly returns o for a read-only mount.
 func (o Options) WithReadOnly() Options {
 	o.data, o.visible = slices.Clone(o.data), slices.Clone(o.visible)
 	o.add("ro")
 	return o
 }
 
-// ReadOnly reports whether the mount is to be read-only.
+// ReadOnly reports whether the mount is read-only.
 func (o Options) ReadOnly() bool { return o.flags&unix.MS_RDONLY != 0 }
 
 func (o *Options) add(name string) {
@@ -179,14 +173,13 @@ func (o *Options) add(name string) {
 	}
 }
 
-// hasData reports whether the file system is given an option that begins so.
+// hasData reports whether an option for the file system has this prefix.
 func (o Options) hasData(prefix string) bool {
 	return slices.ContainsFunc(o.data, func(s string) bool { return strings.HasPrefix(s, prefix) })
 }
 
-// Match tells whether an existing mount is what o asks for, as far as the mount
-// table shows it: read-only or not, and each flag that a single mount has. It
-// returns what differs, or nil.
+// Match compares an existing mount with o, as far as the mount table shows it: whether it is read-only, and each
+// flag of a single mount. It returns the difference, or nil.
 func (o Options) Match(m *mountinfo.Info) error {
 	have := strings.Split(m.Options, ",")
 	if ro := slices.Contains(have, "ro"); ro != o.ReadOnly() {

@@ -11,22 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The ioctls that freeze and thaw: FIFREEZE and FITHAW, _IOWR('X', 119 and
-// 120, int), on the architectures that number ioctls like x86 and arm.
+// The ioctls FIFREEZE and FITHAW, _IOWR('X', 119 and 120, int), on architectures that number ioctls like x86 and
+// arm.
 const (
 	fiFreeze = 0xC0045877
 	fiThaw   = 0xC0045878
 )
 
-// ErrFrozen says that a file system was frozen already, by somebody else.
+// ErrFrozen says that another process has frozen the file system.
 var ErrFrozen = errors.New("the file system is frozen already")
 
-// Freeze stops all writes to the file system that m mounts, with everything
-// that was written before on its device. It outlives the process: Thaw must
-// follow, by this process or the next.
+// Freeze stops all writes to the file system of m, after everything written before is on its device. The freeze
+// survives the process: Thaw must follow, by this process or the next.
 func Freeze(m *mountinfo.Info) error {
 	err := onRoot(m, func(fd int) error {
-		// Most of the writing is done before writers have to wait.
+		// Most of the data is written before writers are blocked.
 		if err := unix.Syncfs(fd); err != nil {
 			return err
 		}
@@ -41,7 +40,7 @@ func Freeze(m *mountinfo.Info) error {
 	return nil
 }
 
-// Thaw undoes Freeze. A file system that is not frozen is no error.
+// Thaw reverses Freeze. It succeeds if the file system is not frozen.
 func Thaw(m *mountinfo.Info) error {
 	err := onRoot(m, func(fd int) error { return unix.IoctlSetInt(fd, fiThaw, 0) })
 	if err != nil && !errors.Is(err, unix.EINVAL) {
@@ -50,9 +49,8 @@ func Thaw(m *mountinfo.Info) error {
 	return nil
 }
 
-// onRoot calls fn with a descriptor of the directory at which m is mounted. It
-// makes sure that nothing else has been mounted over it: fn must not freeze
-// another file system.
+// onRoot calls fn with a descriptor of the directory where m is mounted. It makes sure that nothing else is
+// mounted over it, so that fn does not freeze another file system.
 func onRoot(m *mountinfo.Info, fn func(fd int) error) error {
 	fd, err := unix.Open(m.Mountpoint, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -69,16 +67,14 @@ func onRoot(m *mountinfo.Info, fn func(fd int) error) error {
 	return fn(fd)
 }
 
-// ErrNotMounted says that the kernel lets this process grow the file system
-// only while it is not mounted.
+// ErrNotMounted says that the kernel lets this process grow the file system only while it is not mounted.
 var ErrNotMounted = errors.New("ext4 cannot be grown while it is mounted, as the driver lacks CAP_SYS_RESOURCE")
 
-// ext4ResizeFS is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64): what resize2fs does
-// to a mounted file system. Done here it grows the very mount that was chosen;
-// resize2fs takes the first one of the device, which may be read-only.
+// ext4ResizeFS is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64), which resize2fs uses for a mounted file system. Called
+// here, it uses the chosen mount; resize2fs would use the first one of the device, which may be read-only.
 const ext4ResizeFS = 0x40086610
 
-// GrowsMounted reports whether Grow can work for a file system type.
+// GrowsMounted reports whether Grow works for a file system type.
 func GrowsMounted(fsType string) bool {
 	if fsType != Ext4 {
 		return true
@@ -89,10 +85,10 @@ func GrowsMounted(fsType string) bool {
 	return err == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// Grow makes the file system that m mounts, read-write, fill size bytes, the
-// size of its device. One that does already is left as it is.
+// Grow grows the file system of m, mounted read-write, to size bytes, the size of its device. It does nothing if
+// the file system has that size.
 func (p Programs) Grow(ctx context.Context, m *mountinfo.Info, size int64) error {
-	// The device and not the image: a superblock may be in its cache only.
+	// Read the device and not the image: a new superblock may be only in the device's cache.
 	if _, have, err := DetectFile(m.Source); err == nil && have >= size {
 		return nil
 	}
@@ -120,8 +116,8 @@ func (p Programs) Grow(ctx context.Context, m *mountinfo.Info, size int64) error
 	return nil
 }
 
-// GrowUnmounted makes the ext4 in an image, which is not mounted, fill it. An
-// image in which it was cut short is of no use any more.
+// GrowUnmounted grows the ext4 file system in an unmounted image to the image's size. If it is interrupted, the
+// image is unusable.
 func (p Programs) GrowUnmounted(ctx context.Context, image string) error {
 	err := p.run(ctx, "e2fsck", "-f", "-p", image)
 	var exit *exec.ExitError
@@ -131,9 +127,8 @@ func (p Programs) GrowUnmounted(ctx context.Context, image string) error {
 	return p.run(ctx, "resize2fs", image)
 }
 
-// SetGroup gives the root of the file system at mountpoint to a group: owner
-// gid, readable, writable and searchable by it, and setgid, so that what is
-// made in it belongs to the group too.
+// SetGroup makes gid the group of the root of the file system at mountpoint, with read, write and search
+// permission and setgid, so that new files belong to the group too.
 func SetGroup(mountpoint string, gid int) error {
 	const need = unix.S_ISGID | 0o070
 	var st unix.Stat_t
@@ -146,7 +141,7 @@ func SetGroup(mountpoint string, gid int) error {
 	if err := unix.Chown(mountpoint, -1, gid); err != nil {
 		return fmt.Errorf("give %s to group %d: %w", mountpoint, gid, err)
 	}
-	// chown clears the setgid bit, so the mode comes second.
+	// chown clears the setgid bit, so chmod comes second.
 	if err := unix.Chmod(mountpoint, st.Mode&0o7777|need); err != nil {
 		return fmt.Errorf("give %s to group %d: %w", mountpoint, gid, err)
 	}

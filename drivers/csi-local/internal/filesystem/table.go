@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table is the mount table of this mount namespace at one time, oldest first.
+// Table is a snapshot of the mount table of this mount namespace, oldest mount first.
 type Table []*mountinfo.Info
 
 // ReadTable reads the mount table.
@@ -23,8 +23,7 @@ func ReadTable() (Table, error) {
 	return t, nil
 }
 
-// At is the topmost mount at exactly this path, or nil. The path must be one
-// that Resolve returned.
+// At returns the topmost mount at exactly this path, or nil. The path must have been returned by Resolve.
 func (t Table) At(path string) *mountinfo.Info {
 	for _, m := range slices.Backward(t) {
 		if m.Mountpoint == path {

@@ -1,9 +1,8 @@
-// Package sparse works on files with holes: it copies them without filling the
-// holes and tells whether one holds any data at all. It knows nothing about
-// volumes and imports the standard library and golang.org/x/sys/unix only.
+// Package sparse handles files with holes: it copies them without filling the holes, and says whether a file has
+// any data.
 //
-// What must stay true: a copy reads back byte for byte like its source, and
-// "blank" is said only of a file in which every byte is zero.
+// Invariants: a copy reads back byte for byte like its source, and only a file in which every byte is zero is
+// called blank.
 package sparse
 
 import (
@@ -17,19 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoClone says that the file system of the files cannot share blocks
-// between two files (no reflinks).
+// ErrNoClone says that the file system cannot share blocks between files (no reflinks).
 var ErrNoClone = errors.New("the file system cannot clone files")
 
-// chunk is how many bytes are copied or read between two looks at the context.
+// chunk is how many bytes are copied or read between two checks of the context.
 const chunk = 8 << 20
 
 // extent is a run of data: [start, end) in bytes.
 type extent struct{ start, end int64 }
 
-// Clone makes dst a copy of src that shares its blocks, in one atomic step
-// whose duration does not depend on the size. It returns ErrNoClone where the
-// file system has no reflinks, and then has not changed dst.
+// Clone makes dst a copy of src that shares its blocks, in one atomic step whose duration does not depend on the
+// size. It returns ErrNoClone if the file system has no reflinks, and has not changed dst then.
 func Clone(dst, src *os.File) error {
 	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
 	switch {
@@ -42,8 +39,8 @@ func Clone(dst, src *os.File) error {
 	return fmt.Errorf("clone %s to %s: %w", src.Name(), dst.Name(), err)
 }
 
-// Copy makes dst, which must be empty, a copy of src: its data and its holes.
-// It stops between two chunks when ctx ends; dst is then incomplete.
+// Copy makes dst, which must be empty, a copy of src with its data and its holes. It stops between two chunks when
+// ctx ends; dst is then incomplete.
 func Copy(ctx context.Context, dst, src *os.File) error {
 	info, err := src.Stat()
 	if err != nil {
@@ -65,8 +62,8 @@ func Copy(ctx context.Context, dst, src *os.File) error {
 	})
 }
 
-// copyRange copies n bytes at the same offset of both files, in the kernel
-// where it can: io.CopyN uses copy_file_range between two files.
+// copyRange copies n bytes at the same offset of both files, in the kernel if possible: io.CopyN uses
+// copy_file_range between two files.
 func copyRange(dst, src *os.File, at, n int64) error {
 	if _, err := src.Seek(at, io.SeekStart); err != nil {
 		return err
@@ -78,8 +75,8 @@ func copyRange(dst, src *os.File, at, n int64) error {
 	return err
 }
 
-// Blank reports whether every byte of f is zero. Holes are not read, so a file
-// that was only made larger is told at once; the first other byte ends it.
+// Blank reports whether every byte of f is zero. It does not read holes, so it is fast for a file that was only
+// enlarged, and it stops at the first other byte.
 func Blank(ctx context.Context, f *os.File) (bool, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -112,7 +109,7 @@ func Blank(ctx context.Context, f *os.File) (bool, error) {
 	return true, nil
 }
 
-// Allocated is how many bytes of disk the file occupies.
+// Allocated returns how many bytes of disk the file occupies.
 func Allocated(f *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -121,8 +118,7 @@ func Allocated(f *os.File) (int64, error) {
 	return st.Blocks * 512, nil
 }
 
-// eachExtent calls fn for each run of data in f, in order. It moves the file's
-// offset; fn may move it too.
+// eachExtent calls fn for each run of data in f, in order. Both it and fn may move the file's offset.
 func eachExtent(f *os.File, size int64, fn func(extent) error) error {
 	for at := int64(0); at < size; {
 		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)

@@ -18,15 +18,14 @@ const (
 	idDigits       = 32
 )
 
-// Source is where a volume's first content came from. The zero value is an
-// empty volume; at most one field is set.
+// Source is the source of a volume's initial content. The zero value means an empty volume; at most one field is
+// set.
 type Source struct {
 	VolumeID   string `json:"volume_id,omitempty"`
 	SnapshotID string `json:"snapshot_id,omitempty"`
 }
 
-// Volume is the record of a volume. Capacity, Missing are not stored: they are
-// read from the image.
+// Volume is the record of a volume. Capacity and Missing are not stored, but read from the image.
 type Volume struct {
 	ID         string            `json:"id"`
 	Name       string            `json:"name"`
@@ -34,18 +33,18 @@ type Volume struct {
 	Source     Source            `json:"source,omitzero"`
 	CreatedAt  time.Time         `json:"created_at"`
 
-	// FSType is the file system that the image has, or is to get when it is
-	// first staged as one; empty for a volume that only ever was a block device.
+	// FSType is the file system that the image has, or will get when it is first staged as one; empty for a volume
+	// that has only been a block device.
 	FSType string `json:"fs_type,omitempty"`
-	// Formatting is set while an mkfs runs on an image that was blank before:
-	// after a crash, what it left there is known to be nobody's data.
+	// Formatting is set while mkfs runs on an image that was blank before: after a crash, what it left there is no
+	// data.
 	Formatting string `json:"formatting,omitempty"`
 
 	Capacity int64 `json:"-"` // bytes: the size of the image
 	Missing  bool  `json:"-"` // the image is gone
 }
 
-// Snapshot is the record of a snapshot: a copy of a volume's image at one time.
+// Snapshot is the record of a snapshot, a copy of a volume's image.
 type Snapshot struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
@@ -54,20 +53,20 @@ type Snapshot struct {
 	FSType     string    `json:"fs_type,omitempty"`
 	Formatting string    `json:"formatting,omitempty"`
 
-	Size int64 `json:"-"` // bytes: the size of the image, and of the smallest volume made of it
+	Size int64 `json:"-"` // bytes: the size of the image, and of the smallest volume made from it
 }
 
-// VolumeID is the id of the volume with this name. It follows from the name,
-// so that CreateVolume can be repeated without any index.
+// VolumeID returns the id of the volume with this name. It is derived from the name, so that CreateVolume can be
+// repeated without an index.
 func VolumeID(name string) string { return newID(volumePrefix, name) }
 
-// SnapshotID is the id of the snapshot with this name.
+// SnapshotID returns the id of the snapshot with this name.
 func SnapshotID(name string) string { return newID(snapshotPrefix, name) }
 
-// IsVolumeID reports whether VolumeID could have made id.
+// IsVolumeID reports whether id has the form of VolumeID's result.
 func IsVolumeID(id string) bool { return validID(volumePrefix, id) }
 
-// IsSnapshotID reports whether SnapshotID could have made id.
+// IsSnapshotID reports whether id has the form of SnapshotID's result.
 func IsSnapshotID(id string) bool { return validID(snapshotPrefix, id) }
 
 func newID(prefix, name string) string {
@@ -75,12 +74,10 @@ func newID(prefix, name string) string {
 	return prefix + hex.EncodeToString(sum[:])[:idDigits]
 }
 
-// Image is the path of a volume's data. The id must be one that IsVolumeID
-// accepts.
+// Image returns the path of a volume's data, for an id that IsVolumeID accepts.
 func (s *Store) Image(id string) string { return s.volumes.image(id) }
 
-// SnapshotImage is the path of a snapshot's data, for an id that IsSnapshotID
-// accepts.
+// SnapshotImage returns the path of a snapshot's data, for an id that IsSnapshotID accepts.
 func (s *Store) SnapshotImage(id string) string { return s.snapshots.image(id) }
 
 // Volume returns one volume, or ErrNotFound.
@@ -104,8 +101,7 @@ func (s *Store) Volume(id string) (Volume, error) {
 // VolumeIDs lists the ids of all volumes in ascending order.
 func (s *Store) VolumeIDs() ([]string, error) { return s.volumes.ids() }
 
-// CreateVolume adds a volume whose image is written by fill and then brought to
-// v.Capacity bytes.
+// CreateVolume adds a volume. fill writes its image, which is then resized to v.Capacity bytes.
 func (s *Store) CreateVolume(v Volume, fill func(image *os.File) error) error {
 	v.Parameters = maps.Clone(v.Parameters)
 	err := s.volumes.create(v.ID, v, func(image *os.File) error {
@@ -128,7 +124,7 @@ func (s *Store) UpdateVolume(v Volume) error {
 	return nil
 }
 
-// Grow makes a volume's image capacity bytes long. It never makes one smaller.
+// Grow enlarges a volume's image to capacity bytes. It never shrinks one.
 func (s *Store) Grow(id string, capacity int64) error {
 	f, err := os.OpenFile(s.Image(id), os.O_RDWR, 0)
 	if err != nil {
@@ -146,8 +142,8 @@ func (s *Store) Grow(id string, capacity int64) error {
 	return nil
 }
 
-// ReplaceImage gives a volume, which nobody uses, another image: one that fill
-// writes. The volume has the old one until the new one is on disk.
+// ReplaceImage replaces the image of an unused volume by one that fill writes. The volume keeps the old one until
+// the new one is on disk.
 func (s *Store) ReplaceImage(id string, fill func(image *os.File) error) error {
 	if err := s.volumes.replaceImage(id, fill); err != nil {
 		return fmt.Errorf("replace the image of volume %q: %w", id, err)
@@ -155,8 +151,7 @@ func (s *Store) ReplaceImage(id string, fill func(image *os.File) error) error {
 	return nil
 }
 
-// DeleteVolume removes a volume and its data. One that does not exist is no
-// error.
+// DeleteVolume removes a volume and its data. It succeeds if there is none.
 func (s *Store) DeleteVolume(id string) error {
 	if err := s.volumes.delete(id); err != nil {
 		return fmt.Errorf("delete volume %q: %w", id, err)
@@ -189,7 +184,7 @@ func (s *Store) CreateSnapshot(snap Snapshot, fill func(image *os.File) error) e
 	return nil
 }
 
-// DeleteSnapshot removes a snapshot. One that does not exist is no error.
+// DeleteSnapshot removes a snapshot. It succeeds if there is none.
 func (s *Store) DeleteSnapshot(id string) error {
 	if err := s.snapshots.delete(id); err != nil {
 		return fmt.Errorf("delete snapshot %q: %w", id, err)

@@ -13,19 +13,17 @@ import (
 
 const recordName = "record.json"
 
-// shelf is a folder of items. An item is a folder named by its id that holds a
-// record of type T and an image.
+// shelf is a directory of items. An item is a directory named by its id, with a record of type T and an image.
 type shelf[T any] struct {
 	dir    string
-	tmp    string // on the same file system as dir
+	tmp    string // in the same file system as dir
 	prefix string // of every id
 }
 
 func (s shelf[T]) path(id string) string  { return filepath.Join(s.dir, id) }
 func (s shelf[T]) image(id string) string { return filepath.Join(s.dir, id, id+".img") }
 
-// get reads one record. An id that could not have been given out is not found:
-// it never becomes part of a path.
+// get reads one record. An invalid id is not found, and never becomes part of a path.
 func (s shelf[T]) get(id string) (T, error) {
 	var record T
 	if !validID(s.prefix, id) {
@@ -59,8 +57,8 @@ func (s shelf[T]) ids() ([]string, error) {
 	return ids, nil
 }
 
-// create builds an item below tmp, with an image that fill writes, and renames
-// it into place when all of it is on disk. It fails when the id exists.
+// create builds an item below tmp, with an image that fill writes, and renames it into place when all of it is on
+// disk. It fails if the id exists.
 func (s shelf[T]) create(id string, record T, fill func(image *os.File) error) (err error) {
 	dir, err := os.MkdirTemp(s.tmp, id+"-")
 	if err != nil {
@@ -100,8 +98,7 @@ func (s shelf[T]) update(id string, record T) error {
 	return writeRecord(filepath.Join(s.path(id), recordName), record)
 }
 
-// delete removes an item: first out of sight, then from the disk. An item that
-// does not exist is no error.
+// delete removes an item: it is first renamed to tmp and then deleted. It succeeds if there is none.
 func (s shelf[T]) delete(id string) error {
 	if !validID(s.prefix, id) {
 		return nil
@@ -122,7 +119,7 @@ func (s shelf[T]) delete(id string) error {
 	return os.RemoveAll(tomb)
 }
 
-// writeImage makes a file at path that fill writes, and syncs it.
+// writeImage makes a file at path, lets fill write it, and syncs it.
 func writeImage(path string, fill func(image *os.File) error) error {
 	image, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
@@ -135,7 +132,7 @@ func writeImage(path string, fill func(image *os.File) error) error {
 	return errors.Join(err, image.Close())
 }
 
-// writeRecord replaces the file at path by one with record.
+// writeRecord writes a record to path, replacing the file there.
 func writeRecord(path string, record any) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
@@ -144,7 +141,7 @@ func writeRecord(path string, record any) error {
 	return atomicfile.WriteFile(path, append(data, '\n'))
 }
 
-// validID reports whether id is one that newID makes.
+// validID reports whether id has the form of newID's result.
 func validID(prefix, id string) bool {
 	digits, ok := strings.CutPrefix(id, prefix)
 	if !ok || len(digits) != idDigits {

@@ -1,19 +1,15 @@
-// Package store keeps volumes and snapshots in one data directory, and is the
-// only package that knows its layout:
+// Package store keeps volumes and snapshots in one data directory, and is the only package that knows its layout:
 //
 //	lock                        flock: one driver per data directory
-//	volumes/<id>/record.json    what is known about a volume besides its data
+//	volumes/<id>/record.json    a volume's metadata
 //	volumes/<id>/<id>.img       its data; the file's size is its capacity
 //	snapshots/<id>/...          the same for a snapshot
 //	frozen/<id>                 the volume's file system was about to be frozen
-//	tmp/...                     everything that is not finished
+//	tmp/...                     everything that is unfinished
 //
-// What must stay true: an id exists exactly when its folder does. A folder is
-// built below tmp, synced and renamed into place whole; it is deleted by
-// renaming it back below tmp first. So a crash leaves either all of it or
-// something below tmp, which Open sweeps. Nothing is remembered in memory.
-//
-// It imports sparse, the standard library and golang.org/x/sys/unix only.
+// Invariant: an id exists exactly if its directory does. A directory is built below tmp, synced and renamed into
+// place; to delete it, it is first renamed back to tmp. So a crash leaves either all of it or something below tmp,
+// which Open removes. Nothing is kept in memory.
 package store
 
 import (
@@ -34,12 +30,12 @@ var (
 	ErrLocked = errors.New("the data directory is in use by another driver")
 )
 
-// lockWait is how long Open waits for a predecessor's lock: a driver that was
-// killed leaves it to the programs that it had started, until they are gone.
+// lockWait is how long Open waits for an earlier driver's lock: programs that a killed driver had started keep it
+// until they have ended.
 const lockWait = 3 * time.Second
 
-// Store is an open data directory. Its methods may be called from many
-// goroutines, but the caller keeps two changes of one id apart.
+// Store is an open data directory. It is safe for concurrent use, except that the caller must not make two changes
+// of one id at once.
 type Store struct {
 	dir       string
 	lock      *os.File
@@ -47,8 +43,8 @@ type Store struct {
 	snapshots shelf[Snapshot]
 }
 
-// Open makes dir if it has to, locks it, and removes what a predecessor left
-// unfinished. It fails with ErrLocked when another driver holds the lock.
+// Open makes dir if necessary, locks it, and removes what an earlier driver left unfinished. It fails with
+// ErrLocked if another driver holds the lock.
 func Open(ctx context.Context, dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
@@ -75,7 +71,7 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 	return s, nil
 }
 
-// Close gives the lock back. It may be called again.
+// Close releases the lock. It may be repeated.
 func (s *Store) Close() error {
 	if err := s.lock.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
@@ -83,11 +79,11 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Lock is the open lock file. A program that changes volumes inherits it, so
-// that it keeps the lock when the driver is killed before it.
+// Lock returns the open lock file. Programs that change volumes inherit it, so that the lock is held until they
+// end, even if the driver is killed first.
 func (s *Store) Lock() *os.File { return s.lock }
 
-// Dir is the absolute path of the data directory, without symbolic links.
+// Dir returns the absolute path of the data directory, without symbolic links.
 func (s *Store) Dir() string { return s.dir }
 
 // Probe writes, syncs and removes a small file in the data directory.
@@ -113,8 +109,7 @@ func (s *Store) Scratch() (string, error) {
 	return dir, nil
 }
 
-// Space is the size of the disk below the data directory and what of it an
-// unprivileged writer may still use, in bytes.
+// Space returns the size of the data directory's disk and the bytes that an unprivileged writer may still use.
 func (s *Store) Space() (total, available int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.dir, &st); err != nil {
@@ -123,9 +118,8 @@ func (s *Store) Space() (total, available int64, err error) {
 	return int64(st.Blocks) * st.Frsize, int64(st.Bavail) * st.Frsize, nil
 }
 
-// MarkFrozen notes that the volume's file system is about to be frozen. The
-// note outlives the process, so that the next one can thaw; a freeze does not
-// outlive the machine, so the note is not synced.
+// MarkFrozen records that the volume's file system is about to be frozen. The marker survives the process, so that
+// the next one can thaw. It is not synced, because a freeze does not survive a reboot.
 func (s *Store) MarkFrozen(id string) error {
 	f, err := os.OpenFile(filepath.Join(s.dir, "frozen", id), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -134,7 +128,7 @@ func (s *Store) MarkFrozen(id string) error {
 	return f.Close()
 }
 
-// ClearFrozen takes back MarkFrozen.
+// ClearFrozen reverses MarkFrozen.
 func (s *Store) ClearFrozen(id string) error {
 	err := os.Remove(filepath.Join(s.dir, "frozen", id))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -143,7 +137,7 @@ func (s *Store) ClearFrozen(id string) error {
 	return nil
 }
 
-// Frozen lists the volumes whose freeze was noted and not cleared.
+// Frozen lists the volumes with a marker of MarkFrozen.
 func (s *Store) Frozen() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, "frozen"))
 	if err != nil {
@@ -156,8 +150,8 @@ func (s *Store) Frozen() ([]string, error) {
 	return ids, nil
 }
 
-// resolve makes a path absolute and free of symbolic links, as the kernel spells
-// it in the mount table and for loop devices.
+// resolve makes a path absolute and free of symbolic links, as the kernel lists it in the mount table and for loop
+// devices.
 func resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
