@@ -54,7 +54,7 @@ func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServi
 	}
 	if c.Type == service.CheckProcess {
 		out.TTL = c.Interval
-		out.Notes = "passes while the workload's process runs, and fails " + c.Interval + " after the host's last report"
+		out.Notes = "passes while the workload's process lives, and fails " + c.Interval + " after the host has last said so"
 		return out, nil
 	}
 	if c.Port != "" {

@@ -200,8 +200,8 @@ func refuses(t *testing.T, r *rig) {
 		change func(*service.Service)
 		text   string
 	}{
-		"a label as port":      {func(s *service.Service) { s.Port = "http" }, `port "http" is no port number`},
-		"a port out of range":  {func(s *service.Service) { s.Port = "65536" }, "no port number"},
+		"a label as port":      {func(s *service.Service) { s.Port = "http" }, `port "http" is not a port number`},
+		"a port out of range":  {func(s *service.Service) { s.Port = "65536" }, "not a port number"},
 		"an unknown check":     {func(s *service.Service) { s.Checks = []service.Check{{Type: "script"}} }, `check 1: type "script"`},
 		"a check without port": {func(s *service.Service) { s.Port, s.Checks = "", []service.Check{{Type: "tcp"}} }, "needs a port"},
 		"a host in a path":     {func(s *service.Service) { s.Checks = []service.Check{{Type: "http", Path: "//evil/"}} }, "has a host"},

@@ -249,7 +249,7 @@ func TestDriverPanics(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Script("NodeStageVolume", faultydriver.Panic("index out of range"))
 	err := stage(t.Context(), f)
-	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panic: index out of range; the driver's log says more") {
+	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panic: index out of range; the driver's log has more") {
 		t.Errorf("got %v", err)
 	}
 	if err := stage(t.Context(), f); err != nil {

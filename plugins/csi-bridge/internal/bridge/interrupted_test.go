@@ -47,7 +47,7 @@ func TestCallerStops(t *testing.T) {
 		first := inBackground(func() error { return stage(other, f) })
 		f.faulty.AwaitCalls("NodeStageVolume", 1)
 		err := stopAfterFirst(t, f)
-		if !strings.Contains(err.Error(), "the driver was not asked") {
+		if !strings.Contains(err.Error(), "the driver was not called") {
 			t.Error(err)
 		}
 		stopOther()

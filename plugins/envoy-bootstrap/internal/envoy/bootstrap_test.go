@@ -41,7 +41,7 @@ func TestWrongValues(t *testing.T) {
 		"statsd without host":        {keyStatsdURL, "udp://:8125", "no IP address and port"},
 		"statsd without path":        {keyStatsdURL, "unix://", "neither udp://IP:PORT nor unix:///PATH"},
 		"statsd of no variable":      {keyStatsdURL, "$PANNIER_TEST_NONE", "names a variable"},
-		"statsd of another variable": {keyStatsdURL, "udp://${HOME}:8125", "no URL"},
+		"statsd of another variable": {keyStatsdURL, "udp://${HOME}:8125", "is not a URL"},
 		"statsd of a secret":         {keyDogstatsdURL, "$PANNIER_TEST_SECRET", "$PANNIER_TEST_SECRET"},
 		"statsd of no URL":           {keyDogstatsdURL, "$PANNIER_TEST_NO_URL", "$PANNIER_TEST_NO_URL"},
 		"flush of no duration":       {keyStatsFlush, "often", `got "often"`},
@@ -51,7 +51,7 @@ func TestWrongValues(t *testing.T) {
 		"prometheus without address": {keyPrometheusBind, ":9102", "want ADDRESS:PORT"},
 		"prometheus with a name":     {keyPrometheusBind, "0.0.0.0:http", "port from 1 to 65535"},
 		"stats on port 0":            {keyStatsBind, "0.0.0.0:0", "port from 1 to 65535"},
-		"no JSON":                    {keyStaticClusters, "{", "want JSON objects with commas between them"},
+		"no JSON":                    {keyStaticClusters, "{", "want JSON objects separated by commas"},
 		"a list of clusters":         {keyStaticClusters, `[{"name": "a"}]`, "envoy.config.cluster.v3.Cluster"},
 		"unknown field":              {keyStaticClusters, `{"name": "a", "colour": "b"}`, `"colour"`},
 		"cluster without name":       {keyStaticClusters, `{"type": "STATIC"}`, "Name"},
@@ -69,7 +69,7 @@ func TestWrongValues(t *testing.T) {
 		"template, token naked":  {keyTemplate, `{"node": {"id": {{ .Token }}}}`, "want the JSON"},
 		"template, odd token":    {keyTemplate, `{"dynamic_resources": {"ads_config": {"api_type": "{{ .Token }}"}}}`, "apiType"},
 		"template, rule broken":  {keyTemplate, `{"static_resources": {"clusters": {"name": ""}}}`, "Name"},
-		"template for one token": {keyTemplate, `{"node": {"id": "{{ if eq .Token "` + token + `" }}" {{ .Token }}{{ else }}"{{ end }}}}`, "none with the proxy's"},
+		"template for one token": {keyTemplate, `{"node": {"id": "{{ if eq .Token "` + token + `" }}" {{ .Token }}{{ else }}"{{ end }}}}`, "but not with the proxy's"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := Bootstrap(proxy(map[string]any{tc.key: tc.value}))

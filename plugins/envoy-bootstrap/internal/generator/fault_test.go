@@ -262,5 +262,5 @@ func TestAgentWithoutXDS(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.proxy.Add(consul.Match{Path: "/v1/agent/self"}, consul.Status(http.StatusOK, string(self)))
-	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, "serves no xDS", "ports.grpc", "grpc_address")
+	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, "does not serve xDS", "ports.grpc", "grpc_address")
 }
