@@ -1,10 +1,8 @@
-// Package loop attaches image files to loop devices and finds them again. All
-// state is the kernel's: /sys/block/loop*/loop and LOOP_GET_STATUS64.
+// Package loop attaches image files to loop devices and finds them again. All state is the kernel's:
+// /sys/block/loop*/loop and LOOP_GET_STATUS64.
 //
-// What must stay true: a device is taken for a file's only when device and
-// inode number of its backing file say so, and a file is never attached a
-// second time in the same mode (two devices would not see each other's cached
-// writes). It imports the standard library and golang.org/x/sys/unix only.
+// Invariants: a device belongs to a file only if the device and inode number of its backing file say so, and a
+// file is never attached twice in the same mode (two devices would not see each other's cached writes).
 package loop
 
 import (
@@ -22,9 +20,9 @@ import (
 // Device is a loop device that a file is attached to.
 type Device struct {
 	Path      string // such as /dev/loop3
-	Rdev      uint64 // the device number, as stat(2) gives it
+	Rdev      uint64 // the device number, as in stat(2)
 	ReadOnly  bool
-	AutoClear bool // the kernel detaches the file when the last user is gone
+	AutoClear bool // the kernel detaches the file when the last user has closed the device
 }
 
 // Name is the last part of the path, such as loop3.
@@ -33,13 +31,12 @@ func (d Device) Name() string { return filepath.Base(d.Path) }
 // Options say how a file is attached.
 type Options struct {
 	ReadOnly bool
-	// AutoClear leaves the device to its users: it is gone when the last of
-	// them (an open file, a mount in any mount namespace) is. Nothing can leak.
+	// AutoClear makes the device detach itself when its last user (an open file, or a mount in any mount
+	// namespace) is gone, so that it cannot leak.
 	AutoClear bool
 }
 
-// Find returns every loop device that image is attached to. An image that has
-// been deleted is looked for by its path.
+// Find returns all loop devices that image is attached to. A deleted image is recognised by its path.
 func Find(image string) ([]Device, error) {
 	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -52,8 +49,8 @@ func Find(image string) ([]Device, error) {
 			continue // detached since the listing
 		}
 		path := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), " (deleted)")
-		// The image's name is unique. Looking at it first spares opening
-		// devices of others, which would keep them busy for a moment.
+		// The image's name is unique. Checking it first avoids opening other devices, which would make them busy
+		// for a moment.
 		if filepath.Base(path) != filepath.Base(image) {
 			continue
 		}
@@ -69,9 +66,8 @@ func Find(image string) ([]Device, error) {
 	return found, nil
 }
 
-// Acquire returns a device that image is attached to in the wanted mode, either
-// one that is there already or a new one, and an open file that holds it. With
-// AutoClear the device lasts until hold and every other user are closed.
+// Acquire returns a device that image is attached to in the wanted mode, an existing or a new one, and an open
+// file that holds it. With AutoClear the device exists until hold and all other users are closed.
 func Acquire(ctx context.Context, image string, opts Options) (dev Device, hold *os.File, err error) {
 	found, err := Find(image)
 	if err != nil {
@@ -83,7 +79,7 @@ func Acquire(ctx context.Context, image string, opts Options) (dev Device, hold 
 		}
 		hold, err := dev.hold(image, opts)
 		if errors.Is(err, errNotOurs) {
-			break // it went away just now
+			break // it was detached just now
 		}
 		dev.AutoClear = opts.AutoClear
 		return dev, hold, err
@@ -91,8 +87,8 @@ func Acquire(ctx context.Context, image string, opts Options) (dev Device, hold 
 	return attach(ctx, image, opts)
 }
 
-// Detach frees the device. When someone still has it open, the kernel does it
-// when that user closes it. A device that is not image's any more is left alone.
+// Detach detaches the device. If it is still open, the kernel detaches it when the last user closes it. A device
+// that belongs to another image now is left alone.
 func (d Device) Detach(image string) error {
 	f, err := open(d.Path, image)
 	if errors.Is(err, errNotOurs) {
@@ -111,17 +107,17 @@ func (d Device) Detach(image string) error {
 	return nil
 }
 
-// Resize makes the device as large as its file has become.
+// Resize sets the device's size to that of its file.
 func (d Device) Resize() error {
 	return d.ioctl("resize", unix.LOOP_SET_CAPACITY)
 }
 
-// Flush writes what the kernel has cached for the device to its file.
+// Flush writes the kernel's cached data of the device to its file.
 func (d Device) Flush() error {
 	return d.ioctl("flush", unix.BLKFLSBUF)
 }
 
-// Size is the device's size in bytes.
+// Size returns the device's size in bytes.
 func (d Device) Size() (int64, error) {
 	data, err := os.ReadFile(filepath.Join("/sys/block", d.Name(), "size"))
 	if err != nil {
@@ -143,7 +139,7 @@ func (d Device) ioctl(what string, req uint) error {
 	return nil
 }
 
-// hold opens the device and gives it the wanted AutoClear.
+// hold opens the device and sets the wanted AutoClear.
 func (d Device) hold(image string, opts Options) (*os.File, error) {
 	f, err := open(d.Path, image)
 	if err != nil {
@@ -163,9 +159,9 @@ func (d Device) hold(image string, opts Options) (*os.File, error) {
 	return f, nil
 }
 
-// attach binds image to a free device in one step (LOOP_CONFIGURE).
+// attach attaches image to a free device in one step (LOOP_CONFIGURE).
 func attach(ctx context.Context, image string, opts Options) (Device, *os.File, error) {
-	mode, flags := os.O_RDWR, uint32(unix.LO_FLAGS_DIRECT_IO) // the kernel drops it where it cannot
+	mode, flags := os.O_RDWR, uint32(unix.LO_FLAGS_DIRECT_IO) // the kernel ignores direct I/O if it is not possible
 	if opts.ReadOnly {
 		mode, flags = os.O_RDONLY, flags|unix.LO_FLAGS_READ_ONLY
 	}
@@ -190,7 +186,7 @@ func attach(ctx context.Context, image string, opts Options) (Device, *os.File, 
 		path := "/dev/loop" + strconv.Itoa(n)
 		hold, err := configure(path, file, flags, mode)
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) {
-			continue // somebody else was faster
+			continue // another process took the device first
 		}
 		if err != nil {
 			return Device{}, nil, fmt.Errorf("attach %s to %s: %w", image, path, err)
@@ -217,11 +213,11 @@ func configure(path string, file *os.File, flags uint32, mode int) (*os.File, er
 	return dev, nil
 }
 
-// errNotOurs says that a device has no file, or another one.
+// errNotOurs says that a device has no file, or a different one.
 var errNotOurs = errors.New("not attached to this file")
 
-// open opens a device, and fails with errNotOurs when image is not its file.
-// Once it is open, its file cannot change.
+// open opens a device, and fails with errNotOurs if its file is not image. While it is open, its file cannot
+// change.
 func open(path, image string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) {
@@ -247,7 +243,7 @@ func backedBy(dev *os.File, image string) error {
 	var st unix.Stat_t
 	err = unix.Stat(image, &st)
 	if errors.Is(err, unix.ENOENT) {
-		// Deleted below the device: its recorded path is all that is left.
+		// The file was deleted: only its recorded path is left.
 		path, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(dev.Name()), "loop/backing_file"))
 		if err == nil && strings.TrimSuffix(string(path), "\n") == image+" (deleted)" {
 			return nil

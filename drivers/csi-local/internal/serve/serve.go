@@ -1,7 +1,6 @@
-// Package serve runs a gRPC server on a unix socket: it refuses a socket on
-// which somebody answers, takes over one on which nobody does, logs each call
-// without its secrets, turns a panic into an error, and stops gracefully within
-// a bound. It knows nothing about volumes.
+// Package serve runs a gRPC server on a unix socket: it refuses a socket on which another process answers,
+// replaces an unused one, logs each call without its secrets, turns a panic into an error, and stops gracefully
+// within a time limit. It knows nothing about volumes.
 package serve
 
 import (
@@ -31,9 +30,8 @@ var ErrInUse = errors.New("another process serves this socket")
 const (
 	// maxPath is the longest path of a unix socket, in bytes (sun_path).
 	maxPath = 107
-	// answerWait is for how long a socket must accept connections to be in use:
-	// a process that was killed may leave it, for a moment, to a child that it
-	// was just about to start.
+	// answerWait is how long a socket must accept connections to count as in use: a killed process may leave it,
+	// for a moment, to a child that it was just about to start.
 	answerWait = time.Second
 	// stopWait is how long calls in flight may go on after the server is told
 	// to stop; then their contexts are cancelled.
@@ -62,10 +60,9 @@ func ParseEndpoint(endpoint string) (path string, err error) {
 	return path, nil
 }
 
-// Listen makes the socket, 0600, and its directory, 0700, if it is not there.
-// It removes a socket that a dead process left, and fails with ErrInUse where a
-// living one answers. It changes the umask for a moment, so it is for the start
-// of a program.
+// Listen makes the socket, with mode 0600, and its directory, with mode 0700, if necessary. It removes the socket
+// of a dead process, and fails with ErrInUse if a running one answers. It changes the umask for a moment, so it
+// must be called at the start of a program.
 func Listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
@@ -103,7 +100,7 @@ func removeStale(ctx context.Context, path string) error {
 	return nil
 }
 
-// Answers fails with ErrInUse when a process accepts connections on path.
+// Answers fails with ErrInUse if a process accepts connections on path.
 func Answers(ctx context.Context, path string) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -111,10 +108,10 @@ func Answers(ctx context.Context, path string) error {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 		switch {
 		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
-			return nil // nobody is behind it
+			return nil // no process listens on it
 		case err == nil:
-			_ = conn.Close() // it was only a question
-		case !errors.Is(err, syscall.EAGAIN): // its queue is full
+			_ = conn.Close() // it was only a test
+		case !errors.Is(err, syscall.EAGAIN): // the queue is full
 			return fmt.Errorf("ask who serves %s: %w", path, err)
 		}
 		if time.Now().After(deadline) {
@@ -127,8 +124,7 @@ func Answers(ctx context.Context, path string) error {
 	}
 }
 
-// Run serves what register adds until ctx ends, and returns when the last call
-// has. Nothing is undone at the end: what is mounted stays mounted.
+// Run serves what register adds until ctx ends, and returns when the last call has ended. Mounts stay.
 func Run(ctx context.Context, l net.Listener, log hclog.Logger, register func(grpc.ServiceRegistrar)) error {
 	server := grpc.NewServer(
 		grpc.WaitForHandlers(true),
@@ -149,12 +145,11 @@ func Run(ctx context.Context, l net.Listener, log hclog.Logger, register func(gr
 	return <-served
 }
 
-// quiet are the starts of methods that are polled; they are logged for
-// debugging only, unless they fail.
+// quiet are the prefixes of methods that are polled; they are logged at debug level only, unless they fail.
 var quiet = []string{"Probe", "Get", "List", "NodeGet", "ControllerGet"}
 
-// logCalls writes one line a call: method, duration and code. Requests and
-// responses are written for debugging only, without secrets and mount flags.
+// logCalls logs each call with its method, duration and code, and at debug level the request and the response,
+// without secrets and mount flags.
 func logCalls(log hclog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		start := time.Now()
@@ -191,8 +186,8 @@ func level(method string, err error) hclog.Level {
 	return hclog.Info
 }
 
-// Sanitize returns a printable form of a message without secrets (CSI: fields
-// marked csi_secret) and without mount flags, which may carry some too.
+// Sanitize returns a printable form of a message without secrets (fields that CSI marks csi_secret) and without
+// mount flags, which may contain secrets too.
 func Sanitize(msg any) string {
 	m, ok := msg.(proto.Message)
 	if !ok {
@@ -207,7 +202,7 @@ func Sanitize(msg any) string {
 	return protosanitizer.StripSecrets(m).String()
 }
 
-// capabilities are the volume capabilities in a request or a response.
+// capabilities returns the volume capabilities in a request or a response.
 func capabilities(msg any) []*csi.VolumeCapability {
 	switch m := msg.(type) {
 	case interface{ GetVolumeCapability() *csi.VolumeCapability }:
@@ -222,8 +217,8 @@ func capabilities(msg any) []*csi.VolumeCapability {
 	return nil
 }
 
-// recoverPanics answers a call that panicked with Internal. The stack goes to
-// the log; the panic's value may hold anything, so it goes nowhere.
+// recoverPanics answers a call that panicked with Internal. The stack is logged; the panic's value is not, because
+// it may contain a secret.
 func recoverPanics(log hclog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 		defer func() {
