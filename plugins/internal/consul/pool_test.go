@@ -165,8 +165,8 @@ func TestTLS(t *testing.T) {
 		"an empty CA file": {func(c *service.Consul) { c.CAFile = empty }, "has no PEM certificate"},
 		"another name":     {func(c *service.Consul) { c.TLSServerName = "other.test" }, "tls_server_name"},
 		"no certificate":   {func(c *service.Consul) { c.CertFile, c.KeyFile = "", "" }, "check cert_file and key_file"},
-		"half a key pair":  {func(c *service.Consul) { c.KeyFile = "" }, "no key pair"},
-		"an empty key":     {func(c *service.Consul) { c.KeyFile = empty }, "no key pair"},
+		"half a key pair":  {func(c *service.Consul) { c.KeyFile = "" }, "not a key pair"},
+		"an empty key":     {func(c *service.Consul) { c.KeyFile = empty }, "not a key pair"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad := good
@@ -304,7 +304,7 @@ func TestFailedHandshake(t *testing.T) {
 // TestDialling closes a pool while a call waits for a connection that is being made.
 func TestDialling(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	address, dialling := deaf(t)
+	address, dialling := unansweredAddress(t)
 	p := NewPool()
 	ended := make(chan error, 1)
 	go func() { ended <- ask(context.Background(), p, service.Consul{Address: address}) }()
@@ -320,7 +320,7 @@ func TestDialling(t *testing.T) {
 
 // deaf is an address that answers no one who wants a connection, since the queue of
 // those that wait for one is full; dialling says whether someone tries.
-func deaf(t *testing.T) (address string, dialling func() bool) {
+func unansweredAddress(t *testing.T) (address string, dialling func() bool) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -89,13 +89,13 @@ func TestTokenFile(t *testing.T) {
 		write("empty", " \n"):                        "is empty",
 		write("two", r.secret+" "+r.secret):          "more than one word",
 		write("long", strings.Repeat("x", maxToken)): "more than one word",
-		dir: "no regular file",
+		dir: "not a regular file",
 		made("link", func(p string) error { return os.Symlink(nodes, p) }):                              "is a symbolic link",
 		made("hard", func(p string) error { return os.Link(write("twice", r.secret), p) }):              "is a hard link",
-		made("fifo", func(p string) error { return unix.Mkfifo(p, 0o600) }):                             "no regular file",
+		made("fifo", func(p string) error { return unix.Mkfifo(p, 0o600) }):                             "not a regular file",
 		made("loop", func(p string) error { return os.Symlink(p, p) }):                                  "is a symbolic link",
 		made("dangling", func(p string) error { return os.Symlink(filepath.Join(dir, "gone"), p) }):     "is a symbolic link",
-		made("sub/token", func(p string) error { return os.MkdirAll(filepath.Dir(p)+"/token", 0o700) }): "no regular file",
+		made("sub/token", func(p string) error { return os.MkdirAll(filepath.Dir(p)+"/token", 0o700) }): "not a regular file",
 	} {
 		req := r.req
 		req.TokenFile = path
@@ -145,7 +145,7 @@ func TestServerAddress(t *testing.T) {
 		"127.0.0.1:99999":         "no port from 1 to 65535",
 		"127.0.0.1:0":             "no port from 1 to 65535",
 		"ftp://127.0.0.1:8502":    "none of host:port",
-		"unix://":                 "names no socket",
+		"unix://":                 "does not name a socket",
 		"https://127.0.0.1:x/v1/": "no port from 1 to 65535",
 	} {
 		r.at = at

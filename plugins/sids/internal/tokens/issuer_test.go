@@ -22,7 +22,7 @@ func TestConfig(t *testing.T) {
 func TestConfigRefused(t *testing.T) {
 	i := newIssuer(t, `{"token_file": "/a"}`)
 	for text, says := range map[string]string{
-		`{"tokn_file": "/a"}`:                       `unknown key "tokn_file": there are token_file, rate and consul`,
+		`{"tokn_file": "/a"}`:                       `unknown key "tokn_file": known are token_file, rate and consul`,
 		`{"token_file": "a"}`:                       `token_file: got "a", want an absolute path`,
 		`{"token_file": 1}`:                         `token_file: got 1`,
 		`{"rate": 0}`:                               "rate: got 0",

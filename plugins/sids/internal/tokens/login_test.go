@@ -70,7 +70,7 @@ func TestLogin(t *testing.T) {
 	// What needs a token says so.
 	_, err = w.issuer.List(ctx, w.consul, "c1")
 	w.want(t, err, codes.FailedPrecondition, "set token_file")
-	w.want(t, w.issuer.Revoke(ctx, w.consul, token.Accessor, ""), codes.FailedPrecondition, "ends by itself when it expires")
+	w.want(t, w.issuer.Revoke(ctx, w.consul, token.Accessor, ""), codes.FailedPrecondition, "the token stays valid until it expires")
 
 	for range 2 {
 		if err := w.issuer.Revoke(ctx, w.consul, token.Accessor, secret); err != nil {
