@@ -318,8 +318,8 @@ func TestDialling(t *testing.T) {
 	goleak.VerifyNone(t, before)
 }
 
-// deaf is an address that answers no one who wants a connection, since the queue of
-// those that wait for one is full; dialling says whether someone tries.
+// unansweredAddress returns an address that answers no connection attempt, because its queue of waiting
+// connections is full; dialling says whether a connection is being attempted.
 func unansweredAddress(t *testing.T) (address string, dialling func() bool) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
