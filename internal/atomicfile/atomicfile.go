@@ -1,5 +1,4 @@
-// Package atomicfile writes small files so that neither a crash nor the loss of power leaves half of one. It imports
-// the standard library only.
+// Package atomicfile writes small files so that neither a crash nor a loss of power leaves half of one.
 package atomicfile
 
 import (
@@ -8,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces the file at path (0600): after a crash it is the old or the
-// new one, whole, and once WriteFile has returned nil it is the new one.
+// WriteFile replaces the file at path (0600). After a crash the file has all of the old or all of the new contents;
+// once WriteFile has returned nil it has the new ones.
 func WriteFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".write-") // 0600
 	if err != nil {

@@ -1,5 +1,4 @@
-// Package kmutex has a lock for each key of a kind, such as each volume. Waiting
-// for one ends with the caller's context. It imports the standard library only.
+// Package kmutex is a lock per key, such as one per volume. Waiting for a lock ends with the caller's context.
 package kmutex
 
 import (
@@ -7,8 +6,8 @@ import (
 	"sync"
 )
 
-// Locks lets one caller at a time in for each key. The zero value is ready. A key
-// that nobody holds or waits for takes no memory.
+// Locks lets one caller at a time hold each key's lock. The zero value is ready. A key that nobody holds or waits for
+// uses no memory.
 type Locks[K comparable] struct {
 	mu    sync.Mutex
 	locks map[K]*lock
@@ -19,8 +18,7 @@ type lock struct {
 	users int           // holder and waiters; guarded by Locks.mu
 }
 
-// Lock waits for the key's lock. The error is the context's cause; unlock is to be
-// called once where there is none.
+// Lock waits for the key's lock. If ctx ends first the error is its cause; otherwise unlock must be called once.
 func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	k := l.join(key)
 	select {
@@ -32,7 +30,7 @@ func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	}
 }
 
-// Users counts who holds the key's lock or waits for it.
+// Users counts the holder of the key's lock and those who wait for it.
 func (l *Locks[K]) Users(key K) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,7 +40,7 @@ func (l *Locks[K]) Users(key K) int {
 	return 0
 }
 
-// Len counts the keys that somebody holds or waits for.
+// Len counts the keys whose locks are held or waited for.
 func (l *Locks[K]) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

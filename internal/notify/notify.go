@@ -1,4 +1,4 @@
-// Package notify wakes everyone who waits for a change. It imports the standard library only.
+// Package notify wakes everyone who waits for a change.
 package notify
 
 import "sync"

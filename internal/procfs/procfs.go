@@ -1,4 +1,4 @@
-// Package procfs reads what /proc says about processes and threads (proc(5)). It imports the standard library only.
+// Package procfs reads what /proc says about processes and threads (proc(5)).
 package procfs
 
 import (

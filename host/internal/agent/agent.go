@@ -1,6 +1,6 @@
-// Package agent puts an agent together: it reads the configuration's decisions, opens the parts in order, and closes them
-// in reverse. It is the only place that knows all of them, and does nothing else. An agent is standalone (a host with a
-// ledger of its own), a server (it keeps the cluster's ledger with others) or a node (it has neither): each is a list of
+// Package agent assembles an agent: it opens the parts in order, as the configuration says, and closes them in
+// reverse. It is the only package that knows all of them, and does nothing else. An agent is standalone (a host with a
+// ledger of its own), a server (it keeps the cluster's ledger with others) or a node (neither): each is a list of
 // steps in a file of its own.
 package agent
 
@@ -56,7 +56,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	return nil
 }
 
-// agent is what every agent has open, whatever its role.
+// agent has the parts that agents of every role have open.
 type agent struct {
 	cfg     *config.Agent
 	version string
@@ -65,7 +65,7 @@ type agent struct {
 	closers closers
 
 	stop        context.CancelFunc // ends Run
-	stopPlugins atomic.Bool        // plugins and drivers end with the agent
+	stopPlugins atomic.Bool        // stop plugins and drivers with the agent
 
 	events      *events.Bus
 	journal     *journal.Journal
@@ -86,13 +86,13 @@ type agent struct {
 	server      *apiserver.Server
 }
 
-// step opens one part of an agent, which may need those before it.
+// step opens one part of an agent. It may need those before it.
 type step struct {
 	name string
 	open func(ctx context.Context) error
 }
 
-// role is how the agent is put together.
+// role assembles the agent.
 func (a *agent) role() []step {
 	switch {
 	case a.cfg.TLS == nil:
@@ -104,7 +104,7 @@ func (a *agent) role() []step {
 	}
 }
 
-// stopAgent ends Run, and says what ends with it.
+// stopAgent ends Run, and returns what ends with it.
 func (a *agent) stopAgent(plugins bool) apiserver.Ending {
 	if plugins {
 		a.stopPlugins.Store(true)
@@ -114,8 +114,8 @@ func (a *agent) stopAgent(plugins bool) apiserver.Ending {
 	return apiserver.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
 }
 
-// close closes what is open, the last first. An agent in dev mode stops its workloads before that: no later agent would
-// find them.
+// close closes what is open, the last first. In dev mode it stops the workloads before that, since no later agent
+// would find them.
 func (a *agent) close(ctx context.Context) error {
 	var stopped error
 	if a.cfg.Dev && a.workloads != nil {
@@ -126,13 +126,13 @@ func (a *agent) close(ctx context.Context) error {
 	return errors.Join(stopped, a.closers.Close())
 }
 
-// closers are what has to be closed, in the reverse order of opening.
+// closers are called in reverse order to close what was opened.
 type closers []func() error
 
 func (c *closers) add(fn func() error) { *c = append(*c, fn) }
 
-// loop runs fn on a goroutine of its own, and adds what ends it and waits for it. fn does not end with ctx, but when it is
-// closed.
+// loop runs fn in a goroutine, and adds a closer that ends it and waits for it. fn ends when it is closed, not with
+// ctx.
 func (c *closers) loop(ctx context.Context, fn func(ctx context.Context)) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup

@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	// recentEvents is how many events can be read after they happened.
+	// recentEvents is how many past events can be read.
 	recentEvents = 1000
-	// lockWait is how long the lock may still be held by a child of a killed agent that has not got to its exec.
+	// lockWait is how long to wait for the lock: a child of a killed agent may hold it until its exec.
 	lockWait  = 2 * time.Second
 	lockEvery = 10 * time.Millisecond
 )
 
 func (a *agent) openDataDir(ctx context.Context) error {
 	a.events = events.New(recentEvents)
-	// What lies in it has modes of its own; a plugin that runs as another user must get through.
+	// Its contents have modes of their own. Plugins that run as another user must be able to pass through.
 	if err := os.MkdirAll(a.cfg.DataDir, 0o711); err != nil {
 		return err
 	}
-	// The kernel's mount table has real paths.
+	// The kernel's mount table has paths without links.
 	dir, err := filepath.EvalSymlinks(a.cfg.DataDir)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (a *agent) openDataDir(ctx context.Context) error {
 	return nil
 }
 
-// lockDir keeps other agents off a data directory until the file is closed, or this process ends.
+// lockDir locks the data directory against other agents until the file is closed or this process ends.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
@@ -66,7 +66,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	}
 }
 
-// writePID names the lock's holder for the error of the next agent.
+// writePID records the lock's holder for the error of another agent.
 func writePID(f *os.File) error {
 	if err := f.Truncate(0); err != nil {
 		return err

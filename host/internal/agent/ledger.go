@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
 )
 
-// ledger is the way to the ledger: this agent's own (*cluster.Node), or the servers' (*cluster.Client).
+// ledger is the cluster's ledger: this agent's own (*cluster.Node), or the servers' (*cluster.Client).
 type ledger interface {
 	noderecord.Cluster
 	noderecord.Registry
@@ -37,7 +37,7 @@ type ledgerKeeper struct {
 	watcher *watcher.Watcher
 }
 
-// openLedger opens the ledger; join adds how it reaches other servers.
+// openLedger opens the ledger. join configures how it reaches other servers.
 func (k *ledgerKeeper) openLedger(ctx context.Context, join func(*cluster.Config)) error {
 	key, err := k.cfg.Ledger.Read()
 	if err != nil {
@@ -60,7 +60,7 @@ func (k *ledgerKeeper) openLedger(ctx context.Context, join func(*cluster.Config
 	return nil
 }
 
-// once remembers what read returned without an error.
+// once returns a function that calls read until it succeeds, and then remembers the result.
 func once(read func(ctx context.Context) (string, error)) func(ctx context.Context) (string, error) {
 	var mu sync.Mutex
 	var text string
@@ -78,14 +78,14 @@ func (k *ledgerKeeper) rotationConfig() rotation.Config {
 	return rotation.Config{Name: k.cfg.Name, Sealer: k.sealer, Ledger: k.cluster, SigningKey: tokens.ForSigningKey, Log: k.log.Named("secrets")}
 }
 
-// rotateKeys follows the cluster's secrets keys, and rotates them while this server leads.
+// rotateKeys keeps this server's secrets keys up to date, and rotates the cluster's while this server leads.
 func (k *ledgerKeeper) rotateKeys(ctx context.Context) error {
 	k.closers.loop(ctx, k.keys.Follow)
 	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, k.keys.Lead) })
 	return nil
 }
 
-// unseal opens a volume's secrets for one call.
+// unseal decrypts a volume's secrets for one call.
 func (k *ledgerKeeper) unseal(ctx context.Context, v claim.Volume) (map[string]string, error) {
 	return k.keys.Unseal(ctx, v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 }
@@ -120,7 +120,7 @@ func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
 	return report.Err()
 }
 
-// serveLedger has the API answer for the ledger.
+// serveLedger configures the API to serve the ledger.
 func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
 	cfg.Ledger, cfg.Raft, cfg.Watcher, cfg.SecretsKeys = k.cluster, k.cluster, k.watcher, k.keys
 	if k.cfg.ACL.Enabled {
@@ -128,7 +128,7 @@ func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
 	}
 }
 
-// ledgerHealth is what keeps a server's ledger from taking commands.
+// ledgerHealth says why a server's ledger does not accept commands.
 func ledgerHealth(s cluster.Stats) []string {
 	switch {
 	case s.Err != nil:

@@ -36,12 +36,12 @@ type member struct {
 	secret    peer.Secret
 	terms     *peer.Terms
 	servers   *peer.Servers
-	here      *peer.Node // what this agent does for the leader
+	here      *peer.Node // answers the leader's calls
 	fence     *fence.Client
 	lease     *lease.Lease
 }
 
-// joinCluster opens the agent's certificate, its port, and the gossip by which agents find one another. Calls are
+// joinCluster opens the agent's certificate, its port, and the gossip by which agents find each other. Calls are
 // answered from servePeers on.
 func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discovery.Role) (err error) {
 	m.terms = &peer.Terms{}
@@ -94,7 +94,7 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	return nil
 }
 
-// openLease finds the fence, or starts one, and takes over the lease that this node has.
+// openLease finds the fence, or starts one, and takes over the node's lease.
 func (m *member) openLease(ctx context.Context) (err error) {
 	if m.fence, err = fence.Open(ctx, fence.Config{Dir: filepath.Join(m.cfg.DataDir, "fence"), Log: m.log.Named("fence")}); err != nil {
 		return err
@@ -105,7 +105,7 @@ func (m *member) openLease(ctx context.Context) (err error) {
 	return nil
 }
 
-// memberDeps are the workloads' dependencies, with what the leader does for this node.
+// memberDeps returns the workloads' dependencies, including what the leader does for this node.
 func (m *member) memberDeps() workload.Deps {
 	deps := m.workloadDeps()
 	deps.Controller, deps.Secrets, deps.Tokens = m.servers, m.servers.VolumeSecrets, peer.NodeTokens{Servers: m.servers, Local: m.tokens}
@@ -113,7 +113,7 @@ func (m *member) memberDeps() workload.Deps {
 	return deps
 }
 
-// servePeers answers other agents; leader is what this agent does while it leads, nil on a node.
+// servePeers answers other agents. leader answers calls to the leader; nil on a node.
 func (m *member) servePeers(leader *peer.Leader) {
 	m.here.Workloads, m.here.Mounted, m.here.Calls = m.workloads, m.controllers, m.driverCalls()
 	s := peer.Serve(m.port.GRPC(), peer.Config{Leader: leader, Node: m.here, Terms: m.terms, Log: m.log.Named("peer")}, m.port.ServerOptions()...)
@@ -127,7 +127,7 @@ func (m *member) openNodeRecord(ctx context.Context) error {
 	return nil
 }
 
-// keepLease sends heartbeats, takes down what this node may not use any more, and follows its drain.
+// keepLease sends heartbeats, stops what this node may not use any more, and follows its drain.
 func (m *member) keepLease(ctx context.Context) error {
 	k := &lease.Keeper{
 		Node: m.cfg.Name, Lease: m.lease, Servers: m.servers, Log: m.log.Named("lease"),

@@ -65,11 +65,11 @@ func (a *agent) storageHealth() (reasons []string) {
 	return reasons
 }
 
-// isDefault tells the storage plugin that no other is taken in the place of.
+// isDefault reports whether it is the default storage plugin, in place of no other.
 func isDefault(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
 
-// probe asks a plugin's process that is to take over from another whether it can: that of
-// the storage plugin through which the drivers are reached, whether it sees them as they are.
+// probe checks whether a new process of a plugin can take over from the old one: a storage plugin that the drivers are
+// reached through must see them as they are.
 func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error {
 	if kind != storage.Kind || name != catalog.DefaultStorage && slices.ContainsFunc(a.plugins.Status(), isDefault) {
 		return nil
@@ -86,8 +86,7 @@ func (a *agent) pluginEvent(e supervisor.Event) {
 	a.events.Publish(events.Event{Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name, Message: e.Message})
 }
 
-// publish tells the host's followers what a plugin says that happened in it. What the host
-// itself says of a plugin has no "event" among its details.
+// publish publishes a plugin's own events. What the host itself reports of a plugin has no "event" among its details.
 func (a *agent) publish(e supervisor.PluginEvent) {
 	if e.Lost > 0 {
 		lost := strconv.FormatUint(e.Lost, 10)

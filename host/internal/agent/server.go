@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
 )
 
-// server is an agent that keeps the cluster's ledger, with other servers, and runs workloads as a node does.
+// server is an agent that keeps the cluster's ledger with other servers, and runs workloads as a node does.
 type server struct {
 	*agent
 	ledgerKeeper
@@ -117,7 +117,7 @@ func (s *server) openServer(ctx context.Context) error {
 func (s *server) health() []string {
 	stats := s.cluster.Stats()
 	reasons := ledgerHealth(stats)
-	if stats.Full != nil { // the other servers go on without this one
+	if stats.Full != nil { // the other servers continue without this one
 		reasons = append(reasons, stats.Full.Error())
 	}
 	return slices.Concat(reasons, s.keysHealth(), s.leaseHealth(), s.storageHealth())

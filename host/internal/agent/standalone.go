@@ -57,7 +57,7 @@ func (s *standalone) openDrivers(ctx context.Context) error {
 	return s.startDrivers(ctx, deps)
 }
 
-// rotateKeys follows the secrets keys. Which one is active is known before anything is sealed.
+// rotateKeys manages the secrets keys. Which one is active is known before anything is sealed.
 func (s *standalone) rotateKeys(ctx context.Context) error {
 	if err := s.keys.Sync(ctx); err != nil {
 		s.log.Warn("not every secrets key is on this host: retrying", "error", err)

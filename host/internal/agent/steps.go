@@ -33,11 +33,11 @@ import (
 )
 
 const (
-	// gcPercent makes the collector run twice as often as by default. Most of the heap is a few large blocks without
-	// pointers, so that a run takes a millisecond or two.
+	// gcPercent makes the garbage collector run twice as often as by default. Most of the heap is a few large blocks
+	// without pointers, so a run takes a millisecond or two.
 	gcPercent = 50
-	// trimInterval is how soon memory goes back to the system after a burst, such as a list of all volumes. By itself Go
-	// keeps it until the heap has grown by half, which on a quiet host takes minutes.
+	// trimInterval is how soon memory is returned to the system after a burst, such as a list of all volumes. By
+	// default Go keeps it until the heap has grown by half, which on a quiet host takes minutes.
 	trimInterval = 30 * time.Second
 )
 
@@ -62,8 +62,8 @@ func (a *agent) followDevices(ctx context.Context) error {
 	return nil
 }
 
-// newConsul makes what gives services their tokens and registers them in Consul. An agent without a consul block refuses
-// workloads that have services, by name. ledger is where tokens are noted; nil on a node, whose tokens the leader gets.
+// newConsul makes what gets services their tokens and registers them in Consul. An agent without a consul block
+// refuses workloads that have services, by name. ledger records tokens; nil on a node, whose leader does.
 func (a *agent) newConsul(ledger tokens.Ledger) error {
 	consuls, audiences := map[string]service.Consul{}, map[string]string{}
 	for _, c := range a.cfg.Consuls {
@@ -73,7 +73,8 @@ func (a *agent) newConsul(ledger tokens.Ledger) error {
 		Ledger: ledger, Consuls: consuls, Audiences: audiences, Identity: a.catalog.DoIdentity, Sealer: a.sealer,
 		Events: a.events, Log: a.log.Named("tokens"),
 	})
-	// It needs the workloads for what to keep in sync, and they need it: both are made before either is opened.
+	// The registrar needs the workloads for what to keep in sync, and they need it: both are made before either is
+	// opened.
 	a.services = services.New(services.Config{
 		Node: a.cfg.Name, ClusterID: a.clusterID, Consuls: consuls,
 		Registration: a.catalog.DoRegistration, Bootstraps: a.catalog.DoBootstrap,
@@ -93,12 +94,12 @@ func (a *agent) newDrivers() {
 	})
 }
 
-// driverCalls reaches the drivers of this node.
+// driverCalls makes calls to the drivers of this node.
 func (a *agent) driverCalls() drivers.Caller {
 	return drivers.Caller{Drivers: a.drivers, Storage: a.catalog.DoStorage}
 }
 
-// workloadDeps are the workloads' dependencies in every role.
+// workloadDeps returns the workloads' dependencies in every role.
 func (a *agent) workloadDeps() workload.Deps {
 	files := secretsdir.New(a.cfg.SecretsDir)
 	a.closers.add(files.Close)
@@ -125,7 +126,7 @@ func (a *agent) startDrivers(ctx context.Context, deps workload.Deps) error {
 	return nil
 }
 
-// declared are the drivers of the configuration.
+// declared returns the drivers of the configuration.
 func (a *agent) declared() []drivers.Spec {
 	var out []drivers.Spec
 	for _, d := range a.cfg.Drivers {
@@ -153,7 +154,7 @@ func (a *agent) newRegistrar() {
 	a.registrar = &noderecord.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
 }
 
-// apiConfig is the API's configuration in every role.
+// apiConfig returns the API's configuration in every role.
 func (a *agent) apiConfig() apiserver.Config {
 	cfg := apiserver.Config{
 		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
@@ -175,7 +176,7 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 	return a.server.Open(ctx)
 }
 
-// layout is where volumes are mounted.
+// layout says where volumes are mounted.
 func (a *agent) layout() mounts.Layout {
 	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
 }

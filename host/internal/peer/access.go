@@ -235,11 +235,11 @@ func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 // look reads what the ledger knows about a node that makes a call.
 func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, error) {
 	n := caller{Peer: peer, ledger: ledger}
-	said := metadata.ValueFromIncomingContext(ctx, secretKey)
-	if len(said) != 1 || said[0] == "" {
+	values := metadata.ValueFromIncomingContext(ctx, secretKey)
+	if len(values) != 1 || values[0] == "" {
 		return n, denied(fmt.Sprintf("node %q sent no secret", peer.Name))
 	}
-	n.hash = hashOf(said[0])
+	n.hash = hashOf(values[0])
 	err := ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
 		n.record, err = tx.Node(peer.Name)
 		return err

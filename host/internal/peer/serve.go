@@ -179,11 +179,11 @@ func (t *Terms) Seen(term uint64) error {
 
 // check records the term of a call.
 func (t *Terms) check(ctx context.Context) error {
-	said := metadata.ValueFromIncomingContext(ctx, termKey)
-	if len(said) != 1 {
+	values := metadata.ValueFromIncomingContext(ctx, termKey)
+	if len(values) != 1 {
 		return status.Errorf(codes.InvalidArgument, "the call does not carry the leader's term")
 	}
-	term, err := strconv.ParseUint(said[0], 10, 64)
+	term, err := strconv.ParseUint(values[0], 10, 64)
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "the leader's term is not a number")
 	}

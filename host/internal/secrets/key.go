@@ -27,18 +27,18 @@ type Key struct {
 	aead     cipher.AEAD
 }
 
-// NewKey makes a random key, which is in no file yet.
+// NewKey makes a random key, which is not in a file yet.
 func NewKey() Key {
 	material := make([]byte, keySize)
 	rand.Read(material) // never fails
 	k, err := ParseKey(material)
 	if err != nil {
-		panic(err) // AES takes every key of this size
+		panic(err) // AES accepts every key of this size
 	}
 	return k
 }
 
-// ParseKey takes a key from its bytes (Material).
+// ParseKey makes a key from its bytes (Material).
 func ParseKey(material []byte) (Key, error) {
 	if len(material) != keySize {
 		return Key{}, fmt.Errorf("a secrets key has %d bytes, not %d", keySize, len(material))
@@ -57,31 +57,31 @@ func ParseKey(material []byte) (Key, error) {
 	return k, nil
 }
 
-// ID names the key without telling it: 16 hexadecimal digits.
+// ID identifies the key without revealing it: 16 hexadecimal digits.
 func (k Key) ID() string { return hex.EncodeToString(k.id[:]) }
 
-// Material is the key itself, for a server that is to have it.
+// Material is the key itself, to be sent to another server.
 func (k Key) Material() []byte { return k.material }
 
-// String keeps the key out of whatever prints it.
+// String never reveals the key.
 func (k Key) String() string { return "secrets.Key(" + k.ID() + ")" }
 
 // Format is String for every verb.
 func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
-// readOrMakeKey reads the key in path, and makes one first where there is none.
+// readOrMakeKey reads the key in path, after making one if there is none.
 func readOrMakeKey(path string) (Key, error) {
 	key, err := readKey(path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return key, err
 	}
 	if err := writeKey(path, NewKey()); err != nil {
-		return Key{}, fmt.Errorf("make the secrets key %s: %w", path, err)
+		return Key{}, fmt.Errorf("create the secrets key %s: %w", path, err)
 	}
 	return readKey(path)
 }
 
-// readKey refuses a key that someone else may have read or replaced.
+// readKey refuses a key that another user may have read or replaced.
 func readKey(path string) (Key, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
@@ -126,9 +126,8 @@ func checkKeyFile(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// writeKey writes a key so that path has either a whole key or none after a crash. The
-// link, unlike a rename, never replaces a key that another process made meanwhile: that
-// one is then the key.
+// writeKey writes a key so that after a crash path has a whole key or none. The link, unlike a rename, never replaces
+// a key that another process has made meanwhile: then that one is used.
 func writeKey(path string, key Key) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".secrets-key-*") // 0600
 	if err != nil {

@@ -12,26 +12,26 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// Files are where a host has its keys.
+// Files say where a host keeps its keys.
 type Files struct {
-	// First is the file of the key that a host makes which is alone.
+	// First is the file of the key that a standalone host makes.
 	First string
-	// Dir has the other keys, in a file each: the key's id and ".key".
+	// Dir has the other keys, each in a file named by its id and ".key".
 	Dir string
-	// Shared: other hosts keep the ledger too. No key is made then, and the first one does
-	// not seal before the ledger names it.
+	// Shared says that other hosts keep the ledger too. Then OpenFiles makes no key, and First does not seal before
+	// the ledger names it.
 	Shared bool
 }
 
 const (
 	keySuffix = ".key"
-	// offered is the file of a key that the leader has given and the ledger does not name
-	// yet. The next one takes its place.
+	// offered is the name of the file with a key that the leader has sent and the ledger does not name yet. The next
+	// such key replaces it.
 	offered = "offered"
 )
 
-// OpenFiles reads a host's keys, and makes the first one of a host that is alone and has
-// none. It refuses files that others than the agent's user and root may read.
+// OpenFiles reads a host's keys, and makes the first one of a standalone host that has none. It refuses files that
+// users other than the agent's and root may read.
 func OpenFiles(files Files) (*Sealer, error) {
 	s := &Sealer{path: files.First, dir: files.Dir, keys: map[string]Key{}}
 	if err := os.MkdirAll(files.Dir, 0o700); err != nil {
@@ -57,7 +57,7 @@ func OpenFiles(files Files) (*Sealer, error) {
 	return s, nil
 }
 
-// read takes in all keys of the directory. One whose name is another key's is refused.
+// read reads all keys in the directory. A file that is named by another key's id is an error.
 func (s *Sealer) read() error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -85,10 +85,10 @@ func (s *Sealer) read() error {
 	return nil
 }
 
-// First is the id of the key that this host made while it was alone; empty: it made none.
+// First returns the id of the key that this host made while it was standalone; empty: it made none.
 func (s *Sealer) First() string { return s.first }
 
-// Get finds a key by its id, offered ones included.
+// Get returns a key by its id, also an offered one.
 func (s *Sealer) Get(id string) (Key, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -107,7 +107,7 @@ func (s *Sealer) get(id string) (Key, bool) {
 
 func (s *Sealer) isOffered(id string) bool { return s.offered.material != nil && s.offered.ID() == id }
 
-// take keeps the offered key for good.
+// take stores the offered key permanently.
 func (s *Sealer) take() error {
 	if err := s.add(s.offered); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (s *Sealer) take() error {
 	return remove(filepath.Join(s.dir, offered+keySuffix))
 }
 
-// Add keeps a key for good: it is on the disk when Add returns.
+// Add stores a key permanently. It is on disk when Add returns.
 func (s *Sealer) Add(k Key) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,14 +129,14 @@ func (s *Sealer) add(k Key) error {
 		return nil
 	}
 	if err := writeKey(filepath.Join(s.dir, id+keySuffix), k); err != nil {
-		return fmt.Errorf("keep the secrets key %s: %w", id, err)
+		return fmt.Errorf("store the secrets key %s: %w", id, err)
 	}
 	s.keys[id] = k
 	return nil
 }
 
-// Offer keeps a key that the ledger is about to name, in the place of one that was offered
-// before: it is on the disk when Offer returns.
+// Offer stores a key that the ledger is about to name, in place of one that was offered before. It is on disk when
+// Offer returns.
 func (s *Sealer) Offer(k Key) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,16 +144,15 @@ func (s *Sealer) Offer(k Key) error {
 		return nil
 	}
 	if err := atomicfile.WriteFile(filepath.Join(s.dir, offered+keySuffix), k.material); err != nil {
-		return fmt.Errorf("keep the secrets key %s: %w", k.ID(), err)
+		return fmt.Errorf("store the secrets key %s: %w", k.ID(), err)
 	}
 	s.offered = k
 	return nil
 }
 
-// Use follows what the ledger says of keys: active seals from now on, named are kept for
-// good, and removed are forgotten. Files that an operator has put there meanwhile are read.
-// It returns the named keys that this host does not have. With an empty active nothing
-// changes.
+// Use applies what the ledger says about keys: active seals from now on, named are stored permanently, and removed are
+// deleted. Key files that an operator has added meanwhile are read. It returns the named keys that this host does not
+// have. An empty active changes nothing.
 func (s *Sealer) Use(active string, named, removed []string) (missing []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +181,7 @@ func (s *Sealer) Use(active string, named, removed []string) (missing []string, 
 	return missing, errors.Join(errs...)
 }
 
-// forget removes a key that nothing needs.
+// forget deletes a key that is not needed any more.
 func (s *Sealer) forget(id string) error {
 	if s.isOffered(id) {
 		s.offered = Key{}

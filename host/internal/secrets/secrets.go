@@ -15,14 +15,13 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// What Seal and Unseal refuse, for errors.Is.
+// Errors of Seal and Unseal.
 var (
-	// ErrNoKey: this host has no key to seal with, or not yet.
-	ErrNoKey = errcode.Unavailable.New("the key that seals secrets is not here yet")
+	// ErrNoKey: this host does not have a key to seal with, or not yet.
+	ErrNoKey = errcode.Unavailable.New("this host does not have the key that seals secrets yet")
 	// ErrKey: the value was sealed with a key that this host does not have.
 	ErrKey = errors.New("sealed with another key")
-	// ErrDamaged: the value was changed since it was sealed, or belongs to
-	// something else than the additional data says.
+	// ErrDamaged: the value was changed since it was sealed, or was sealed with other additional data.
 	ErrDamaged = errors.New("sealed value is damaged or belongs to another volume")
 )
 
@@ -32,22 +31,20 @@ const (
 	headerSize = 1 + keyIDSize
 )
 
-// Sealer seals with one key and unseals with all that a host has. It is safe for
-// concurrent use.
+// Sealer seals with one key and unseals with all keys of a host. It is safe for concurrent use.
 type Sealer struct {
-	path, dir string // of the first key's file and of the others
+	path, dir string // of the first key's file, and of the directory of the others
 
 	mu      sync.RWMutex
 	keys    map[string]Key // by id
 	offered Key            // zero: none
-	first   string         // id of the first key; empty: there is none
-	active  string         // id of the key that seals; empty: none does yet
-	named   string         // active, where the ledger names it
+	first   string         // id of the first key; empty: none
+	active  string         // id of the key that seals; empty: none yet
+	named   string         // active if the ledger names it
 }
 
-// Open reads the key file at path and makes it first where there is none; its
-// directory must exist. It refuses a file that others than the agent's user and
-// root may read, and one that is not a key.
+// Open reads the key file at path, after making one if there is none. Its directory must exist. It refuses a file that
+// users other than the agent's and root may read, and one that is not a key.
 func Open(path string) (*Sealer, error) {
 	key, err := readOrMakeKey(path)
 	if err != nil {
@@ -57,28 +54,27 @@ func Open(path string) (*Sealer, error) {
 	return &Sealer{path: path, dir: path + ".d", keys: map[string]Key{id: key}, first: id, active: id}, nil
 }
 
-// KeyID names the key that seals; empty: none does yet.
+// KeyID returns the id of the key that seals; empty: none yet.
 func (s *Sealer) KeyID() string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.active
 }
 
-// Named is the key that seals, where the ledger names it; empty: it names none.
+// Named returns the id of the key that seals if the ledger names it; empty: it names none.
 func (s *Sealer) Named() string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.named
 }
 
-// String keeps the keys out of whatever prints a Sealer.
+// String never reveals a key.
 func (s *Sealer) String() string { return "secrets.Sealer(key " + s.KeyID() + ")" }
 
 // GoString is String, for %#v.
 func (s *Sealer) GoString() string { return s.String() }
 
-// KeyOf is the id of the key that a value is sealed with; empty: it is none of this
-// format.
+// KeyOf returns the id of the key that a value was sealed with; empty: the value does not have this format.
 func KeyOf(sealed []byte) string {
 	if len(sealed) < headerSize || sealed[0] != version1 {
 		return ""
@@ -86,15 +82,14 @@ func KeyOf(sealed []byte) string {
 	return hex.EncodeToString(sealed[1:headerSize])
 }
 
-// ForVolume is the additional data that binds sealed secrets to one volume.
-// Neither part may hold a NUL byte, which no valid name does.
+// ForVolume returns the additional data that binds sealed secrets to a volume. Neither part may contain a NUL byte; no
+// valid name does.
 func ForVolume(namespace, id string) []byte {
 	return []byte("volume\x00" + namespace + "\x00" + id)
 }
 
-// Seal encrypts secrets, bound to additional (see ForVolume), and says with which key; empty:
-// one that the ledger does not name. No secrets seal to nil: what has none needs no key to be
-// read. The error is ErrNoKey.
+// Seal encrypts secrets, bound to additional (see ForVolume), and returns the id of the key; empty: one that the
+// ledger does not name. No secrets seal to nil, which needs no key. The error is ErrNoKey.
 func (s *Sealer) Seal(secrets map[string]string, additional []byte) (sealed []byte, named string, err error) {
 	if len(secrets) == 0 {
 		return nil, "", nil
@@ -105,9 +100,9 @@ func (s *Sealer) Seal(secrets map[string]string, additional []byte) (sealed []by
 	s.mu.RUnlock()
 	switch {
 	case id == "":
-		return nil, "", fmt.Errorf("seal secrets: %w: the servers make one together when the cluster is formed", ErrNoKey)
+		return nil, "", fmt.Errorf("seal secrets: %w: the servers agree on one when the cluster is formed", ErrNoKey)
 	case !ok:
-		return nil, "", fmt.Errorf("seal secrets: %w: the key %s, which this server asks the others for (see: pannier operator secrets status)", ErrNoKey, id)
+		return nil, "", fmt.Errorf("seal secrets: %w: it is the key %s, and this server is asking the others for it (see: pannier operator secrets status)", ErrNoKey, id)
 	}
 	plain, err := json.Marshal(secrets)
 	if err != nil {
@@ -122,7 +117,7 @@ func (s *Sealer) Seal(secrets map[string]string, additional []byte) (sealed []by
 	return key.aead.Seal(sealed, nonce, plain, bind(header, additional)), named, nil
 }
 
-// Reseal seals what is sealed with the key that seals now.
+// Reseal re-encrypts a value with the key that seals now.
 func (s *Sealer) Reseal(sealed, additional []byte) (again []byte, named string, err error) {
 	open, err := s.Unseal(sealed, additional)
 	if err != nil {
@@ -131,8 +126,8 @@ func (s *Sealer) Reseal(sealed, additional []byte) (again []byte, named string, 
 	return s.Seal(open, additional)
 }
 
-// Unseal reverses Seal. additional must be what the value was sealed with. Its
-// errors are ErrKey and ErrDamaged, with what an operator can do.
+// Unseal reverses Seal. additional must be what the value was sealed with. Errors are ErrKey and ErrDamaged, with what
+// an operator can do.
 func (s *Sealer) Unseal(sealed, additional []byte) (map[string]string, error) {
 	if len(sealed) == 0 {
 		return nil, nil
@@ -165,8 +160,8 @@ func (s *Sealer) Unseal(sealed, additional []byte) (map[string]string, error) {
 	return secrets, nil
 }
 
-// bind is all that is authenticated and not encrypted. The header has a fixed
-// length, so the two parts cannot be taken for one another.
+// bind returns what is authenticated but not encrypted. The header has a fixed length, so the two parts cannot be
+// confused.
 func bind(header, additional []byte) []byte {
 	return append(bytes.Clone(header), additional...)
 }

@@ -87,7 +87,7 @@ func (r *run) awaitOne(ctx context.Context, ref claim.WorkloadRef, replaced bool
 			})
 			return nil
 		}
-		// The ledger cannot be reached; the wait goes on.
+		// The ledger cannot be reached; the wait continues.
 		if ctx.Err() == nil {
 			r.Update(func() { r.noteWait(err.Error()) })
 		}

@@ -2,7 +2,7 @@
 //
 // steps.go has the table of reversible actions. volumesteps and servicesteps say what an action of a
 // volume or a service does; this package is the engine: run.go does the actions of the table and
-// writes each intent and each result to the journal, restore.go goes on from there after a restart
+// writes each intent and each result to the journal, restore.go continues from there after a restart
 // of the host, and reconcile.go compares the journal with the ledger.
 //
 // What must stay true:

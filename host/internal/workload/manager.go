@@ -112,7 +112,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 	return m
 }
 
-// Close leaves every workload as it is; the next process of the host goes on from the journal.
+// Close leaves every workload as it is; the next process of the host continues from the journal.
 // Running calls to drivers are cancelled.
 func (m *Manager) Close() error {
 	m.mu.Lock()

@@ -232,7 +232,7 @@ func (i *instance) unpin() {
 // left, and retries until ctx ends.
 func (r *run) guardAgain(ctx context.Context) {
 	pause := r.m.limits.retry.Start()
-	for said := false; ; said = true {
+	for logged := false; ; logged = true {
 		err := r.m.volumes.Protect(ctx, r.volumes)
 		if err == nil {
 			err = r.guardProcess(ctx)
@@ -240,7 +240,7 @@ func (r *run) guardAgain(ctx context.Context) {
 		if err == nil {
 			return
 		}
-		if !said && ctx.Err() == nil {
+		if !logged && ctx.Err() == nil {
 			r.m.log.Warn("the fence does not know yet what the workload has mounted; this is retried", "workload", r.ref, "error", err)
 		}
 		if step.Sleep(ctx, pause.NextBackOff()) != nil {

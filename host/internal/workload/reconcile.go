@@ -51,7 +51,7 @@ func (m *Manager) tryReconcile(ctx context.Context, found []*record) ([]string, 
 	return m.reconcile(bounded, found)
 }
 
-// reconcileLater retries until the ledger has answered, or ctx ends. Then the workloads go on.
+// reconcileLater retries until the ledger has answered, or ctx ends. Then the workloads continue.
 func (m *Manager) reconcileLater(ctx context.Context, found []*record) {
 	pause := m.limits.retry.Start()
 	for {
@@ -67,7 +67,7 @@ func (m *Manager) reconcileLater(ctx context.Context, found []*record) {
 			m.log.Warn("a mount that no record explains is left alone", "why", l)
 		}
 		close(m.reconciled)
-		m.log.Info("the ledger was reached; this node's workloads go on")
+		m.log.Info("the ledger was reached; this node's workloads continue")
 		m.Events.Publish(events.Event{Topic: events.TopicAgent, Type: "ledger-reached", Subject: m.Node})
 		for _, i := range m.all() {
 			i.Update(func() {}) // its state is not Unknown any more
@@ -78,7 +78,7 @@ func (m *Manager) reconcileLater(ctx context.Context, found []*record) {
 
 // Reconcile compares the workloads of this node with the ledger, after the node was cut off. A
 // workload that has lost a claim is taken down: it undoes what it has here, and touches no claim of
-// another. The others go on. A workload that only the ledger knows is ended.
+// another. The others continue. A workload that only the ledger knows is ended.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	had := m.claimed()
 	standing, claims, err := m.Ledger.OnNode(ctx, m.Node)

@@ -277,10 +277,10 @@ func TestAReboot(t *testing.T) {
 		t.Errorf("%d attachments and %d staging mounts after the reboot, want one each", a, s)
 	}
 	close(held.open)
-	if w := h.ended(t, "ran"); w.State != Stopped || w.Message != "the machine was started anew" {
+	if w := h.ended(t, "ran"); w.State != Stopped || w.Message != "the machine was rebooted" {
 		t.Errorf("%s: %s", w.State, w.Message)
 	}
-	if w := h.ended(t, "starting"); w.State != Failed || w.Message != "the machine was started anew" {
+	if w := h.ended(t, "starting"); w.State != Failed || w.Message != "the machine was rebooted" {
 		t.Errorf("%s: %s", w.State, w.Message)
 	}
 	if at(w.Mounts[0].HostPath) == nil || h.count("unstage a") > 0 {

@@ -11,14 +11,13 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
-// Open restores the workloads of the journal: what was starting goes on starting, what was running
-// goes on where all of it is still mounted and is mounted again where not, what was stopping goes
-// on stopping. After a reboot nothing is mounted and no process is left: everything is released.
+// Open restores the workloads of the journal. Starts and stops that were interrupted continue. A workload that was
+// running continues to run if all of its volumes are still mounted; otherwise they are mounted again. After a reboot
+// nothing is mounted and no process is left, so everything is released.
 //
-// Before any of them goes on, what the ledger has of this node is compared with the journal (see
-// reconcile); Open returns the mounts that this left alone. Where Patient is set and the ledger does
-// not answer at once, the comparison is done later: until then the workloads are Unknown and stay
-// as they are, and no other can be started.
+// Before that, the journal is compared with what the ledger has of this node (see reconcile); Open returns the mounts
+// that this left alone. If Patient is set and the ledger does not answer at once, the comparison is done later: until
+// then the workloads are Unknown and stay as they are, and no other can be started.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.Layout.Check(); err != nil {
 		return nil, err
@@ -116,7 +115,7 @@ func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 	i.resumed, i.reconciled = true, m.reconciled
 	if rec.BootID != m.bootID {
 		i.rec.Owner, i.rec.Process, i.rec.MountNS = nil, nil, nil
-		i.askStop("the machine was started anew")
+		i.askStop("the machine was rebooted")
 		return i, nil
 	}
 	r := &run{m, i}

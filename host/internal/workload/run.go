@@ -25,7 +25,7 @@ type run struct {
 }
 
 // errHostCloses ends a run without undoing it: the journal has all of it, and the next process of
-// the host goes on.
+// the host continues.
 var errHostCloses = errors.New("the host is closing")
 
 // live is the instance's goroutine: it brings the workload up, waits, and takes it down.
@@ -38,7 +38,7 @@ func (r *run) live(ctx context.Context) {
 			return
 		}
 		if err := r.set(Stopping, reason); err != nil {
-			r.m.log.Error("the journal cannot be written; the workload is released all the same", "workload", r.ref, "error", err)
+			r.m.log.Error("the journal cannot be written; the workload is released nevertheless", "workload", r.ref, "error", err)
 		}
 		if r.failed() {
 			r.event("failed", reason.Error())
@@ -122,7 +122,7 @@ func (r *run) forward(ctx context.Context) error {
 }
 
 // backward undoes what has an intent, in the reverse order. An undo that fails keeps the actions
-// before it for the next attempt; other volumes and services go on. The undo of the claims checks
+// before it for the next attempt; other volumes and services continue. The undo of the claims checks
 // for itself which volumes are undone. It does not wait for services: a Consul that cannot be
 // reached must not keep a claim.
 func (r *run) backward(ctx context.Context) error {

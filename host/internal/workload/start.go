@@ -24,7 +24,7 @@ type Options struct {
 }
 
 // Start brings a workload up and returns when it runs, or when a failed start has been undone
-// (ErrFailed) or could not be undone at once. It goes on when ctx ends.
+// (ErrFailed) or could not be undone at once. It continues when ctx ends.
 //
 // The start of a workload that runs or starts with the same specification joins it. Where the
 // specification of a running workload differs in no more than its services' tags, meta, checks,

@@ -179,7 +179,7 @@ func (i *instance) startError(w Workload) error {
 	case !i.rec.Failed:
 		return fmt.Errorf("%s: %w: it was stopped before it could be used: %s", i, ErrFailed, w.Message)
 	case i.rec.State == Stopping:
-		return fmt.Errorf("%s: %w: %w; undoing it goes on: %s", i, ErrFailed, i.failure, i.rec.Waiting)
+		return fmt.Errorf("%s: %w: %w; undoing it continues: %s", i, ErrFailed, i.failure, i.rec.Waiting)
 	default:
 		return fmt.Errorf("%s: %w and was undone: %w", i, ErrFailed, i.failure)
 	}

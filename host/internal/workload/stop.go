@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// Stop takes a workload down and returns when nothing is left of it. It goes on when ctx ends;
+// Stop takes a workload down and returns when nothing is left of it. It continues when ctx ends;
 // calling it again makes the next attempt at once. Stopping a workload that has ended is success.
 func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(Step)) (Workload, error) {
 	i, err := m.find(ref)
@@ -82,7 +82,7 @@ var errCutOff = errors.New("the node was cut off, and unmounts before it asks th
 // LoseLease takes all workloads down that have claims on volumes, or may have, because this node
 // may not use them any more. They end as failed, for the given reason. Their processes get little
 // time to end by themselves, and the ledger is not waited for. It returns when nothing of their
-// volumes is mounted, or with what is left when ctx ends; the rest of their release goes on.
+// volumes is mounted, or with what is left when ctx ends; the rest of their release continues.
 func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 	var stops sync.WaitGroup
 	all := m.all()

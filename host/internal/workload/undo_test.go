@@ -213,7 +213,7 @@ func TestAStartThatCannotBeUndoneAtOnce(t *testing.T) {
 	if !errors.Is(err, ErrFailed) || w.State != Stopping {
 		t.Fatalf("%s, %v", w.State, err)
 	}
-	for _, want := range []string{`publish volume "a"`, "the test wants it so", "undoing it goes on", "the test took it away"} {
+	for _, want := range []string{`publish volume "a"`, "the test wants it so", "undoing it continues", "the test took it away"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)
 		}

@@ -122,9 +122,9 @@ func (w *Watcher) detach(ctx context.Context, c claim.Claim, v claim.Volume) (st
 	w.tryNow(c.Volume)
 	if err := w.awaitFreed(ctx, c); err != nil {
 		if a, ok := w.Attempt(c.Volume); ok && a.Error != "" {
-			return "", fmt.Errorf("%w; the release goes on, its last try failed: %s", err, a.Error)
+			return "", fmt.Errorf("%w; the release continues, its last attempt failed: %s", err, a.Error)
 		}
-		return "", fmt.Errorf("%w; the release goes on", err)
+		return "", fmt.Errorf("%w; the release continues", err)
 	}
 	return did, nil
 }
@@ -207,6 +207,6 @@ func (w *Watcher) away(c claim.Claim, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q, or cannot let go of it: %w; when that node is down for good: pannier volume detach -force %s %s",
+	return fmt.Errorf("volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q, or cannot release it: %w; when that node is down for good: pannier volume detach -force %s %s",
 		c.Volume, c.Workload, c.Node, w.NodeName, err, c.Volume.ID, c.Node)
 }

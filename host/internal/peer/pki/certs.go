@@ -154,7 +154,7 @@ func (c *Certs) read() (*pair, error) {
 	}
 	cert, err := tls.LoadX509KeyPair(c.files.Cert, c.files.Key)
 	if err != nil {
-		return nil, fmt.Errorf("read the certificate %s and its key %s: %w: make both anew with: %s", c.files.Cert, c.files.Key, err, c.createCommand())
+		return nil, fmt.Errorf("read the certificate %s and its key %s: %w: create new ones with: %s", c.files.Cert, c.files.Key, err, c.createCommand())
 	}
 	id, err := IdentityOf(cert.Leaf)
 	if err != nil {

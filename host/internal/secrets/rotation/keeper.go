@@ -21,7 +21,7 @@ type Ledger interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
-	// Servers are all in raft's configuration, this one included.
+	// Servers lists all servers in raft's configuration, including this one.
 	Servers() ([]string, error)
 	PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error)
 	RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error)
@@ -29,32 +29,32 @@ type Ledger interface {
 	ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error
 }
 
-// Servers are the others (peer.Servers).
+// Servers makes calls to the other servers (peer.Servers).
 type Servers interface {
-	// SecretsKeys asks them for keys by their ids; the error says who did not answer.
+	// SecretsKeys asks them for keys by their ids. The error says which did not answer.
 	SecretsKeys(ctx context.Context, ids ...string) ([]secrets.Key, error)
-	// OfferSecretsKey gives one of them a key, which is on its disk when the error is nil.
+	// OfferSecretsKey sends a key to one of them, which has it on disk when the error is nil.
 	OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error
 }
 
-// Config is what a Keeper works with.
+// Config configures a Keeper.
 type Config struct {
 	// Name is this server's.
 	Name   string
 	Sealer *secrets.Sealer
 	Ledger Ledger
-	// Servers are the others; nil: this host is alone.
+	// Servers makes calls to the other servers; nil: this host is standalone.
 	Servers Servers
-	// SigningKey is what binds the sealed part of a signing key to its id.
+	// SigningKey returns the additional data that binds a sealed signing key to its id.
 	SigningKey func(id string) []byte
 	Log        hclog.Logger
 }
 
-// Keeper looks after this server's keys. It is safe for concurrent use.
+// Keeper manages this server's keys. It is safe for concurrent use.
 type Keeper struct {
 	Config
 
-	changing sync.Mutex // one change of keys at a time
+	changing sync.Mutex // held while keys are changed
 
 	mu      sync.Mutex
 	problem string
@@ -64,19 +64,19 @@ type Keeper struct {
 func New(cfg Config) *Keeper {
 	k := &Keeper{Config: cfg}
 	if cfg.Servers != nil {
-		k.problem = "the ledger has not said yet which keys seal secrets"
+		k.problem = "it is not known yet which keys seal secrets"
 	}
 	return k
 }
 
-// The pause after something could not be done grows from the first to the longest.
+// The pause after a failure grows from the first to the longest.
 const (
 	firstPause   = 100 * time.Millisecond
 	longestPause = 5 * time.Second
-	longestPass  = time.Minute // which looks at all volumes
+	longestPass  = time.Minute // for the leader, which reads all volumes
 )
 
-// Problem is what keeps this server from sealing and opening secrets; empty: nothing.
+// Problem says why this server cannot seal, or cannot unseal all, secrets; empty: it can.
 func (k *Keeper) Problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -87,12 +87,12 @@ func (k *Keeper) note(problem string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.problem != problem && problem != "" {
-		k.Log.Info("secrets cannot be sealed, or not all opened, here", "problem", problem)
+		k.Log.Info("this server cannot seal secrets, or not unseal all", "problem", problem)
 	}
 	k.problem = problem
 }
 
-// Follow keeps this server's keys as the ledger says, until ctx ends.
+// Follow keeps this server's keys up to date with the ledger, until ctx ends.
 func (k *Keeper) Follow(ctx context.Context) {
 	k.again(ctx, longestPause, func(ctx context.Context) (done bool) {
 		err := k.Sync(ctx)
@@ -103,7 +103,7 @@ func (k *Keeper) Follow(ctx context.Context) {
 	})
 }
 
-// again calls fn after each change of the keys' names, and until it is done.
+// again calls fn after each change of the keys in the ledger, and until it succeeds.
 func (k *Keeper) again(ctx context.Context, longest time.Duration, fn func(ctx context.Context) (done bool)) {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -125,8 +125,7 @@ func (k *Keeper) again(ctx context.Context, longest time.Duration, fn func(ctx c
 	}
 }
 
-// Sync brings this server's keys to what the ledger says once. The error says which key
-// is not to be had.
+// Sync brings this server's keys up to date with the ledger once. The error says which key could not be obtained.
 func (k *Keeper) Sync(ctx context.Context) error {
 	var keys claim.SecretsKeys
 	err := k.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
@@ -137,13 +136,12 @@ func (k *Keeper) Sync(ctx context.Context) error {
 		return err
 	}
 	if keys.Active == "" && k.Servers != nil {
-		return errors.New("the cluster has no secrets key yet: the server that leads makes one when it has a majority")
+		return errors.New("the cluster has no secrets key yet: the leader makes one as soon as a majority of the servers is up")
 	}
 	return k.use(ctx, keys)
 }
 
-// use takes over what the ledger says of keys, and asks the other servers for those that
-// are not here.
+// use applies what the ledger says about keys, and asks the other servers for missing ones.
 func (k *Keeper) use(ctx context.Context, keys claim.SecretsKeys) error {
 	missing, err := k.Sealer.Use(keys.Active, ids(keys), keys.Removed)
 	if err != nil || len(missing) == 0 {
@@ -153,8 +151,8 @@ func (k *Keeper) use(ctx context.Context, keys claim.SecretsKeys) error {
 	if missing, err = k.Sealer.Use(keys.Active, ids(keys), keys.Removed); err != nil || len(missing) == 0 {
 		return err
 	}
-	return fmt.Errorf("no server that was asked has the secrets key %s: put its file, from a backup of a server's secrets.keys, there again, "+
-		"or register what it seals anew (see: pannier operator secrets status)%s", strings.Join(missing, ", "), because(asked))
+	return fmt.Errorf("no server that was asked has the secrets key %s: restore its file from a backup of a server's secrets.keys, "+
+		"or register again what it seals (see: pannier operator secrets status)%s", strings.Join(missing, ", "), because(asked))
 }
 
 func because(err error) string {
@@ -174,12 +172,12 @@ func (k *Keeper) fetch(ctx context.Context, missing ...string) error {
 		if added := k.Sealer.Add(key); added != nil {
 			return added
 		}
-		k.Log.Info("took over a secrets key from another server", "key", key.ID())
+		k.Log.Info("received a secrets key from another server", "key", key.ID())
 	}
 	return err
 }
 
-// Unseal opens secrets. A key that is not here yet is asked for first.
+// Unseal decrypts secrets, after asking the other servers for the key if it is missing.
 func (k *Keeper) Unseal(ctx context.Context, sealed, additional []byte) (map[string]string, error) {
 	open, err := k.Sealer.Unseal(sealed, additional)
 	if !errors.Is(err, secrets.ErrKey) {
@@ -198,7 +196,7 @@ func ids(keys claim.SecretsKeys) (out []string) {
 	return out
 }
 
-// next is the key that is about to become active; empty: none.
+// next returns the key that is about to become active; empty: none.
 func next(keys claim.SecretsKeys) string {
 	if n := len(keys.Keys); keys.Active != "" && n > 0 && keys.Keys[n-1].ID != keys.Active {
 		return keys.Keys[n-1].ID
@@ -206,7 +204,7 @@ func next(keys claim.SecretsKeys) string {
 	return ""
 }
 
-// old are the keys before the active one.
+// old returns the keys before the active one.
 func old(keys claim.SecretsKeys) []string {
 	all := ids(keys)
 	return all[:max(slices.Index(all, keys.Active), 0)]

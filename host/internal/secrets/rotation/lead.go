@@ -11,22 +11,21 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
-// Lead does what the leader does for keys, until ctx ends: it gives a cluster its first
-// one, finishes a change that another leader has begun, seals anew what an old key seals,
-// and removes keys that nothing needs.
+// Lead does the leader's work until ctx ends: it makes a cluster's first key, finishes a rotation that another leader
+// has begun, re-encrypts what old keys seal, and removes keys that are not needed any more.
 func (k *Keeper) Lead(ctx context.Context) {
 	told := ""
 	k.again(ctx, longestPass, func(ctx context.Context) (done bool) {
 		err := k.pass(ctx)
 		if err != nil && ctx.Err() == nil && err.Error() != told {
 			told = err.Error()
-			k.Log.Warn("the secrets keys are not as they should be, and it is tried again", "error", err)
+			k.Log.Warn("the rotation of secrets keys is not finished: retrying", "error", err)
 		}
 		return err == nil
 	})
 }
 
-// pass does all that can be done now.
+// pass does everything that can be done now.
 func (k *Keeper) pass(ctx context.Context) error {
 	k.changing.Lock()
 	defer k.changing.Unlock()
@@ -54,7 +53,7 @@ func (k *Keeper) pass(ctx context.Context) error {
 	return errors.Join(resealed, removed)
 }
 
-// removeOld removes the old keys that nothing needs. The error names one that is needed.
+// removeOld removes the old keys that are not needed any more. The error names those that are.
 func (k *Keeper) removeOld(ctx context.Context, keys claim.SecretsKeys) error {
 	needed, err := k.sealed(ctx)
 	if err != nil {
@@ -69,12 +68,12 @@ func (k *Keeper) removeOld(ctx context.Context, keys claim.SecretsKeys) error {
 		if keys, err = k.Ledger.RemoveSecretsKey(ctx, id); err != nil {
 			return err
 		}
-		k.Log.Info("a secrets key is gone: nothing needs it any more", "key", id)
+		k.Log.Info("an old secrets key was removed", "key", id)
 	}
 	return errors.Join(append(errs, k.use(ctx, keys))...)
 }
 
-// resealAll seals with the active key what another one seals. What cannot be opened stays.
+// resealAll re-encrypts with the active key what other keys seal. What cannot be decrypted stays as it is.
 func (k *Keeper) resealAll(ctx context.Context, active string) error {
 	volumes, signing, err := k.records(ctx)
 	if err != nil {
@@ -100,11 +99,10 @@ func (k *Keeper) resealAll(ctx context.Context, active string) error {
 	return errors.Join(errs...)
 }
 
-// maxTold is how many records that cannot be sealed anew are named at once.
+// maxTold is how many failed records an error names.
 const maxTold = 5
 
-// reseal seals one volume's secrets. One that was changed or removed meanwhile is left to
-// the next pass, where it still matters.
+// reseal re-encrypts one volume's secrets. If the volume was changed or removed meanwhile, the next pass handles it.
 func (k *Keeper) reseal(ctx context.Context, v claim.Volume) error {
 	sealed, with, err := k.Sealer.Reseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID))
 	if err != nil {
@@ -128,7 +126,7 @@ func (k *Keeper) resealSigningKey(ctx context.Context, key claim.SigningKey) err
 	return nil
 }
 
-// records are all that is sealed in the ledger.
+// records reads everything in the ledger that is sealed.
 func (k *Keeper) records(ctx context.Context) (volumes []claim.Volume, signing claim.SigningKey, err error) {
 	err = k.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
 		if signing, _, err = tx.SigningKey(); err != nil {
@@ -140,7 +138,7 @@ func (k *Keeper) records(ctx context.Context) (volumes []claim.Volume, signing c
 	return volumes, signing, err
 }
 
-// sealed counts the records by the key that seals them.
+// sealed counts the sealed records by key.
 func (k *Keeper) sealed(ctx context.Context) (map[string]int, error) {
 	volumes, signing, err := k.records(ctx)
 	count := map[string]int{}
@@ -155,27 +153,27 @@ func (k *Keeper) sealed(ctx context.Context) (map[string]int, error) {
 	return count, err
 }
 
-// Status is how the keys stand.
+// Status is the state of the keys.
 type Status struct {
-	// Active seals; empty: no key does yet.
+	// Active is the key that seals; empty: none yet.
 	Active string
 	Keys   []KeyStatus // the oldest first
-	// Problem is what keeps this server from opening secrets; empty: nothing.
+	// Problem says why this server cannot unseal all secrets; empty: it can.
 	Problem string
 }
 
-// KeyStatus is how one key stands.
+// KeyStatus is the state of one key.
 type KeyStatus struct {
 	ID string
-	// AddedAt is when the ledger named it; zero: it does not.
+	// AddedAt is when it was added to the ledger; zero: it is not in it.
 	AddedAt time.Time
-	// Sealed is how many volumes, and signing keys, need it.
+	// Sealed is the number of volumes, and signing keys, that need it.
 	Sealed int
-	// Here: this server has it.
+	// Here says that this server has it.
 	Here bool
 }
 
-// Status reads how the keys stand, on the server that leads.
+// Status reads the state of the keys, on the leader.
 func (k *Keeper) Status(ctx context.Context) (Status, error) {
 	keys, err := k.read(ctx)
 	if err != nil {

@@ -14,13 +14,12 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrNotEverywhere says that a key was not taken by all servers that must have it.
+// ErrNotEverywhere says that a key has not reached all servers that must have it.
 var ErrNotEverywhere = errcode.Unavailable.New("not every server has the new secrets key, so the old one stays in use")
 
-// Rotate makes a new key and lets it seal from now on. What is sealed with old ones is
-// sealed anew in the background (Lead). It returns the new key's id. One that the ledger
-// names already, since another leader was cut off, is finished instead. Errors:
-// ErrNotEverywhere names the servers that did not take it; nothing has changed then.
+// Rotate makes a new key the one that seals, and returns its id. What old keys seal is re-encrypted in the background
+// (Lead). If another leader was interrupted after naming a key in the ledger, that rotation is finished instead.
+// ErrNotEverywhere names the servers that did not store the key; nothing has changed then.
 func (k *Keeper) Rotate(ctx context.Context) (id string, err error) {
 	k.changing.Lock()
 	defer k.changing.Unlock()
@@ -52,12 +51,12 @@ func (k *Keeper) Rotate(ctx context.Context) (id string, err error) {
 	return id, nil
 }
 
-// activate lets a key that the ledger names seal. A server that was taken in since the key
-// was named may not have it yet: it is offered once more.
+// activate makes a key in the ledger the one that seals. A server that has joined since the key was named may not have
+// it, so it is offered again.
 func (k *Keeper) activate(ctx context.Context, id string) error {
 	key, ok := k.Sealer.Get(id)
 	if !ok {
-		return fmt.Errorf("let the secrets key %s seal: %w: this server does not have it", id, ErrNotEverywhere)
+		return fmt.Errorf("activate the secrets key %s: %w: this server does not have it", id, ErrNotEverywhere)
 	}
 	if err := k.offer(ctx, key, everyServer); err != nil {
 		return err
@@ -66,7 +65,7 @@ func (k *Keeper) activate(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	k.Log.Info("a new key seals secrets", "key", id)
+	k.Log.Info("a new secrets key is active", "key", id)
 	return k.use(ctx, keys)
 }
 
@@ -74,7 +73,7 @@ func (k *Keeper) activate(ctx context.Context, id string) error {
 func everyServer(servers int) int { return servers }
 func majority(servers int) int    { return servers/2 + 1 }
 
-// offer gives a key to all servers, this one first.
+// offer sends a key to all servers, this one first.
 func (k *Keeper) offer(ctx context.Context, key secrets.Key, enough func(servers int) int) error {
 	if err := k.Sealer.Offer(key); err != nil {
 		return err
@@ -97,14 +96,14 @@ func (k *Keeper) offer(ctx context.Context, key secrets.Key, enough func(servers
 	asked.Wait()
 	without = slices.DeleteFunc(without, func(why string) bool { return why == "" })
 	if len(names)-len(without) < enough(len(names)) {
-		return fmt.Errorf("%w: %s; try again when they are back, or take out one that is gone: pannier operator raft remove-peer NAME",
+		return fmt.Errorf("%w: %s; try again when they are back, or remove one that is gone: pannier operator raft remove-peer NAME",
 			ErrNotEverywhere, strings.Join(without, "; "))
 	}
 	return nil
 }
 
-// nameFirst gives the ledger its first key: the one that seals what is in it, else this
-// server's own of the time when it was alone, else a new one.
+// nameFirst gives the ledger its first key: the one that seals what is in it, else this server's own from when it was
+// standalone, else a new one.
 func (k *Keeper) nameFirst(ctx context.Context) (keys claim.SecretsKeys, err error) {
 	key, err := k.first(ctx)
 	if err != nil {
@@ -116,7 +115,7 @@ func (k *Keeper) nameFirst(ctx context.Context) (keys claim.SecretsKeys, err err
 	if keys, err = k.Ledger.PutSecretsKey(ctx, key.ID(), true); err != nil {
 		return keys, err
 	}
-	k.Log.Info("the ledger has its first secrets key", "key", key.ID())
+	k.Log.Info("the cluster has its first secrets key", "key", key.ID())
 	return keys, k.use(ctx, keys)
 }
 
@@ -138,7 +137,7 @@ func (k *Keeper) first(ctx context.Context) (secrets.Key, error) {
 			return key, nil
 		}
 		if asked != nil {
-			return secrets.Key{}, fmt.Errorf("find the secrets key %s, which seals what is in the ledger: %w", id, asked)
+			return secrets.Key{}, fmt.Errorf("find the secrets key %s, which seals records in the ledger: %w", id, asked)
 		}
 	}
 	if hasOwn {

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// The topics: what kind of thing an event's subject is.
+// The topics: the kind of an event's subject.
 const (
 	TopicDevice   = "device"
 	TopicDriver   = "driver"
@@ -24,17 +24,17 @@ const (
 	TopicAgent    = "agent"
 )
 
-// TypeLagged is the type of the event (topic "agent") that a subscriber gets
-// in place of those it was too slow for. Details["missed"] is their number.
+// TypeLagged is the type of the event (topic "agent") that a subscriber gets in place of those that it was too slow
+// for. Details["missed"] is their number.
 const TypeLagged = "lagged"
 
-// DefaultSize is how many events a Bus keeps when it is not told otherwise.
+// DefaultSize is how many events a Bus keeps by default.
 const DefaultSize = 1000
 
-// Event is one thing that happened.
+// Event is something that happened.
 type Event struct {
 	Seq     uint64    // orders the events of one Bus, from 1; set by Publish
-	Time    time.Time // set by Publish where it is zero
+	Time    time.Time // set by Publish if it is zero
 	Topic   string    // one of the topics above
 	Type    string    // what happened: "healthy", "started", "released", ...
 	Subject string    // the driver's, plugin's, workload's, volume's or service's id
@@ -42,8 +42,7 @@ type Event struct {
 	Details map[string]string
 }
 
-// Bus takes events and hands them to subscribers. It is safe for concurrent use
-// and owns no goroutine, so it needs no closing.
+// Bus passes events to subscribers. It is safe for concurrent use and starts no goroutine, so it needs no Close.
 type Bus struct {
 	mu    sync.Mutex
 	ring  []Event // event seq is at ring[seq%len(ring)]
@@ -51,8 +50,7 @@ type Bus struct {
 	added notify.Broadcast
 }
 
-// New makes a Bus that keeps the most recent size events (DefaultSize where
-// size is not positive).
+// New makes a Bus that keeps the most recent size events (DefaultSize if size is not positive).
 func New(size int) *Bus {
 	if size <= 0 {
 		size = DefaultSize
@@ -60,8 +58,7 @@ func New(size int) *Bus {
 	return &Bus{ring: make([]Event, size)}
 }
 
-// Publish appends e and wakes the subscribers. It never blocks on them. The
-// caller may go on using e.Details.
+// Publish appends e and wakes the subscribers. It never blocks on them. The caller may continue to use e.Details.
 func (b *Bus) Publish(e Event) {
 	e.Details = maps.Clone(e.Details)
 	if e.Time.IsZero() {
@@ -75,8 +72,8 @@ func (b *Bus) Publish(e Event) {
 	b.added.Notify()
 }
 
-// Recent returns the n most recent events, oldest first: fewer where the Bus
-// has fewer. The events are shared: their Details must not be changed.
+// Recent returns the n most recent events, the oldest first, or fewer if the Bus has fewer. The events are shared:
+// their Details must not be changed.
 func (b *Bus) Recent(n int) []Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -88,11 +85,10 @@ func (b *Bus) Recent(n int) []Event {
 	return out
 }
 
-// Subscribe yields the recent most recent events (as Recent does) and then each
-// new one until ctx ends. The position is taken now, not when the iteration
-// starts: nothing published in between is lost. A subscriber that the ring has
-// overtaken gets one TypeLagged event and goes on with the oldest kept one. The
-// sequence is for one use; Details must not be changed.
+// Subscribe yields the recent most recent events (as Recent does) and then each new one until ctx ends. The position
+// is taken now, not when the iteration starts, so nothing published in between is lost. A subscriber that has fallen
+// behind the ring gets one TypeLagged event and continues with the oldest event. The sequence can be used once;
+// Details must not be changed.
 func (b *Bus) Subscribe(ctx context.Context, recent int) iter.Seq[Event] {
 	b.mu.Lock()
 	next := b.startLocked(recent)
@@ -115,9 +111,8 @@ func (b *Bus) Subscribe(ctx context.Context, recent int) iter.Seq[Event] {
 	}
 }
 
-// at returns event seq, or a TypeLagged one that stands for all from seq up to
-// the oldest that is still kept. Where seq is still to come, ok is false and
-// added is closed by the next Publish.
+// at returns event seq, or a TypeLagged one for all from seq up to the oldest that is kept. If seq is still to come,
+// ok is false and added is closed by the next Publish.
 func (b *Bus) at(seq uint64) (e Event, added <-chan struct{}, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,8 +125,8 @@ func (b *Bus) at(seq uint64) (e Event, added <-chan struct{}, ok bool) {
 	return b.ring[seq%uint64(len(b.ring))], nil, true
 }
 
-// lagged stands for the events from first up to, without it, oldest. It takes
-// the seq of the last one missed, so that the order of seqs holds.
+// lagged makes the event that replaces those from first up to, but without, oldest. It has the seq of the last one
+// missed, so that seqs stay in order.
 func lagged(first, oldest uint64) Event {
 	missed := strconv.FormatUint(oldest-first, 10)
 	return Event{
@@ -141,8 +136,8 @@ func lagged(first, oldest uint64) Event {
 	}
 }
 
-// startLocked is the seq of the n-th most recent event, of the oldest kept one
-// where there are fewer, and of the next one to come where n is not positive.
+// startLocked returns the seq of the n-th most recent event, of the oldest one if there are fewer, or of the next one
+// if n is not positive.
 func (b *Bus) startLocked(n int) uint64 {
 	kept := min(b.last, uint64(len(b.ring)))
 	return b.last + 1 - min(uint64(max(n, 0)), kept)

@@ -1,17 +1,13 @@
-// Package failpoint names the instants at which a crash of the host is tested.
+// Package failpoint marks the points at which tests crash the host.
 //
-// A normal build does nothing there: Here is empty and inlined away. With the
-// build tag failpoint it kills its own process with SIGKILL at the instant that
-// the test has armed. It imports the standard library only, and what calls it
-// must not depend on it.
+// In a normal build Here is empty and inlined away. With the build tag failpoint it kills its own process with SIGKILL
+// at the point that the test has chosen.
 //
-// A test arms a build with the environment variable PANNIER_FAILPOINT, which
-// names a file of lines such as
+// A test sets the environment variable PANNIER_FAILPOINT to the name of a file of lines such as
 //
 //	stage:intended
 //	publish:undone#2
 //
-// Each line is one crash, and #2 the second time that its instant is reached.
-// A line is taken out of the file before the process dies, so that the next
-// process of the host goes on with the next line.
+// Each line is one crash; #2 means the second time that the point is reached. A line is removed from the file before
+// the process dies, so the next process of the host continues with the next line.
 package failpoint

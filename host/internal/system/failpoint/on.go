@@ -23,7 +23,7 @@ func Here(what, point string) {
 	defer mu.Unlock()
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return // nothing is armed
+		return // no crash is wanted
 	}
 	first, rest, _ := strings.Cut(string(raw), "\n")
 	label, count, _ := strings.Cut(first, "#")
@@ -36,11 +36,11 @@ func Here(what, point string) {
 	}
 	write(path, rest)
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // not one instruction more of the caller
+	select {} // do not return to the caller
 }
 
 func write(path, lines string) {
 	if err := os.WriteFile(path, []byte(lines), 0o600); err != nil {
-		panic(fmt.Sprintf("failpoint: %v", err)) // else it would crash again and again
+		panic(fmt.Sprintf("failpoint: %v", err)) // otherwise it would crash again and again
 	}
 }

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroupPrefix begins the name of a control group of ours; the process's token follows.
+// cgroupPrefix begins the name of our control groups; the process's token follows.
 const cgroupPrefix = "pannier-"
 
-// cgroups names the control groups for a process of this spec: below the host's own, so
-// that they are inside whatever bounds that.
+// cgroups returns the control groups for a process of this spec. They are below the host's own, so the host's limits
+// apply to them too.
 func (s Spec) cgroups() (unified, pids string) {
 	if s.Limits.Memory == 0 && s.Limits.Processes == 0 {
 		return "", ""
@@ -33,21 +33,20 @@ func (s Spec) cgroups() (unified, pids string) {
 	return unified, pids
 }
 
-// cgroups are the control groups of a Ref, where they stand for it alone.
+// cgroups returns the control groups of a Ref that were made for it alone.
 func (r Ref) cgroups() []string {
 	return slices.DeleteFunc([]string{r.Cgroup, r.PidsCgroup}, func(dir string) bool {
 		return r.Token == "" || filepath.Base(dir) != cgroupPrefix+r.Token
 	})
 }
 
-// cgroups are control groups that a process is about to be started in.
+// cgroups are the control groups that a process is about to be started in.
 type cgroups struct {
-	unified *os.File // cgroup v2's folder; nil: none
-	pids    string   // that of cgroup v1's pids; empty: none
+	unified *os.File // the directory in cgroup v2; nil: none
+	pids    string   // the directory in cgroup v1's pids hierarchy; empty: none
 }
 
-// makeCgroups makes the control groups of a process and sets its limits; nil where none
-// can be had, which Unlimited has told.
+// makeCgroups makes the control groups of a process and sets its limits; nil if none can be made (see Unlimited).
 func makeCgroups(spec Spec) *cgroups {
 	g := &cgroups{}
 	unified, pids := spec.cgroups()
@@ -69,7 +68,7 @@ func makeCgroup(dir string, limits Limits) bool {
 	if dir == "" || os.Mkdir(dir, 0o755) != nil {
 		return false
 	}
-	// Which of these files there are is up to the folder above.
+	// The directory above decides which of these files exist.
 	if n := limits.Processes; n > 0 {
 		setControl(dir, "pids.max", strconv.Itoa(n))
 	}
@@ -80,7 +79,7 @@ func makeCgroup(dir string, limits Limits) bool {
 	return true
 }
 
-// setControl writes a file of a control group, if it has that.
+// setControl writes a file of a control group, if it exists.
 func setControl(dir, file, value string) {
 	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -96,15 +95,15 @@ func (g *cgroups) close() {
 	}
 }
 
-// into lets a process be forked right into the group of cgroup v2.
+// into makes the process start directly in the group of cgroup v2.
 func (g *cgroups) into(attr *syscall.SysProcAttr) {
 	if g != nil && g.unified != nil {
 		attr.UseCgroupFD, attr.CgroupFD = true, int(g.unified.Fd())
 	}
 }
 
-// enter takes the calling thread into the group of cgroup v1, which what it forks is
-// then in from the beginning. leave takes the thread back.
+// enter moves the calling thread into the group of cgroup v1, where the processes that it forks then start. leave
+// moves the thread back.
 func (g *cgroups) enter() (leave func()) {
 	if g == nil || g.pids == "" {
 		return func() {}
@@ -123,7 +122,7 @@ func inCgroups(ref Ref) (pids []int) {
 		}
 		for field := range strings.FieldsSeq(string(data)) {
 			pid, err := strconv.Atoi(field)
-			// The host itself is listed while a thread of it is in there to fork.
+			// The host itself is listed while one of its threads is in the group to fork.
 			if err == nil && pid > 0 && pid != os.Getpid() && !slices.Contains(pids, pid) {
 				pids = append(pids, pid)
 			}
@@ -132,9 +131,9 @@ func inCgroups(ref Ref) (pids []int) {
 	return pids
 }
 
-// killCgroups kills all that is in the control groups of a Ref at once, so that nothing
-// can be forked faster than it is killed. What kernels before 5.14 leave is killed one
-// by one: in cgroup v1 it cannot fork any more.
+// killCgroups kills everything in the control groups of a Ref at once, so that nothing can fork faster than it is
+// killed. Kernels before 5.14 lack cgroup.kill: their processes are killed one by one, and cannot fork any more in
+// cgroup v1.
 func killCgroups(ref Ref) {
 	for _, dir := range ref.cgroups() {
 		setControl(dir, "pids.max", "0")
@@ -142,9 +141,8 @@ func killCgroups(ref Ref) {
 	}
 }
 
-// removeCgroups removes the control groups of a Ref whose processes have ended. The last
-// of them is in its group until the kernel has taken it apart. A group that is left does
-// no harm.
+// removeCgroups removes the control groups of a Ref whose processes have ended. The kernel may take a moment to
+// release the last one. A group that is left does no harm.
 func removeCgroups(ref Ref) {
 	for _, dir := range ref.cgroups() {
 		for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
@@ -155,8 +153,7 @@ func removeCgroups(ref Ref) {
 	}
 }
 
-// outOfMemory tells whether the kernel ended processes of a Ref for their memory, for
-// people; empty: it did not.
+// outOfMemory says, for people, that the kernel killed processes of a Ref because of their memory; empty: it did not.
 func outOfMemory(ref Ref) string {
 	for _, dir := range ref.cgroups() {
 		data, err := os.ReadFile(filepath.Join(dir, "memory.events"))
@@ -165,13 +162,13 @@ func outOfMemory(ref Ref) string {
 		}
 		if counted(data, "oom_kill") > 0 {
 			most, _ := os.ReadFile(filepath.Join(dir, "memory.max"))
-			return fmt.Sprintf(" (by the kernel: its control group has no more than %s bytes of memory)", strings.TrimSpace(string(most)))
+			return fmt.Sprintf(" (by the kernel: its control group is limited to %s bytes of memory)", strings.TrimSpace(string(most)))
 		}
 	}
 	return ""
 }
 
-// refusedForks is how often processes of a Ref could not fork since they were too many.
+// refusedForks returns how often processes of a Ref could not fork because they were too many.
 func refusedForks(ref Ref) (n int) {
 	for _, dir := range ref.cgroups() {
 		if data, err := os.ReadFile(filepath.Join(dir, "pids.events")); err == nil {
@@ -181,7 +178,7 @@ func refusedForks(ref Ref) (n int) {
 	return n
 }
 
-// counted is one number of an events file: lines of "NAME NUMBER".
+// counted returns one number of an events file, which has lines of "NAME NUMBER".
 func counted(events []byte, name string) int {
 	for line := range strings.Lines(string(events)) {
 		if text, ok := strings.CutPrefix(line, name+" "); ok {

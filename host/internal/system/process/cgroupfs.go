@@ -15,21 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostCgroup is the name of a control group that holds the host alone; the groups of its
-// processes are then made beside it. cgroup v2 has limits only in groups whose parent
-// has no process of its own (cgroups(7), "no internal processes").
+// hostCgroup is the name of a control group that contains only the host; the groups of its processes are then made
+// beside it. In cgroup v2 only groups whose parent has no process of its own can have limits (cgroups(7), "no internal
+// processes").
 const hostCgroup = "pannier-agent"
 
 // cgroupParents is where control groups can be made.
 type cgroupParents struct {
-	unified string // the folder in cgroup v2; empty: none
-	pids    string // that in the pids hierarchy of cgroup v1; empty: none
-	// lack says which limits control groups do not hold, and why; nil: they hold all.
+	unified string // the directory in cgroup v2; empty: none
+	pids    string // the one in the pids hierarchy of cgroup v1; empty: none
+	// lack says which limits control groups cannot enforce, and why; nil: they enforce all.
 	lack error
 }
 
-// parents are those of this host. cgroup v1's memory is left alone: Usage is enough for
-// that, and its groups belong to whoever started the host.
+// parents returns those of this host. cgroup v1's memory hierarchy is not used: Usage suffices for that, and its
+// groups belong to whoever started the host.
 var parents = sync.OnceValue(func() cgroupParents {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	own, ownErr := os.ReadFile("/proc/self/cgroup")
@@ -42,12 +42,12 @@ var parents = sync.OnceValue(func() cgroupParents {
 	return p
 })
 
-// unused is the age from which on an empty control group is removed. A younger one may
-// be just about to be used, by another host too.
+// unused is the age above which an empty control group is removed. A younger one may be about to be used, perhaps by
+// another host.
 const unused = time.Minute
 
-// sweepCgroups removes the groups of processes that ended when nobody was there to see
-// it, as those do that die with their host. The kernel keeps those that are in use.
+// sweepCgroups removes the groups of processes that ended while no host was running, such as those that die with their
+// host. The kernel keeps those that are in use.
 func sweepCgroups(parent string, now time.Time) {
 	if parent == "" {
 		return
@@ -63,8 +63,8 @@ func sweepCgroups(parent string, now time.Time) {
 	}
 }
 
-// Unlimited tells which of Limits no control group holds on this machine, and why. The
-// host can then only look at Usage.
+// Unlimited says which of Limits no control group enforces on this machine, and why. The host can then only watch
+// Usage.
 func Unlimited() error { return parents().lack }
 
 // findParents reads /proc/self/mountinfo and /proc/self/cgroup (cgroups(7)).
@@ -104,7 +104,7 @@ func writable(dir string) error {
 	return nil
 }
 
-// control lets groups below dir have the limits of a controller of cgroup v2.
+// control enables a controller of cgroup v2 for the groups below dir.
 func control(dir, controller string) error {
 	file := filepath.Join(dir, "cgroup.subtree_control")
 	if data, err := os.ReadFile(file); err == nil && slices.Contains(strings.Fields(string(data)), controller) {
@@ -118,13 +118,13 @@ func control(dir, controller string) error {
 		return fmt.Errorf("%s does not have the controller %q", dir, controller)
 	}
 	if err := os.WriteFile(file, []byte("+"+controller), 0); err != nil {
-		return fmt.Errorf("give the controller %q to the groups of the processes: %w", controller, err)
+		return fmt.Errorf("enable the controller %q for the processes' groups: %w", controller, err)
 	}
 	return nil
 }
 
-// ownCgroup is the folder of the host's own control group: in the hierarchy of a
-// controller of cgroup v1, or in cgroup v2 where controller is empty.
+// ownCgroup returns the directory of the host's own control group: in the hierarchy of a controller of cgroup v1, or
+// in cgroup v2 if controller is empty.
 func ownCgroup(mountinfo, own []byte, controller string) (string, error) {
 	path, ok := cgroupPath(own, controller)
 	if !ok {

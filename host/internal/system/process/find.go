@@ -15,20 +15,20 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// BootID names this boot of the machine (random(4), /proc/sys/kernel/random/boot_id).
+// BootID identifies this boot of the machine (random(4), /proc/sys/kernel/random/boot_id).
 func BootID() string { return bootID() }
 
-// Observe gives a process that somebody else started, to wait for its end and to
-// find it again by its Ref. ErrGone: there is none with that pid.
+// Observe returns a process that somebody else started, to wait for its end and to find it again by its Ref. ErrGone:
+// there is none with that PID.
 func Observe(pid int) (*Process, error) {
 	if pid <= 0 {
-		return nil, fmt.Errorf("%w: %d is no process id", ErrGone, pid)
+		return nil, fmt.Errorf("%w: %d is not a process id", ErrGone, pid)
 	}
 	return Find(context.Background(), Ref{BootID: bootID(), PID: pid})
 }
 
-// Signal sends a signal to the process alone, and to no other that has got its
-// pid (pidfd_send_signal(2)). One that has ended is no error.
+// Signal sends a signal to this process only, and to no later one with the same PID (pidfd_send_signal(2)). It is no
+// error if the process has ended.
 func (p *Process) Signal(sig unix.Signal) error {
 	conn, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -64,8 +64,7 @@ func living() []procfs.Stat {
 	return slices.DeleteFunc(all, procfs.Stat.Ended)
 }
 
-// hasToken tells whether a process was started with a token. A process whose
-// environment we may not read is not ours.
+// hasToken reports whether a process was started with a token. If we may not read its environment, it is not ours.
 func hasToken(pid int, token string) bool {
 	env, err := os.ReadFile(procfs.Dir(pid) + "/environ")
 	if err != nil {
@@ -80,8 +79,8 @@ func hasToken(pid int, token string) bool {
 	return false
 }
 
-// leaderWithToken finds the process that Start made with this token: the oldest
-// one that carries the token and leads its group.
+// leaderWithToken finds the process that Start made with this token: the oldest one that has the token and leads its
+// group.
 func leaderWithToken(token string) (pid int, ok bool) {
 	var oldest procfs.Stat
 	for _, s := range living() {
@@ -93,7 +92,7 @@ func leaderWithToken(token string) (pid int, ok bool) {
 	return oldest.PID, oldest.PID != 0
 }
 
-// bootID tells one start of the machine from another.
+// bootID reads the boot's id once.
 var bootID = sync.OnceValue(func() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -14,28 +14,27 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// Limits bound what a process may use. 0: no limit. Memory and Processes are for the
-// process and all its descendants together; control groups hold them where those can be
-// made (see Unlimited), and Usage tells in any case.
+// Limits bound what a process may use. 0: no limit. Memory and Processes are for the process and all its descendants
+// together. Control groups enforce them if they can be made (see Unlimited), and Usage reports in any case.
 type Limits struct {
-	// Memory in bytes. The kernel ends the process at a quarter more: who looks at
-	// Usage can be first, and tell why.
+	// Memory in bytes. The kernel kills the process at a quarter more, so that a caller who watches Usage can stop it
+	// first and say why.
 	Memory int64
-	// OpenFiles of each single process; never more than the host itself may have. For a
-	// process of another user the host needs CAP_SYS_RESOURCE, or there is no such limit.
+	// OpenFiles of each single process; never more than the host's own limit. For a process of another user the host
+	// needs CAP_SYS_RESOURCE, or there is no such limit.
 	OpenFiles int
 	// Processes counts threads too.
 	Processes int
 }
 
-// oomScore is added to what the kernel goes by when the machine has no memory left
-// (proc(5), oom_score_adj; 1000 at most): such a process goes before all others.
+// oomScore is added to the score by which the kernel chooses what to kill when the machine has no memory left
+// (proc(5), oom_score_adj; at most 1000): such a process goes before all others.
 const oomScore = "500"
 
-// apply sets what the kernel keeps per process. One that has just ended is no error.
+// apply sets the limits that the kernel enforces per process. It is no error if the process has just ended.
 func (l Limits) apply(pid int) error {
 	if l.Memory > 0 {
-		// A kernel that does not let us only ends another one first.
+		// If this is not permitted, the kernel only kills another process first.
 		_ = os.WriteFile(procfs.Dir(pid)+"/oom_score_adj", []byte(oomScore), 0)
 	}
 	if l.OpenFiles <= 0 {
@@ -55,19 +54,18 @@ func (l Limits) apply(pid int) error {
 
 // Usage is what a process and its descendants use at one moment.
 type Usage struct {
-	// Memory in bytes: what they wrote and share, without the pages of files.
+	// Memory in bytes: private and shared memory, without the pages of files.
 	Memory int64
-	// CPU is the time that they have used since each began, and their children that
-	// have ended.
+	// CPU is the time that they, and their children that have ended, have used since each began.
 	CPU time.Duration
-	// Processes and their threads.
+	// Processes is the number of processes and threads.
 	Processes int
-	// Refused is how often the kernel let them have no more, since the process began.
+	// Refused is how often the kernel refused them more processes since the process began.
 	Refused int
 }
 
-// Usage looks at the process, the rest of its group, and what is in its control groups.
-// Of a process that has ended it is what is left of the latter.
+// Usage measures the process, the rest of its group, and what is in its control groups. If the process has ended, it
+// is what is left in the control groups.
 func (p *Process) Usage() Usage {
 	var u Usage
 	for _, s := range p.family() {
@@ -79,8 +77,8 @@ func (p *Process) Usage() Usage {
 	return u
 }
 
-// family is what members finds, but for descendants that left both the group and the
-// control groups: to find them takes a look at every process's environment.
+// family is like members, but without descendants that have left both the group and the control groups: finding these
+// requires reading every process's environment.
 func (p *Process) family() []procfs.Stat {
 	var found []procfs.Stat
 	inside := inCgroups(p.ref)
@@ -103,7 +101,7 @@ func (p *Process) family() []procfs.Stat {
 	return found
 }
 
-// written is the memory in bytes that is not a file's (proc(5), /proc/PID/status).
+// written returns the memory in bytes that is not backed by files (proc(5), /proc/PID/status).
 func written(pid int) int64 {
 	data, err := os.ReadFile(procfs.Dir(pid) + "/status")
 	if err != nil {

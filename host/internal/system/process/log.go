@@ -20,22 +20,20 @@ import (
 )
 
 const (
-	// maxLog is the size in bytes at which a process's log is emptied.
+	// maxLog is the size in bytes at which a process's log is truncated.
 	maxLog = 10 << 20
-	// maxLine is the length in bytes from which on a line is logged in parts.
+	// maxLine is the length in bytes above which a line is logged in parts.
 	maxLine = 64 << 10
-	// readAtOnce is the most that Tail reads before it looks at the size again:
-	// a process that floods its log must not outgrow the reader.
+	// readAtOnce is the most that Tail reads before it checks the size again, so that a process that floods its log
+	// does not outrun it.
 	readAtOnce = 1 << 20
-	// tailInterval between two looks at the log.
+	// tailInterval is the pause between two reads of the log.
 	tailInterval = 100 * time.Millisecond
 )
 
-// Tail writes what a process prints to path into log, until ctx ends; it then
-// reads what is left, and returns. JSON lines of hclog keep their level and their
-// fields. It also keeps the file below about 10 MiB, so it must run for as long
-// as the process is held. Where it is, is kept in path.offset: the Tail of a
-// later host goes on from there and logs no line twice.
+// Tail copies what a process prints to path into log until ctx ends, then reads the rest and returns. JSON lines of
+// hclog keep their level and their fields. It also keeps the file below about 10 MiB, so it must run as long as the
+// process. The position is stored in path.offset: the Tail of a later host continues there and logs no line twice.
 func Tail(ctx context.Context, path string, log hclog.Logger) error {
 	t, err := openTail(path, log)
 	if err != nil {
@@ -65,11 +63,11 @@ type tail struct {
 	log      hclog.Logger
 	file     *os.File
 	mark     *os.File // path.offset
-	offset   int64    // read up to here
+	offset   int64    // position in file
 	saved    int64
 	buf      []byte
-	pending  []byte // the beginning of a line whose end is not there yet
-	panicked bool   // the lines are a Go program's last words
+	pending  []byte // the beginning of an incomplete line
+	panicked bool   // a Go program is printing its panic
 }
 
 func openTail(path string, log hclog.Logger) (*tail, error) {
@@ -96,7 +94,7 @@ func (t *tail) close() {
 	_ = t.mark.Close()
 }
 
-// read logs what is new, up to the end of the file.
+// read logs what is new in the file.
 func (t *tail) read() error {
 	for total := 0; ; {
 		n, err := t.file.ReadAt(t.buf, t.offset)
@@ -112,7 +110,7 @@ func (t *tail) read() error {
 	}
 }
 
-// settle remembers where we are and keeps the file small.
+// settle saves the position and keeps the file small.
 func (t *tail) settle() error {
 	info, err := t.file.Stat()
 	if err != nil {
@@ -121,16 +119,15 @@ func (t *tail) settle() error {
 	size := info.Size()
 	unread := size - t.offset
 	switch {
-	case unread < 0: // someone emptied it
+	case unread < 0: // it was truncated by someone else
 		t.offset, t.pending = 0, nil
 	case size >= maxLog && unread <= maxLine || unread >= maxLog:
-		// The writer appends (O_APPEND), so it goes on at the beginning. What it
-		// writes between the read and this is lost, and so is a flood.
+		// The writer appends (O_APPEND), so it continues at the beginning. What it wrote since the last read is lost.
 		if err := t.file.Truncate(0); err != nil {
 			return err
 		}
 		if unread > 0 {
-			t.log.Warn("the process prints faster than it can be logged; output was dropped", "bytes", unread)
+			t.log.Warn("the process prints faster than it can be logged: output was dropped", "bytes", unread)
 			t.pending = nil
 		}
 		t.offset = 0
@@ -138,8 +135,8 @@ func (t *tail) settle() error {
 	return t.save()
 }
 
-// save writes the offset of the first line that is not logged yet. A short write
-// by a host that dies right here costs a line twice, no more.
+// save writes the offset of the first line that is not logged yet. If the host dies during the write, one line is
+// logged twice at most.
 func (t *tail) save() error {
 	at := max(t.offset-int64(len(t.pending)), 0)
 	if at == t.saved {
@@ -152,7 +149,7 @@ func (t *tail) save() error {
 	return nil
 }
 
-// lines logs the whole lines in data and keeps the rest.
+// lines logs the complete lines in data and keeps the rest.
 func (t *tail) lines(data []byte) {
 	for {
 		i := bytes.IndexByte(data, '\n')
@@ -176,8 +173,8 @@ func (t *tail) flush() {
 	}
 }
 
-// line logs one line of a process's output: hclog's JSON with its level and
-// fields, klog's (which most CSI drivers use) with its level, all else as it is.
+// line logs one line of a process's output: hclog's JSON with its level and fields, klog's (which most CSI drivers
+// use) with its level, anything else as it is.
 func (t *tail) line(raw []byte) {
 	text := strings.TrimRight(string(raw), "\r")
 	if strings.TrimSpace(text) == "" {
@@ -188,7 +185,7 @@ func (t *tail) line(raw []byte) {
 		t.log.Log(level, message, fields...)
 		return
 	}
-	// After a panic the stack comes, line by line.
+	// The stack trace follows the panic, line by line.
 	if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "fatal error: ") {
 		t.panicked = true
 	}
@@ -243,16 +240,15 @@ func klogLevel(text string) hclog.Level {
 	}
 }
 
-// openLog opens the file that takes a process's output, and locks it. The lock
-// belongs to the open file, which the process inherits: it stands from the fork
-// until the last descendant that has the file is gone.
+// openLog opens the file for a process's output, and locks it. The lock belongs to the open file, which the process
+// inherits: it is held from the fork until the last descendant that has the file open has ended.
 func openLog(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log: %w", err)
 	}
-	// Shared: what is left of an earlier run must not keep a new one away. It
-	// waits only for logLocked, which holds the other lock for an instant.
+	// A shared lock, so that what is left of an earlier run does not block a new one. It only waits for logLocked,
+	// which holds the exclusive lock for an instant.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("lock the log %s: %w", path, err)
@@ -260,7 +256,7 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// logLocked tells whether any process holds the lock of openLog.
+// logLocked reports whether any process holds openLog's lock.
 func logLocked(path string) bool {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -24,48 +24,44 @@ var ErrGone = errors.New("the process is gone")
 
 // Spec is a program to run.
 type Spec struct {
-	// Token names this one run, see NewToken. The process and its descendants
-	// carry it in their environment.
+	// Token identifies this run, see NewToken. The process and its descendants have it in their environment.
 	Token string
 	Path  string   // absolute
 	Args  []string // without the program's name
-	Env   []string // all of it, as KEY=value: nothing is inherited from the host
+	Env   []string // the whole environment, as KEY=value: nothing is inherited
 	Dir   string   // working directory; default "/"
-	User  string   // a user's name or number; default: the host's own
-	Group string   // a group's name or number; default: the user's own
-	// NoNewPrivs keeps it and its descendants from gaining rights that the user does
-	// not have, as by set-user-id programs (prctl(2), PR_SET_NO_NEW_PRIVS).
+	User  string   // a user's name or number; default: the host's
+	Group string   // a group's name or number; default: the user's
+	// NoNewPrivs keeps the process and its descendants from gaining rights that the user does not have, such as by
+	// set-user-id programs (prctl(2), PR_SET_NO_NEW_PRIVS).
 	NoNewPrivs bool
 	Limits     Limits
-	// LogPath is the file (0600) that takes standard error, and standard output
-	// where Stdout is nil. It is appended to. Tail reads it and keeps it small.
+	// LogPath is the file (0600) for standard error, and for standard output if Stdout is nil. Output is appended.
+	// Tail reads it and keeps it small.
 	LogPath string
-	// Stdout takes standard output instead. The caller closes its own copy.
+	// Stdout is for standard output instead. The caller closes its own copy.
 	Stdout *os.File
-	// DieWithHost ends the process, though not its descendants, with the host,
-	// however that ends.
+	// DieWithHost kills the process, but not its descendants, when the host ends for any reason.
 	DieWithHost bool
 }
 
-// envToken is the variable that carries Spec.Token.
+// envToken is the environment variable with Spec.Token.
 const envToken = "PANNIER_PROCESS_ID"
 
-// NewToken makes a name for one run of a program.
+// NewToken makes a random token for one run of a program.
 func NewToken() string { return rand.Text() }
 
-// Ref finds a process again after a restart of the host. It is to be persisted
-// as JSON.
+// Ref identifies a process, so that it can be found after a restart of the host. It is persisted as JSON.
 type Ref struct {
 	Token   string `json:"token"`
 	LogPath string `json:"log_path"`
 	BootID  string `json:"boot_id"`
 	// PID is 0 in an intent: the process is then found by its token.
 	PID int `json:"pid,omitempty"`
-	// StartTime is the process's start in clock ticks since boot (proc(5),
-	// /proc/PID/stat, field 22).
+	// StartTime is the start time in clock ticks since boot (proc(5), /proc/PID/stat, field 22).
 	StartTime uint64 `json:"start_time,omitempty"`
-	// Cgroup and PidsCgroup are the folders of the process's control groups, in cgroup
-	// v2 and in the pids hierarchy of v1. Empty: it has none.
+	// Cgroup and PidsCgroup are the directories of the process's control groups, in cgroup v2 and in the pids
+	// hierarchy of v1. Empty: it has none.
 	Cgroup     string `json:"cgroup,omitempty"`
 	PidsCgroup string `json:"pids_cgroup,omitempty"`
 }
@@ -77,8 +73,7 @@ func (s Spec) Intent() Ref {
 	return ref
 }
 
-// Process is a running process, or one that has ended. Stop or Release must be
-// called in the end.
+// Process is a process that runs or has ended. Call Stop or Release in the end.
 type Process struct {
 	ref   Ref
 	child *os.Process // nil when an earlier host started it
@@ -91,8 +86,7 @@ type Process struct {
 	released chan struct{}
 }
 
-// Start runs a program. The program runs on when the host ends, unless
-// DieWithHost says otherwise.
+// Start runs a program. It continues to run when the host ends, unless DieWithHost is set.
 func Start(spec Spec) (*Process, error) {
 	p, err := start(spec)
 	if err != nil {
@@ -114,11 +108,11 @@ func start(spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() // the process has its own copy, and with it the lock
+	defer log.Close() // the process has its own copy, which holds the lock
 	p := &Process{done: make(chan struct{}), released: make(chan struct{})}
 	if p.child, err = p.fork(spec, log, cred); err == nil {
 		err = errors.Join(p.watch(spec.Intent(), p.child.Pid), spec.Limits.apply(p.child.Pid))
-		if err != nil { // nobody could find it again, or hold it
+		if err != nil { // it could not be found again, or is not limited
 			_ = unix.Kill(-p.child.Pid, unix.SIGKILL)
 			_, _ = p.child.Wait()
 		}
@@ -131,8 +125,8 @@ func start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// setCloseOnExec sees to it that no descriptor of the host's comes into the process.
-// Go opens them so; those that the host itself was started with are not.
+// setCloseOnExec keeps the process from inheriting file descriptors. Go opens all with the flag; those that the host
+// was started with may lack it.
 func setCloseOnExec() {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -140,15 +134,14 @@ func setCloseOnExec() {
 	}
 	for _, f := range open {
 		if fd, err := strconv.Atoi(f.Name()); err == nil && fd > 2 {
-			unix.CloseOnExec(fd) // one that was closed meanwhile is no matter
+			unix.CloseOnExec(fd) // it may have been closed meanwhile
 		}
 	}
 }
 
-// fork starts the program, in control groups of its own where those can be had. Where
-// the program's file was only just written, a child of ours that is between fork and
-// exec at this moment may still have it open for writing (ETXTBSY, execve(2)): that
-// passes.
+// fork starts the program, in control groups of its own if they can be made. If the program's file has just been
+// written, another child that is between fork and exec may still have it open for writing (ETXTBSY, execve(2)), so
+// that is retried.
 func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.Process, error) {
 	groups := makeCgroups(spec)
 	defer func() { groups.close() }()
@@ -161,7 +154,7 @@ func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.P
 			return cmd.Process, nil
 		case errors.Is(err, unix.ETXTBSY) && try < 100:
 			time.Sleep(5 * time.Millisecond)
-		case groups != nil: // it may be the groups that cannot be entered
+		case groups != nil: // the control groups may be the reason
 			groups.close()
 			groups = nil
 		default:
@@ -189,10 +182,9 @@ func command(spec Spec, log *os.File, cred *syscall.Credential) *exec.Cmd {
 	return cmd
 }
 
-// startApart starts cmd on a thread of its own, from which the process inherits what
-// threads have: NoNewPrivs, and the control group of cgroup v1. The thread ends after
-// that. With DieWithHost it is kept for as long as the process lives: the kernel kills
-// that when the *thread* ends that forked.
+// startApart starts cmd on a thread of its own, from which the process inherits per-thread attributes: NoNewPrivs, and
+// the control group of cgroup v1. The thread ends after that. With DieWithHost it is kept as long as the process
+// lives, because the kernel kills the process when the thread that forked it ends.
 func (p *Process) startApart(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 	if spec.DieWithHost {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
@@ -214,7 +206,7 @@ func (p *Process) startApart(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 	return <-started
 }
 
-// startHere changes the calling thread for the process, and starts it.
+// startHere sets the calling thread's attributes and starts the process.
 func (p *Process) startHere(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 	if spec.NoNewPrivs {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -241,15 +233,14 @@ func OnOwnThread(f func()) {
 	runtime.UnlockOSThread()
 }
 
-// watch makes p stand for the running process pid.
+// watch attaches p to the running process pid.
 func (p *Process) watch(ref Ref, pid int) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", pid, err)
 	}
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
-	// Read after the descriptor is open: from here on they are the same process,
-	// or this one has another start time.
+	// Read this after opening the descriptor: either it is the same process, or the start time differs.
 	st, err := procfs.ReadStat(procfs.Dir(pid))
 	if err != nil {
 		_ = pidfd.Close()
@@ -257,7 +248,7 @@ func (p *Process) watch(ref Ref, pid int) error {
 	}
 	if ref.StartTime != 0 && ref.StartTime != st.StartTime {
 		_ = pidfd.Close()
-		return fmt.Errorf("%w: process %d is another one now", ErrGone, pid)
+		return fmt.Errorf("%w: process %d is a different one now", ErrGone, pid)
 	}
 	ref.PID, ref.StartTime = pid, st.StartTime
 	p.ref, p.pidfd = ref, pidfd
@@ -265,7 +256,7 @@ func (p *Process) watch(ref Ref, pid int) error {
 	return nil
 }
 
-// wait sees the process end, or returns when p is released.
+// wait returns when the process ends, or when p is released.
 func (p *Process) wait() {
 	conn, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -275,7 +266,7 @@ func (p *Process) wait() {
 	if err := conn.Read(func(fd uintptr) bool { return readable(int(fd)) }); err != nil {
 		return
 	}
-	p.exit = "ended (how is unknown: an earlier host started it)"
+	p.exit = "ended (for an unknown reason: an earlier host started it)"
 	if p.child != nil {
 		if st, err := p.child.Wait(); err == nil {
 			p.exit = st.String() + outOfMemory(p.ref)
@@ -294,12 +285,11 @@ func readable(fd int) bool {
 	}
 }
 
-// Find gives the process of a Ref that this or an earlier host persisted, or
-// ErrGone. For an intent it waits, within ctx, for a process that the earlier
-// host was just starting when it died.
+// Find returns the process of a Ref that this or an earlier host persisted, or ErrGone. For an intent it waits, within
+// ctx, for a process that the earlier host was just starting when it died.
 func Find(ctx context.Context, ref Ref) (*Process, error) {
 	if ref.BootID != bootID() {
-		return nil, fmt.Errorf("%w: the machine was started anew", ErrGone)
+		return nil, fmt.Errorf("%w: the machine was rebooted", ErrGone)
 	}
 	if ref.PID == 0 {
 		pid, err := findToken(ctx, ref)
@@ -327,15 +317,14 @@ func Find(ctx context.Context, ref Ref) (*Process, error) {
 
 // findToken finds the process of an intent.
 //
-// Between fork and exec a child has its parent's environment, so it cannot be
-// found by its token. But it holds the lock on its log from the fork on: while
-// the log is locked and no process has the token, one is about to have it.
+// Between fork and exec a child has its parent's environment, so it cannot be found by its token. But it holds the
+// lock on its log from the fork on: while the log is locked and no process has the token, one is about to have it.
 func findToken(ctx context.Context, ref Ref) (int, error) {
-	// A descendant that dropped the token may hold the lock for ever.
+	// A descendant without the token may hold the lock forever.
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for {
-		locked := logLocked(ref.LogPath) // before the scan, or the exec slips in between
+		locked := logLocked(ref.LogPath) // check before the scan, or an exec in between is missed
 		if pid, ok := leaderWithToken(ref.Token); ok {
 			return pid, nil
 		}
@@ -344,23 +333,22 @@ func findToken(ctx context.Context, ref Ref) (int, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%w: no process carries its token", ErrGone)
+			return 0, fmt.Errorf("%w: no process has its token", ErrGone)
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
 }
 
-// Ref is what finds the process again. It is to be persisted before anything
-// depends on the process.
+// Ref returns what identifies the process. Persist it before anything depends on the process.
 func (p *Process) Ref() Ref { return p.ref }
 
-// PID of the process.
+// PID returns the process's PID.
 func (p *Process) PID() int { return p.ref.PID }
 
 // Done is closed when the process has ended, whoever started it.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Exit tells how the process ended. It is valid once Done is closed.
+// Exit says how the process ended. It is valid once Done is closed.
 func (p *Process) Exit() string {
 	select {
 	case <-p.done:
@@ -370,8 +358,8 @@ func (p *Process) Exit() string {
 	}
 }
 
-// Release gives the process up and leaves it running. Done is then no longer
-// closed. It is safe to call it again, and after Stop.
+// Release stops watching the process and leaves it running. Done is not closed any more. It may be called again, and
+// after Stop.
 func (p *Process) Release() {
 	p.closeReleased()
 	p.ended.Wait()

@@ -13,26 +13,26 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// afterKill bounds the wait for what was killed to be gone. Only a process that
-// hangs in the kernel (state D, such as on a dead NFS mount) takes longer.
+// afterKill bounds the wait for killed processes to end. Only a process that is blocked in the kernel (state D, such
+// as on a dead NFS mount) takes longer.
 const afterKill = 10 * time.Second
 
-// Stop ends the process and all of its group, also what is left of the group of
-// a process that ended by itself: SIGTERM, and SIGKILL when ctx ends. It returns
-// when nothing is left, or an error that names what cannot be killed.
+// Stop stops the process and its whole group, including what is left of the group of a process that has ended:
+// SIGTERM, then SIGKILL when ctx ends. It returns when nothing is left, or with an error that names what cannot be
+// killed.
 func (p *Process) Stop(ctx context.Context) error {
 	err := stopGroup(ctx, p.ref)
 	if err == nil && p.isReleased() {
 		return nil
 	}
 	if err == nil {
-		<-p.done // it ended, and is reaped if it was our child
+		<-p.done // it has ended, and was reaped if it was a child
 	}
 	p.Release()
 	return err
 }
 
-// Clean ends what is left of the process of a Ref whose leader is gone.
+// Clean stops what is left of the group of a Ref whose leader is gone.
 func Clean(ctx context.Context, ref Ref) error {
 	if ref.BootID != bootID() {
 		return nil
@@ -53,7 +53,7 @@ func stopGroup(ctx context.Context, ref Ref) error {
 	g := &group{ref: ref, known: map[int]procfs.Stat{}}
 	asked := map[int]bool{}
 	gone := g.wait(ctx, func(m procfs.Stat) {
-		if !asked[m.PID] { // once each, also what is forked meanwhile
+		if !asked[m.PID] { // once each, also those forked meanwhile
 			asked[m.PID] = true
 			_ = Signal(m.PID, m.StartTime, unix.SIGTERM)
 		}
@@ -72,17 +72,16 @@ func stopGroup(ctx context.Context, ref Ref) error {
 	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill, slices.Sorted(maps.Keys(g.known)))
 }
 
-// group is what belongs to a Ref while it is being stopped.
+// group is the processes of a Ref while they are being stopped.
 //
-// A process that is ending has no environment any more while it still holds its
-// files, and one whose leader is gone may not be known as a member any more. So
-// a member that was seen once is waited for until it has ended.
+// A process that is ending has no environment any more while it still holds its files, and one whose leader is gone
+// may not be recognized as a member any more. So a member that was seen once is waited for until it has ended.
 type group struct {
 	ref   Ref
 	known map[int]procfs.Stat
 }
 
-// wait calls each for every member, again and again until none is left.
+// wait calls each for every member, repeatedly until none is left or ctx ends.
 func (g *group) wait(ctx context.Context, each func(procfs.Stat)) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		g.look()
@@ -100,7 +99,7 @@ func (g *group) wait(ctx context.Context, each func(procfs.Stat)) bool {
 	}
 }
 
-// look drops the members that have ended and adds those that are new.
+// look removes the members that have ended and adds new ones.
 func (g *group) look() {
 	for pid, m := range g.known {
 		now, err := procfs.ReadStat(procfs.Dir(pid))
@@ -113,10 +112,9 @@ func (g *group) look() {
 	}
 }
 
-// members are the processes that belong to ref: those of its group while its
-// leader lives, those that carry its token wherever they are, and those in its
-// control groups. Once the leader is gone the number of its group may be another's,
-// so then only the others count.
+// members lists the processes of ref: those of its group while its leader lives, those with its token wherever they
+// are, and those in its control groups. Once the leader is gone the group's number may belong to another group, so
+// then it does not count.
 func members(ref Ref) []procfs.Stat {
 	inside := inCgroups(ref)
 	leader, err := procfs.ReadStat(procfs.Dir(ref.PID))

@@ -8,9 +8,8 @@ import (
 	"syscall"
 )
 
-// credential looks up the user, with its groups, and the group that a process runs as;
-// nil where both are the host's own. A group without a user is all that the host's own
-// user keeps of its groups.
+// credential looks up the user with its groups, and the group, that a process runs as; nil if both are the host's own.
+// With a group but no user, the process has the host's user and only that group.
 func credential(name, group string) (*syscall.Credential, error) {
 	if name == "" && group == "" {
 		return nil, nil

@@ -17,24 +17,23 @@ import (
 // ErrClosed is returned by every call after Close.
 var ErrClosed = errors.New("the journal is closed")
 
-// Journal is safe for concurrent use.
+// Journal is an open journal. It is safe for concurrent use.
 type Journal struct {
 	db  *badger.DB
 	dir string
 }
 
-// Open opens the journal in dir and makes it (0700) where there is none. A
-// journal is one process's: a second Open fails while the first is open. On a disk
-// that is nearly full it fails with ErrDiskFull.
+// Open opens the journal in dir, and creates it (0700) if there is none. Only one process can have it open: a second
+// Open fails. If the disk is nearly full the error is ErrDiskFull.
 func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the journal's directory: %w", err)
+		return nil, fmt.Errorf("create the journal's directory: %w", err)
 	}
 	if err := needSpace(dir); err != nil {
 		return nil, fmt.Errorf("open the journal: %w", err)
 	}
-	// A journal holds a few kilobytes for each workload; the defaults are made for
-	// gigabytes and would take most of the host's memory.
+	// A journal has a few kilobytes per workload. Badger's defaults are made for gigabytes and would use most of the
+	// host's memory.
 	opts := badger.DefaultOptions(dir).
 		WithLogger(badgerLog{log}).
 		WithMetricsEnabled(false).
@@ -47,16 +46,15 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 		WithValueLogFileSize(16 << 20).
 		WithNumCompactors(2).
 		WithCompactL0OnClose(true)
-	db, err := badger.Open(opts) // its error says so when another process has it open
+	db, err := badger.Open(opts) // the error says if another process has it open
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
 	}
 	return &Journal{db: db, dir: dir}, nil
 }
 
-// Close waits for writes under way. It may be called more than once. On a disk that
-// is nearly full it leaves the files as the end of the process would: what Update
-// wrote is in them.
+// Close waits for running writes. It may be called more than once. If the disk is nearly full it leaves the files as
+// they are, with everything that Update has written.
 func (j *Journal) Close() error {
 	if j.db.IsClosed() {
 		return nil
@@ -70,10 +68,9 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-// Update runs fn in one transaction and commits it when fn returns nil; then it
-// survives the death of this process. A conflict with another Update is repeated, so
-// fn may run more than once. On a disk that is nearly full it fails with ErrDiskFull
-// and writes nothing.
+// Update runs fn in one transaction and commits it if fn returns nil; it then survives the death of this process.
+// After a conflict with another Update it is repeated, so fn may run more than once. If the disk is nearly full it
+// writes nothing and returns ErrDiskFull.
 func (j *Journal) Update(fn func(tx *Tx) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
@@ -93,7 +90,7 @@ func (j *Journal) Update(fn func(tx *Tx) error) error {
 	}
 }
 
-// View runs fn on one snapshot.
+// View runs fn on a snapshot.
 func (j *Journal) View(fn func(tx *Tx) error) error {
 	if j.db.IsClosed() {
 		return ErrClosed
@@ -104,11 +101,11 @@ func (j *Journal) View(fn func(tx *Tx) error) error {
 	return nil
 }
 
-// Tx is a transaction; it ends with the function that it was given to.
+// Tx is a transaction. It is valid until the function that it was passed to returns.
 type Tx struct{ txn *badger.Txn }
 
-// Bucket is one kind of record: V is stored as JSON under a key of the owner's
-// choice. Its name must not hold a zero byte and must never change.
+// Bucket is one kind of record: V is stored as JSON under a key that the owner chooses. Its name must not contain a
+// zero byte and must never change.
 type Bucket[V any] string
 
 // Put writes one record.
@@ -120,7 +117,7 @@ func (b Bucket[V]) Put(tx *Tx, key string, v *V) error {
 	return tx.txn.Set(b.key(key), raw)
 }
 
-// Get reads one record; it is nil where there is none.
+// Get reads one record; nil if there is none.
 func (b Bucket[V]) Get(tx *Tx, key string) (*V, error) {
 	item, err := tx.txn.Get(b.key(key))
 	if errors.Is(err, badger.ErrKeyNotFound) {
@@ -132,10 +129,10 @@ func (b Bucket[V]) Get(tx *Tx, key string) (*V, error) {
 	return b.decode(key, item)
 }
 
-// Delete forgets one record; there need be none.
+// Delete deletes a record, if there is one.
 func (b Bucket[V]) Delete(tx *Tx, key string) error { return tx.txn.Delete(b.key(key)) }
 
-// Each calls fn with every record in the order of the keys.
+// Each calls fn for every record, in the order of the keys.
 func (b Bucket[V]) Each(tx *Tx, fn func(key string, v *V) error) error {
 	prefix := b.key("")
 	it := tx.txn.NewIterator(badger.IteratorOptions{Prefix: prefix, PrefetchValues: true, PrefetchSize: 100})
@@ -163,8 +160,7 @@ func (b Bucket[V]) decode(key string, item *badger.Item) (*V, error) {
 
 func (b Bucket[V]) key(key string) []byte { return []byte(string(b) + "\x00" + key) }
 
-// badgerLog passes on what an operator should know; Badger's information lines
-// are about its own life.
+// badgerLog forwards Badger's warnings and errors; the rest does not concern an operator.
 type badgerLog struct{ log hclog.Logger }
 
 func (l badgerLog) Errorf(f string, a ...any)   { l.log.Error(fmt.Sprintf(f, a...)) }
@@ -175,16 +171,16 @@ func (l badgerLog) Debugf(f string, a ...any)   { l.log.Trace(fmt.Sprintf(f, a..
 // ErrDiskFull says that the journal's disk is nearly full. Nothing was written.
 var ErrDiskFull = errcode.ResourceExhausted.New("the journal's disk is nearly full")
 
-// needed is the free space, in bytes, below which nothing is written. Badger writes
-// through memory maps of sparse files: on a full disk it would not fail, but die of
-// SIGBUS with the whole host. It is what the memtables and a compaction can take.
+// needed is the free space, in bytes, below which nothing is written. Badger writes through memory maps of sparse
+// files: on a full disk that would kill the host with SIGBUS instead of failing. It is as much as the memtables and a
+// compaction can need.
 const needed = 16 << 20
 
-// needSpace refuses with ErrDiskFull.
+// needSpace returns ErrDiskFull if the disk is nearly full.
 func needSpace(dir string) error {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
-		return fmt.Errorf("free space of the journal's disk: statfs %s: %w", dir, err)
+		return fmt.Errorf("read the free space of the journal's disk: statfs %s: %w", dir, err)
 	}
 	if free := s.Bavail * uint64(s.Bsize); free < needed {
 		return fmt.Errorf("%w: %s has %d MiB left, and this needs %d MiB", ErrDiskFull, dir, free>>20, uint64(needed)>>20)

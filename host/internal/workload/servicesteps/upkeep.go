@@ -127,7 +127,7 @@ func (s *Steps) Unknown(ctx context.Context, records []*Record) ([]claim.Token, 
 // ID of a token is never used again, so no later workload can have one of them.
 func (s *Steps) RevokeAll(ctx context.Context, tokens []claim.Token) {
 	pause := s.Limits.Retry.Start()
-	for said := false; ; said = true {
+	for logged := false; ; logged = true {
 		var last error
 		tokens = slices.DeleteFunc(tokens, func(t claim.Token) bool {
 			bounded, cancel := context.WithTimeout(ctx, s.Limits.Release)
@@ -141,7 +141,7 @@ func (s *Steps) RevokeAll(ctx context.Context, tokens []claim.Token) {
 		if last == nil || ctx.Err() != nil {
 			return
 		}
-		if !said {
+		if !logged {
 			s.Log.Warn("tokens that no record explains cannot be revoked yet; this is retried", "tokens", len(tokens), "error", last)
 		}
 		if step.Sleep(ctx, pause.NextBackOff()) != nil {

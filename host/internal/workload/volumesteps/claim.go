@@ -46,7 +46,7 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 	return started.Run, set.granted(started, epoch)
 }
 
-// granted records what the ledger has granted. A start that goes on after the host was away must
+// granted records what the ledger has granted. A start that continues after the host was away must
 // get the claims that it had: under other claims, what it has mounted is from a time when
 // another workload may have had the volume in between.
 func (set *Set) granted(started Started, epoch uint64) error {
@@ -69,7 +69,7 @@ func (set *Set) granted(started Started, epoch uint64) error {
 	case len(absent) > 0:
 		return fmt.Errorf("the ledger answered the claim of workload %q without volumes %v", set.Ref(), absent)
 	case len(lost) > 0:
-		return fmt.Errorf("the start of workload %q cannot go on: %w: those on %v", set.Ref(), ErrClaimsLost, lost)
+		return fmt.Errorf("the start of workload %q cannot continue: %w: those on %v", set.Ref(), ErrClaimsLost, lost)
 	}
 	return nil
 }

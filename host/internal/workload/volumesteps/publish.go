@@ -130,7 +130,7 @@ const heldWait = 250 * time.Millisecond
 
 // Unpublish unmounts the volume for this request, unless a container still has it: a container's
 // mount is a copy, and stays when the host's is unmounted. The claim would be released while the
-// container goes on writing.
+// container continues writing.
 func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 	// Held over the call: of two workloads that share the volume and stop at once, one sees
 	// that it is the last. A start with the volume need not wait for this lock.
@@ -182,7 +182,7 @@ func heldError(h *mountuse.Holder, err error) error {
 	if err != nil {
 		return fmt.Errorf("look for processes and containers that use it: %w", err)
 	}
-	return fmt.Errorf("it is still in use by %s: stop that, and the release goes on", h)
+	return fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)
 }
 
 // holder returns a holder that this request has to wait for; nil: none. A holder's mount does not
