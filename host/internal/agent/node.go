@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki"
 )
 
-// aclCacheTime is how long a node relies on the servers' last word on what a token allows.
+// aclCacheTime is how long a node relies on what the servers last said about a token.
 const aclCacheTime = 15 * time.Second
 
 // node is an agent of a cluster whose servers keep the ledger.
@@ -59,7 +59,7 @@ func (n *node) openLedger(context.Context) error {
 	return nil
 }
 
-// openConsul needs no ledger: the leader asks Consul for the tokens.
+// openConsul needs no ledger: the leader requests the tokens from Consul.
 func (n *node) openConsul(context.Context) error { return n.newConsul(nil) }
 
 func (n *node) openDrivers(ctx context.Context) error {

@@ -44,11 +44,11 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	return nil
 }
 
-// storageHealth is what keeps the host from reaching its drivers. A plugin that it
-// does not need for that may fail: the plugins' status and the events tell of it.
+// storageHealth says why the host cannot reach its drivers. Other plugins may fail: their status and the events say
+// so.
 func (a *agent) storageHealth() (reasons []string) {
 	plugins := a.plugins.Status()
-	if slices.ContainsFunc(plugins, isDefault) { // no other is taken in its place
+	if slices.ContainsFunc(plugins, isDefault) { // no other is used
 		plugins = slices.DeleteFunc(plugins, func(p supervisor.Status) bool { return !isDefault(p) })
 	}
 	for _, p := range plugins {
@@ -65,7 +65,8 @@ func (a *agent) storageHealth() (reasons []string) {
 	return reasons
 }
 
-// isDefault reports whether it is the default storage plugin, in place of no other.
+// isDefault reports whether a plugin is the default storage plugin. While that is configured, no other storage plugin
+// is used.
 func isDefault(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
 
 // probe checks whether a new process of a plugin can take over from the old one: a storage plugin that the drivers are
@@ -78,7 +79,7 @@ func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientCo
 	case <-a.driversUp:
 		return a.drivers.CheckCompatible(ctx, storage.NewClient(conn))
 	default:
-		return nil // nobody has used a driver yet
+		return nil // no driver was used yet
 	}
 }
 

@@ -100,7 +100,7 @@ func TestOutOfMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := outOfMemory(ref); !strings.Contains(got, "no more than 1048576 bytes") {
+	if got := outOfMemory(ref); !strings.Contains(got, "limited to 1048576 bytes") {
 		t.Errorf("got %q", got)
 	}
 }
