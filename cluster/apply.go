@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// Identity is the cluster's: an id that no other cluster has, given once.
+// Identity returns the cluster's unique id, which is set once.
 func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 	var standing claim.Cluster
 	var found bool
@@ -32,8 +32,8 @@ func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 	return result.Cluster, err
 }
 
-// apply brings a command to the server that leads, this one or another. On its way over several
-// it has a key, so that it is applied once however often it is sent.
+// apply sends a command to the leader, this server or another. A command that may be sent several times has a key,
+// so that it is applied once.
 func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
@@ -58,11 +58,11 @@ func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 	return n.remote.Apply(ctx, c)
 }
 
-// Applied is what became of a command: its result, or the error. With ErrNotLeader, ErrUncertain and ErrClosed the
-// command may be repeated.
+// Applied is the result of a command or its error. After ErrNotLeader, ErrUncertain and ErrClosed the command may
+// be repeated.
 type Applied = state.Outcome
 
-// ApplyFor applies other agents' commands in their order, with this server's time, where this server leads.
+// ApplyFor applies other agents' commands in order, with this server's time, if this server leads.
 func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Applied {
 	if !n.Leader() {
 		return allFailed(len(commands), command.ErrNotLeader)
@@ -70,13 +70,13 @@ func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Appl
 	return n.execute(ctx, commands...)
 }
 
-// execute puts commands into this server's log and waits for their results. They share
-// writes of the log and transactions, with one another and with those of other callers.
+// execute puts commands into this server's log and waits for their results. They share writes of the log and
+// transactions with each other and with those of other callers.
 func (n *Node) execute(ctx context.Context, commands ...command.Command) []state.Outcome {
 	var (
 		outcomes = make([]state.Outcome, len(commands))
 		entries  [][]byte
-		of       []int // which command each is
+		of       []int // index of the command of each entry
 	)
 	for i, c := range commands {
 		entry, err := n.entry(c)
@@ -92,7 +92,7 @@ func (n *Node) execute(ctx context.Context, commands ...command.Command) []state
 	return outcomes
 }
 
-// entry lets a command in, and writes it down as of now.
+// entry checks whether a command may be applied, stamps it with the time and encodes it.
 func (n *Node) entry(c command.Command) ([]byte, error) {
 	if err := needSpace(n.dir, spaceFor(c)); err != nil {
 		return nil, err
@@ -104,8 +104,7 @@ func (n *Node) entry(c command.Command) ([]byte, error) {
 	return command.Encode(c)
 }
 
-// submit gives entries to raft and waits for all their outcomes, or for ctx: raft
-// cannot be told to give up.
+// submit passes entries to raft and waits for all outcomes, or for ctx: raft cannot cancel an entry.
 func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	n.mu.Lock()
 	if n.closed {
@@ -135,7 +134,7 @@ func (n *Node) submit(ctx context.Context, entries [][]byte) []state.Outcome {
 	}
 }
 
-// outcomeOf waits until raft is done with an entry.
+// outcomeOf waits until raft has finished an entry.
 func outcomeOf(future raft.ApplyFuture) state.Outcome {
 	if err := future.Error(); err != nil {
 		return state.Outcome{Err: raftError(err)}
@@ -167,27 +166,27 @@ func raftError(err error) error {
 	}
 }
 
-// Remote brings commands and queries to the server that leads: it finds that server, and repeats the call over
-// elections until ctx ends. It encodes them only where they leave this process. Its errors are those of the command or
-// query and those of the way there: ErrNotLeader, and ErrUncertain where the command may have been applied.
+// Remote sends commands and queries to the leader: it finds the leader, and repeats the call over elections until
+// ctx ends. It encodes them only if they leave this process. Its errors are those of the command or query,
+// ErrNotLeader, and ErrUncertain if the command may have been applied.
 type Remote interface {
 	Apply(ctx context.Context, c command.Command) (result any, err error)
 	Query(ctx context.Context, q command.Query) (answer any, index uint64, err error)
 }
 
-// Client reaches the ledger from an agent that keeps none itself.
+// Client accesses the ledger from an agent without a copy of it.
 type Client struct {
 	Commands
 	Queries
 }
 
-// NewClient makes the client of the servers that remote reaches.
+// NewClient makes a client of the servers that remote reaches.
 func NewClient(remote Remote) *Client {
 	via := forwarder{remote}
 	return &Client{Commands{to: via}, Queries{to: via}}
 }
 
-// forwarder has commands and queries answered by the server that leads.
+// forwarder sends all commands and queries to the leader.
 type forwarder struct{ remote Remote }
 
 func (f forwarder) apply(ctx context.Context, c command.Command) (any, error) {
@@ -204,9 +203,9 @@ func (f forwarder) ask(ctx context.Context, q command.Query) (any, uint64, error
 	return f.remote.Query(ctx, q)
 }
 
-// WithCall tells which call commands belong to that are applied with the context. Made again under
-// the same name, a call finds those that were applied: each is answered as it was then, and changes nothing.
-// The name is an id that nobody can guess, and ctx is of one attempt.
+// WithCall names the call that the commands applied with the context belong to. If the call is repeated under the
+// same name, commands that were applied before are answered with the same result and change nothing. The name is
+// an id that nobody can guess, and ctx is for one attempt.
 func WithCall(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, callKey{}, &call{name: name, made: map[[sha256.Size]byte]uint64{}})
 }
@@ -217,12 +216,12 @@ type callKey struct{}
 type call struct {
 	name string
 	mu   sync.Mutex
-	made map[[sha256.Size]byte]uint64 // how often, by command
+	made map[[sha256.Size]byte]uint64 // count by fingerprint
 }
 
-// setKey gives a command the key that follows from its call, from what it is, and from how often
-// the call has made it: a call that comes to other commands the second time makes new ones. Outside of a call it is a
-// new key. The error is of a command that cannot be written down.
+// setKey sets a command's key. Within a call it is derived from the call's name, the command, and how often the
+// call has made this command: if a repeated call makes other commands, they are new ones. Outside of a call the
+// key is random. The error is that of a command that cannot be encoded.
 func setKey(ctx context.Context, c command.Command) error {
 	of, ok := ctx.Value(callKey{}).(*call)
 	if !ok {

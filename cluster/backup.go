@@ -19,22 +19,22 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// A backup is one line of JSON (Backup), and a snapshot of the ledger after it.
+// A backup is one line of JSON (Backup), followed by a snapshot of the ledger.
 
-// backupFormat is the only one so far.
+// backupFormat is the only format so far.
 const backupFormat = "pannier-ledger-1"
 
 // maxBackupHeader bounds the line of JSON, in bytes.
 const maxBackupHeader = 4 << 10
 
-// indexGap is by how much a restored ledger is ahead of the one that it replaces: of entries
-// that are in the log at that moment, none may count as newer.
+// indexGap is by how much the index of a restored ledger is ahead of the log, so that no entry in the log counts
+// as newer.
 const indexGap = 1 << 20
 
-// ErrBadBackup says that the bytes are no backup, or a damaged one.
+// ErrBadBackup says that the bytes are not a backup, or a damaged one.
 var ErrBadBackup = errcode.InvalidArgument.New("bad backup of the ledger")
 
-// Backup says what is in a backup. Secrets in it are sealed, as they are in the ledger.
+// Backup describes a backup. Secrets in it are encrypted, as they are in the ledger.
 type Backup struct {
 	Format    string    `json:"format"`
 	Cluster   string    `json:"cluster"` // the identity of the cluster
@@ -46,8 +46,8 @@ type Backup struct {
 	SHA256    string    `json:"sha256"` // of the snapshot, in hexadecimal
 }
 
-// Save writes a backup of this server's ledger. On the leader it has all that was acknowledged
-// to anyone before; on another server it may be stale (Age).
+// Save writes a backup of this server's ledger. On the leader it includes everything that was acknowledged before
+// the call; on another server it may be stale (Age).
 func (n *Node) Save(ctx context.Context, w io.Writer) (Backup, error) {
 	b, err := n.save(ctx, w)
 	if err != nil {
@@ -68,7 +68,7 @@ func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
 	if err := needSpace(n.dir, spaceToGrow); err != nil {
 		return b, err
 	}
-	// The size and the checksum come first, so it is written down here before.
+	// The header has the size and the checksum, so the snapshot is written to a file first.
 	f, remove, err := n.temporary()
 	if err != nil {
 		return b, err
@@ -104,15 +104,15 @@ func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
 	return b, err
 }
 
-// Inspect reads a whole backup, compares it with its checksums and says what is in it. Restore
-// looks into each record besides.
+// Inspect reads a whole backup, verifies its checksums and describes it. Unlike Restore it does not decode the
+// records.
 func Inspect(r io.Reader) (Backup, error) {
 	return readBackup(r, func(_ Backup, snapshot io.Reader) (uint64, error) { return state.CheckSnapshot(snapshot) })
 }
 
-// Restore replaces the ledger of the whole cluster by a backup, of this cluster or another. It is
-// checked before anything is changed. Commands that are under way are ErrUncertain. It is
-// for the leader: ErrNotLeader, ErrBadBackup, ErrDiskFull.
+// Restore replaces the ledger of the whole cluster by a backup, of this cluster or another, after verifying it.
+// Commands in progress fail with ErrUncertain. Only the leader restores: errors are ErrNotLeader, ErrBadBackup,
+// ErrDiskFull.
 func (n *Node) Restore(ctx context.Context, r io.Reader) (Backup, error) {
 	b, err := n.restore(ctx, r)
 	if err != nil {
@@ -133,7 +133,7 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	var index uint64
 	b, err = readBackup(r, func(b Backup, snapshot io.Reader) (uint64, error) {
 		index = max(b.Index, n.raft.LastIndex()) + indexGap
-		// Here, in raft's snapshots, and in the ledger itself.
+		// In this file, in raft's snapshots, and in the ledger itself.
 		if err := needSpace(n.dir, spaceToGrow+3*uint64(b.Size)); err != nil {
 			return 0, err
 		}
@@ -156,15 +156,15 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	return b, nil
 }
 
-// readBackup checks a backup. Its snapshot is read, and checked, by a function that returns its index.
+// readBackup verifies a backup. read reads and verifies the snapshot, and returns its index.
 func readBackup(r io.Reader, read func(Backup, io.Reader) (uint64, error)) (b Backup, err error) {
 	in := bufio.NewReaderSize(r, maxBackupHeader)
 	line, err := in.ReadSlice('\n')
 	if err != nil {
-		return b, fmt.Errorf("%w: it does not begin as one: %w", ErrBadBackup, err)
+		return b, fmt.Errorf("%w: it does not begin like a backup: %w", ErrBadBackup, err)
 	}
 	if err := json.Unmarshal(line, &b); err != nil {
-		return b, fmt.Errorf("%w: it does not begin as one: %w", ErrBadBackup, err)
+		return b, fmt.Errorf("%w: it does not begin like a backup: %w", ErrBadBackup, err)
 	}
 	if b.Format != backupFormat || b.Size <= 0 {
 		return b, fmt.Errorf("%w: it has the format %q and %d bytes, this program knows %q", ErrBadBackup, b.Format, b.Size, backupFormat)
@@ -183,7 +183,7 @@ func readBackup(r io.Reader, read func(Backup, io.Reader) (uint64, error)) (b Ba
 	return b, nil
 }
 
-// temporary is a file beside the ledger, for its owner only, and how it is removed.
+// temporary returns a file beside the ledger that only its owner may read, and a function that removes it.
 func (n *Node) temporary() (f *os.File, remove func() error, err error) {
 	f, err = os.CreateTemp(n.dir, "backup-*")
 	if err != nil {
@@ -192,7 +192,7 @@ func (n *Node) temporary() (f *os.File, remove func() error, err error) {
 	return f, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }, nil
 }
 
-// counted is the size and the checksum of what is written to it.
+// counted computes the size and the checksum of what is written to it.
 type counted struct {
 	sum  hash.Hash
 	size int64

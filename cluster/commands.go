@@ -10,23 +10,22 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// Commands change the ledger, here or on another server: a Node and a Client have them.
+// Commands change the ledger, on this server or another: Node and Client embed them.
 type Commands struct{ to applier }
 
-// applier brings a command to the leader and back comes its result.
+// applier sends a command to the leader and returns its result.
 type applier interface {
 	apply(ctx context.Context, c command.Command) (any, error)
 }
 
-// RegisterVolume inserts a volume or updates its definition. Errors: ErrInvalid;
-// ErrVolumeInUse where claims stand that the new definition does not fit.
+// RegisterVolume inserts a volume or updates its definition. Errors: ErrInvalid; ErrVolumeInUse if the new
+// definition does not fit existing claims.
 func (c Commands) RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error) {
 	return apply[command.RegisterVolumeResult](ctx, c.to, &command.RegisterVolume{Volume: v})
 }
 
-// DeregisterVolume removes a volume. Errors: ErrVolumeNotFound; ErrVolumeInUse while
-// claims stand. With force these are deleted, wherever their mounts are, and
-// returned.
+// DeregisterVolume removes a volume. Errors: ErrVolumeNotFound; ErrVolumeInUse while it is claimed. With force the
+// claims are deleted, wherever the volume is mounted, and returned.
 func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error) {
 	var left []claim.Claim
 	for {
@@ -39,108 +38,101 @@ func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef, for
 	}
 }
 
-// StartWorkload records that a workload runs on a node, takes all the claims that
-// it wants, or none, and notes the tokens that Consul will be asked for. It may be
-// repeated with the same arguments. run.Index says nothing here. Claims need Volume, Mode, AccessMode and
-// AttachmentMode, tokens need ID, Service and Consul; the rest is filled in. Tokens of a
-// run before stay noted until they are deleted, and their ids cannot be used again. Errors:
-// ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrIneligible where the
-// node takes no workloads; ErrConflict where it runs already with other arguments, waits on
-// another node, the run was ended, or a token's id is taken; ErrInvalid.
+// StartWorkload records that a workload runs on a node, takes all the claims that it wants, or none, and records
+// the tokens that Consul will be asked for. It may be repeated with the same arguments. run.Index is not used.
+// Claims need Volume, Mode, AccessMode and AttachmentMode, tokens need ID, Service and Consul; the other fields
+// are set. Tokens of earlier runs are kept until they are deleted, and their ids cannot be used again. Errors:
+// ErrHeld, ErrModes, ErrReadOnly, ErrUnsupported, ErrVolumeNotFound; ErrIneligible if the node takes no workloads;
+// ErrConflict if the workload runs with other arguments or waits on another node, if the run was ended, or if a
+// token's id is taken; ErrInvalid.
 func (c Commands) StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error) {
 	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{Ref: run.Ref, Node: run.Node, RunID: run.ID, Claims: claims, Tokens: tokens})
 }
 
-// EndWorkload records that a workload has ended and sends its claims on their way
-// out. It may be repeated; a workload that the ledger does not know is no
-// error.
+// EndWorkload records that a workload has ended and begins to release its claims. It may be repeated; an unknown
+// workload is no error.
 func (c Commands) EndWorkload(ctx context.Context, ref claim.WorkloadRef) (command.EndWorkloadResult, error) {
 	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: ref})
 }
 
-// EndRun is EndWorkload for one run: one that runs elsewhere, or again, is left alone, and Found is
-// then false. A start of the run that is still on its way is refused when it arrives, where the
-// run has an id.
+// EndRun is EndWorkload for one run: a run on another node, or a later one, is kept, and Found is then false. If
+// the run has an id, a start of it that arrives later is refused.
 func (c Commands) EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error) {
 	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: run.Ref, Node: run.Node, Run: run.Index, RunID: run.ID})
 }
 
-// AdvanceClaims checkpoints claims on their way out, all items or none, at most
-// command.MaxItems. by is the operator who vouches that the claims' node is
-// down; empty where nobody had to. What was freed before counts as done.
-// Errors: ErrBackwards, ErrInvalid.
+// AdvanceClaims checkpoints the release of claims, all items or none, at most command.MaxItems. by is the operator
+// who vouches that the node of the claims is down; empty if nobody had to. Claims that were freed before are
+// skipped. Errors: ErrBackwards, ErrInvalid.
 func (c Commands) AdvanceClaims(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error) {
 	return apply[command.AdvanceClaimsResult](ctx, c.to, &command.AdvanceClaims{Items: items, By: by})
 }
 
-// PutNode records what a node says of itself and its drivers. One that was down or
-// disconnected is ready again. Errors: ErrNodeSecret where the node is known with another
-// secret; ErrInvalid.
+// PutNode records what a node reports of itself and its drivers. A node that was down or disconnected becomes
+// ready. Errors: ErrNodeSecret if the node is known with another secret; ErrInvalid.
 func (c Commands) PutNode(ctx context.Context, node claim.Node) (command.PutNodeResult, error) {
 	return apply[command.PutNodeResult](ctx, c.to, &command.PutNode{Node: node})
 }
 
-// DeleteNode removes a node's record. An unknown node is no error. Errors: ErrNodeInUse while
-// there are claims on it, or workloads that run or wait there: SetNodeStatus(down) lets go of them.
+// DeleteNode removes a node's record. An unknown node is no error. Errors: ErrNodeInUse while the node has claims,
+// or workloads that run or wait there; SetNodeStatus with down releases them.
 func (c Commands) DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error) {
 	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name, IfUnused: true})
 }
 
-// DeleteDownNode is DeleteNode for a node that was read when it was down: one that has come
-// back since is left alone, and Found is then false.
+// DeleteDownNode is DeleteNode for a node that was down when it was read: if it has come back since, it is kept
+// and Found is false.
 func (c Commands) DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error) {
 	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: read.Name, IfUnused: true, IfDown: read.StatusIndex})
 }
 
-// DeleteDrivers removes those of the drivers (at most command.MaxItems) that no
-// node has, no volume names, and nothing has changed since unusedBefore.
+// DeleteDrivers removes those of the drivers (at most command.MaxItems) that no node has, no volume names, and
+// that have not changed since unusedBefore.
 func (c Commands) DeleteDrivers(ctx context.Context, unusedBefore time.Time, ids ...string) (command.DeleteDriversResult, error) {
 	return apply[command.DeleteDriversResult](ctx, c.to, &command.DeleteDrivers{IDs: ids, IfUnusedBefore: unusedBefore})
 }
 
-// DeleteWorkloads removes workloads that ended before a time and have no claim
-// left, the oldest command.MaxItems of them.
+// DeleteWorkloads removes workloads that ended before a time and have no claims left, the oldest command.MaxItems
+// of them.
 func (c Commands) DeleteWorkloads(ctx context.Context, endedBefore time.Time) (command.DeleteWorkloadsResult, error) {
 	return apply[command.DeleteWorkloadsResult](ctx, c.to, &command.DeleteWorkloads{EndedBefore: endedBefore})
 }
 
-// PutToken notes that Consul will be asked for a token or, of one that stands, its
-// accessor and when it ends. It may be repeated. Errors: ErrNotRunning where the token
-// is new and its workload does not run on its node; ErrConflict where the id is
-// another token's; ErrInvalid.
+// PutToken records that Consul will be asked for a token or, for an existing record, its accessor and expiry. It
+// may be repeated. Errors: ErrNotRunning if the token is new and its workload does not run on its node;
+// ErrConflict if the id is another token's; ErrInvalid.
 func (c Commands) PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error) {
 	return apply[command.PutTokenResult](ctx, c.to, &command.PutToken{Token: t})
 }
 
-// DeleteTokens forgets tokens that Consul does not have any more, at most
-// command.MaxItems. Unknown ones are no error.
+// DeleteTokens removes the records of tokens that Consul no longer has, at most command.MaxItems. Unknown ids are
+// ignored.
 func (c Commands) DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error) {
 	return apply[command.DeleteTokensResult](ctx, c.to, &command.DeleteTokens{IDs: ids})
 }
 
-// PutSigningKey gives the cluster its signing key and returns the one that stands: the
-// first that it was given. Errors: ErrInvalid.
+// PutSigningKey sets the cluster's signing key and returns the stored key, which is the first one that was set.
+// Errors: ErrInvalid.
 func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error) {
 	result, err := apply[command.PutSigningKeyResult](ctx, c.to, &command.PutSigningKey{Key: k})
 	return result.Key, err
 }
 
-// AwaitWorkload records that a workload waits on a node for others to end, and returns those
-// that have not. It may be repeated, and is over with StartWorkload or EndWorkload.
-// Errors: ErrCycle; ErrIneligible where the node takes no workloads; ErrConflict where the
-// workload runs, or waits elsewhere, or the run was ended; ErrInvalid.
+// AwaitWorkload records that a workload waits on a node for others to end, and returns those that have not. It may
+// be repeated; StartWorkload or EndWorkload ends the wait. Errors: ErrCycle; ErrIneligible if the node takes no
+// workloads; ErrConflict if the workload runs, waits on another node, or the run was ended; ErrInvalid.
 func (c Commands) AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error) {
 	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{Ref: run.Ref, Node: run.Node, RunID: run.ID, After: after})
 }
 
-// SetNodeStatus records whether a node is heard from. With down, by the operator who vouches
-// for it or by its own clock, all its workloads are ended and its claims are
-// node-detached. Errors: ErrNodeNotFound, ErrInvalid.
+// SetNodeStatus records whether a node is heard from. With down, because an operator vouches for it (by) or the
+// node's time is up, all its workloads are ended and its claims become node-detached. Errors: ErrNodeNotFound,
+// ErrInvalid.
 func (c Commands) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error) {
 	var all command.SetNodeStatusResult
 	next := command.SetNodeStatus{Name: name, Status: status, By: by}
 	for {
-		// Each round is a command of its own: the one before is in the log already.
+		// A command must not be changed once it was passed to apply.
 		one := next
 		result, err := apply[command.SetNodeStatusResult](ctx, c.to, &one)
 		result.Ended, result.Freed = append(all.Ended, result.Ended...), append(all.Freed, result.Freed...)
@@ -157,64 +149,60 @@ func (c Commands) SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (cl
 	return result.Node, err
 }
 
-// PutLiveness records what the leader promises nodes from now on, and returns what was
-// promised before.
+// PutLiveness records what the leader promises to nodes from now on, and returns the previous promise.
 func (c Commands) PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error) {
 	result, err := apply[command.PutLivenessResult](ctx, c.to, &command.PutLiveness{Liveness: l})
 	return result.Before, err
 }
 
-// BootstrapACL makes the first management token. Errors: *acl.BootstrappedError where it was
-// made before and reset is not the index that this error names; ErrInvalid.
+// BootstrapACL makes the first management token. Errors: *acl.BootstrappedError if it was made before and reset is
+// not the index that this error names; ErrInvalid.
 func (c Commands) BootstrapACL(ctx context.Context, t acl.Token, reset uint64) (acl.Token, error) {
 	result, err := apply[command.BootstrapACLResult](ctx, c.to, &command.BootstrapACL{Token: t, ResetIndex: reset})
 	return result.Token, err
 }
 
-// PutACLPolicies inserts or replaces policies, all or none, at most command.MaxPolicies, and
-// returns them as they stand. Errors: ErrInvalid.
+// PutACLPolicies inserts or replaces policies, all or none, at most command.MaxPolicies, and returns the stored
+// ones. Errors: ErrInvalid.
 func (c Commands) PutACLPolicies(ctx context.Context, policies ...acl.Policy) ([]acl.Policy, error) {
 	result, err := apply[command.PutACLPoliciesResult](ctx, c.to, &command.PutACLPolicies{Policies: policies})
 	return result.Policies, err
 }
 
-// DeleteACLPolicies removes policies, at most command.MaxItems, and returns those that were
-// there.
+// DeleteACLPolicies removes policies, at most command.MaxItems, and returns the names that existed.
 func (c Commands) DeleteACLPolicies(ctx context.Context, names ...string) ([]string, error) {
 	result, err := apply[command.DeleteACLPoliciesResult](ctx, c.to, &command.DeleteACLPolicies{Names: names})
 	return result.Deleted, err
 }
 
-// PutACLRoles inserts or replaces roles, all or none, at most command.MaxItems, and returns
-// them as they stand. Errors: acl.ErrPolicyNotFound, ErrInvalid.
+// PutACLRoles inserts or replaces roles, all or none, at most command.MaxItems, and returns the stored ones.
+// Errors: acl.ErrPolicyNotFound, ErrInvalid.
 func (c Commands) PutACLRoles(ctx context.Context, roles ...acl.Role) ([]acl.Role, error) {
 	result, err := apply[command.PutACLRolesResult](ctx, c.to, &command.PutACLRoles{Roles: roles})
 	return result.Roles, err
 }
 
-// DeleteACLRoles removes roles, at most command.MaxItems, and returns those that were there.
+// DeleteACLRoles removes roles, at most command.MaxItems, and returns the names that existed.
 func (c Commands) DeleteACLRoles(ctx context.Context, names ...string) ([]string, error) {
 	result, err := apply[command.DeleteACLRolesResult](ctx, c.to, &command.DeleteACLRoles{Names: names})
 	return result.Deleted, err
 }
 
-// PutACLTokens inserts tokens, or changes the names, policies and roles of those that stand,
-// all or none, at most command.MaxItems, and returns them as they stand. Errors:
-// acl.ErrPolicyNotFound, acl.ErrRoleNotFound; ErrConflict where a secret is another token's,
-// or a token that stands has another secret, type or expiry; ErrInvalid.
+// PutACLTokens inserts tokens, or changes the names, policies and roles of existing ones, all or none, at most
+// command.MaxItems, and returns the stored ones. Errors: acl.ErrPolicyNotFound, acl.ErrRoleNotFound; ErrConflict
+// if a secret is another token's, or if the secret, type or expiry of an existing token differs; ErrInvalid.
 func (c Commands) PutACLTokens(ctx context.Context, tokens ...acl.Token) ([]acl.Token, error) {
 	result, err := apply[command.PutACLTokensResult](ctx, c.to, &command.PutACLTokens{Tokens: tokens})
 	return result.Tokens, err
 }
 
-// DeleteACLTokens removes tokens by their accessors, at most command.MaxItems, and returns
-// those that were there.
+// DeleteACLTokens removes tokens by accessor, at most command.MaxItems, and returns those that existed.
 func (c Commands) DeleteACLTokens(ctx context.Context, accessors ...string) ([]acl.Token, error) {
 	result, err := apply[command.DeleteACLTokensResult](ctx, c.to, &command.DeleteACLTokens{Accessors: accessors})
 	return result.Deleted, err
 }
 
-// ExpireACLTokens removes the tokens that have ended, and returns them.
+// ExpireACLTokens removes the expired tokens, and returns them.
 func (c Commands) ExpireACLTokens(ctx context.Context) (expired []acl.Token, err error) {
 	for {
 		result, err := apply[command.ExpireACLTokensResult](ctx, c.to, &command.ExpireACLTokens{})
@@ -225,29 +213,28 @@ func (c Commands) ExpireACLTokens(ctx context.Context) (expired []acl.Token, err
 	}
 }
 
-// PutSecretsKey records a key that seals secrets and, with active, that it does so from now
-// on. Errors: ErrInvalid.
+// PutSecretsKey records a key that encrypts secrets and, with active, makes it the one that encrypts from now on.
+// Errors: ErrInvalid.
 func (c Commands) PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error) {
 	result, err := apply[command.PutSecretsKeyResult](ctx, c.to, &command.PutSecretsKey{ID: id, Active: active})
 	return result.Keys, err
 }
 
-// RemoveSecretsKey forgets a key that seals nothing any more. Errors: ErrConflict where it is
-// the active one.
+// RemoveSecretsKey removes a key with which nothing is encrypted any more. Errors: ErrConflict for the active key.
 func (c Commands) RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error) {
 	result, err := apply[command.PutSecretsKeyResult](ctx, c.to, &command.PutSecretsKey{ID: id, Gone: true})
 	return result.Keys, err
 }
 
-// ResealVolume replaces a volume's sealed secrets by the same ones under another key, if it is
-// as it was at an index. Errors: ErrVolumeNotFound; ErrConflict where it has changed.
+// ResealVolume replaces a volume's encrypted secrets by the same secrets under another key, if the volume has not
+// changed since an index. Errors: ErrVolumeNotFound; ErrConflict if it has changed.
 func (c Commands) ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte, key string) (claim.Volume, error) {
 	result, err := apply[command.ResealVolumeResult](ctx, c.to, &command.ResealVolume{Ref: ref, IfModifyIndex: ifModifyIndex, SealedSecrets: sealed, KeyID: key})
 	return result.Volume, err
 }
 
-// ResealSigningKey replaces what is sealed of the signing key by the same under another
-// secrets key, if it is sealed as it was read. Errors: ErrConflict where it is not.
+// ResealSigningKey replaces the encrypted signing key by the same key under another secrets key, if it has not
+// changed since it was read. Errors: ErrConflict if it has.
 func (c Commands) ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error {
 	k := read
 	k.Sealed, k.SecretsKey = sealed, key
@@ -255,7 +242,7 @@ func (c Commands) ResealSigningKey(ctx context.Context, read claim.SigningKey, s
 	return err
 }
 
-// apply brings a command to the leader and gives its result the type that it has.
+// apply sends a command to the leader and returns its result with its type.
 func apply[R any](ctx context.Context, to applier, c command.Command) (result R, err error) {
 	outcome, err := to.apply(ctx, c)
 	if err != nil {

@@ -9,11 +9,10 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// leadership is what this node knows of its own: whether it leads now, and
-// whether its ledger has caught up since the start.
+// leadership records whether this node leads, and whether its ledger has caught up since the start.
 type leadership struct {
 	mu      sync.Mutex
-	ctx     context.Context // of the present leadership; nil: this node does not lead
+	ctx     context.Context // ends with the present leadership; nil: this node does not lead
 	cancel  context.CancelFunc
 	term    uint64 // in which this node leads
 	changed notify.Broadcast
@@ -32,7 +31,7 @@ func (l *leadership) get() (ctx context.Context, changed <-chan struct{}) {
 	return l.ctx, l.changed.Wait()
 }
 
-// since is the term in which this node leads; 0: it does not.
+// since returns the term in which this node leads; 0: it does not.
 func (l *leadership) since() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,10 +41,10 @@ func (l *leadership) since() uint64 {
 	return l.term
 }
 
-// caughtUp notes that the ledger has all that was agreed on before the start.
+// caughtUp records that the ledger has everything that was agreed on before the start.
 func (l *leadership) caughtUp() { l.readyOnce.Do(func() { close(l.ready) }) }
 
-// set begins a leadership in a term, or ends the present one: term 0.
+// set begins a leadership in a term, or ends the present one (term 0).
 func (l *leadership) set(term uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,8 +62,8 @@ func (l *leadership) set(term uint64) {
 	l.changed.Notify()
 }
 
-// followLeadership turns raft's news into leadership. A new leader's ledger may lack
-// entries of the leader before: it leads, for its callers, when it has them.
+// followLeadership follows raft's leadership changes. A new leader's ledger may lack entries of earlier leaders,
+// so callers see it as leader only when it has applied them.
 func (n *Node) followLeadership(ctx context.Context) {
 	defer n.leadership.set(0)
 	for {
@@ -78,7 +77,7 @@ func (n *Node) followLeadership(ctx context.Context) {
 			}
 			term := n.raft.CurrentTerm()
 			if err := n.raft.Barrier(0).Error(); err != nil {
-				// Leadership was lost again: raft says so next.
+				// Leadership was lost again: raft reports that next.
 				n.log.Debug("leadership ended before the ledger had caught up", "error", err)
 				continue
 			}
@@ -87,14 +86,14 @@ func (n *Node) followLeadership(ctx context.Context) {
 	}
 }
 
-// Intervals at which a server that does not lead looks whether its ledger has caught up.
+// How often a follower checks whether its ledger has caught up, before and after it knows the target.
 const (
 	leaderPause  = 100 * time.Millisecond
 	catchUpPause = 10 * time.Millisecond
 )
 
-// catchUp makes this node ready as a follower: when its ledger has what the leader's had at a moment
-// after the start. All that was acknowledged before is in that one.
+// catchUp marks this node as ready when, as a follower, its ledger has what the leader's ledger had at a time
+// after the start: that includes everything acknowledged before.
 func (n *Node) catchUp(ctx context.Context) {
 	var target uint64
 	known := false
@@ -127,15 +126,14 @@ func (n *Node) isReady() bool {
 	}
 }
 
-// Leader says whether this node leads and has caught up.
+// Leader reports whether this node leads and has caught up.
 func (n *Node) Leader() bool {
 	ctx, _ := n.leadership.get()
 	return ctx != nil
 }
 
-// WaitReady waits until this node's ledger has all that the cluster agreed on
-// before the node started. A node knows that when it first leads, or when it has all that
-// the leader had when it was asked.
+// WaitReady waits until this node's ledger has everything that the cluster agreed on before the node started: when
+// it first leads, or when it has everything that the leader had when it was asked.
 func (n *Node) WaitReady(ctx context.Context) error {
 	if n.isReady() {
 		return nil
@@ -150,10 +148,9 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	}
 }
 
-// WhileLeader calls fn each time that this node comes to lead, with a context that
-// ends when it does not any more, and waits for it to return. It returns when ctx
-// ends, or the node is closed. When fn returns by itself it is not called again under the same
-// leadership.
+// WhileLeader calls fn each time this node becomes the leader, with a context that ends with the leadership, and
+// waits for fn to return. If fn returns earlier, it is not called again under the same leadership. WhileLeader
+// returns when ctx ends or the node is closed.
 func (n *Node) WhileLeader(ctx context.Context, fn func(ctx context.Context)) {
 	for ctx.Err() == nil {
 		leading, changed := n.leadership.get()
@@ -173,9 +170,9 @@ func (n *Node) WhileLeader(ctx context.Context, fn func(ctx context.Context)) {
 	}
 }
 
-// Ready is closed when this node's ledger has caught up: see WaitReady.
+// Ready returns a channel that is closed when this node's ledger has caught up: see WaitReady.
 func (n *Node) Ready() <-chan struct{} { return n.leadership.ready }
 
-// Term is raft's term in which this node leads, so that others can tell it from leaders
-// before and after it; 0: it does not lead.
+// Term returns raft's term in which this node leads, to distinguish it from earlier and later leaders; 0: it does
+// not lead.
 func (n *Node) Term() uint64 { return n.leadership.since() }

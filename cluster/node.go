@@ -1,11 +1,10 @@
-// Package cluster is the ledger: what all servers agree on about volumes, claims,
-// workloads, nodes and drivers. Open a Node, change the ledger by its methods, read it
-// through Read, wait for changes with Watch. DESIGN.md says why it is as it is.
+// Package cluster is the ledger: what all servers agree on about volumes, claims, workloads, nodes and drivers.
+// Open a Node, change the ledger through its methods, read it through Read, and wait for changes with Watch.
+// DESIGN.md gives the reasons.
 //
 // Errors that comments name without their package are those of cluster/claim (refusals) and cluster/command.
 //
-// It imports neither host nor sdk. Rules are in cluster/claim, what goes into
-// the log in cluster/command, what is on disk in cluster/state.
+// The rules are in cluster/claim, the log entries in cluster/command, and the files in cluster/state.
 package cluster
 
 import (
@@ -26,35 +25,35 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// Config is what a node of the ledger needs.
+// Config configures a node of the ledger.
 type Config struct {
-	// Dir is the node's own directory; it is made.
+	// Dir is the node's own directory; it is created if needed.
 	Dir string
-	// Name is this server's, unique in the cluster and the same for all time.
+	// Name is this server's name, unique in the cluster; it never changes.
 	Name string
-	// BootstrapExpect is how many servers form the cluster: 1 for a single host. With 0 the
-	// server forms none, and waits to be added to one.
+	// BootstrapExpect is how many servers form the cluster: 1 for a single host. With 0 this server forms none,
+	// and waits to be added to one.
 	BootstrapExpect int
-	// Streams reach the other servers, Members says where they are. Both nil: there are
-	// none. Streams are closed with the node, Members are not.
+	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
+	// Streams are closed with the node, Members are not.
 	Streams raft.StreamLayer
 	Members Members
-	// Remote brings commands and queries to the server that leads; nil: they are refused
-	// with ErrNotLeader where this one does not.
+	// Remote sends commands and queries to the leader; nil: a server that does not lead refuses them with
+	// ErrNotLeader.
 	Remote Remote
-	// Autopilot is how a leader looks after the servers while no operator has said otherwise
+	// Autopilot are the settings by which a leader manages the servers until an operator changes them
 	// (SetAutopilot); nil: claim.DefaultAutopilot.
 	Autopilot *claim.Autopilot
 	// Logger may be nil.
 	Logger hclog.Logger
-	// Now stamps commands; nil: time.Now.
+	// Now is the time for the stamps of commands; nil: time.Now.
 	Now func() time.Time
-	// Key encrypts this server's copy of the ledger on its disk: 16, 24 or 32 bytes; empty: it is
-	// plain. The raft log is not encrypted by it.
+	// Key encrypts this server's copy of the ledger on disk: 16, 24 or 32 bytes; empty: it is plain. It does not
+	// encrypt the raft log.
 	Key []byte
 }
 
-// Node is this server's part in the ledger.
+// Node is this server's part of the ledger.
 type Node struct {
 	Commands
 	Queries
@@ -68,7 +67,7 @@ type Node struct {
 	log     hclog.Logger
 	now     func() time.Time
 
-	autopilot  claim.Autopilot // while the ledger has none
+	autopilot  claim.Autopilot // used until the ledger has settings
 	leadership leadership
 	verifying  verifier
 	levels     levels
@@ -83,8 +82,8 @@ type Node struct {
 	closeErr error
 }
 
-// Open opens the ledger and joins raft. It returns before there is a leader:
-// see WaitReady. ctx bounds the opening only.
+// Open opens the ledger and joins raft. It returns before there is a leader: see WaitReady. ctx bounds the opening
+// only.
 func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -116,7 +115,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {
 		n.autopilot = *cfg.Autopilot
 	}
-	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // what it starts goes on after ctx, until Close
+	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // it runs until Close, longer than ctx
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		Streams: cfg.Streams, Members: cfg.Members, Autopilot: n.Autopilot, Report: n.report,
 		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex, Logger: log.Named("raft"),
@@ -134,15 +133,13 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// Close waits for commands that are under way, leaves raft and closes the
-// ledger. It may be called again.
+// Close waits for commands in progress, stops raft and closes the ledger. It may be called again.
 func (n *Node) Close() error {
 	n.closing.Do(func() {
 		n.mu.Lock()
 		n.closed = true
 		n.mu.Unlock()
-		// Raft answers all that it was given as long as it runs, and not all
-		// that it still holds when it is shut down.
+		// Raft answers every command while it runs, but not all of those that it still holds when it is shut down.
 		n.inFlight.Wait()
 		n.stop()
 		n.loops.Wait()
@@ -151,10 +148,9 @@ func (n *Node) Close() error {
 	return n.closeErr
 }
 
-// Read calls fn with one snapshot of this server's ledger, once it has caught up
-// after the start (WaitReady). All that fn reads belongs together, and is fn's own to
-// keep and to change. On a server that does not lead it is as old as Age says; ReadLatest
-// is never stale.
+// Read calls fn with one snapshot of this server's ledger, once it has caught up after the start (WaitReady). What
+// fn reads is consistent, and fn may keep and change it. On a server that does not lead it may be stale (Age);
+// ReadLatest never is.
 func (n *Node) Read(ctx context.Context, fn func(tx *state.ReadTx) error) error {
 	if err := n.WaitReady(ctx); err != nil {
 		return err
@@ -162,14 +158,14 @@ func (n *Node) Read(ctx context.Context, fn func(tx *state.ReadTx) error) error 
 	return n.store.View(fn)
 }
 
-// Watch gives a channel that is closed by the next change of one of the topics,
-// when ctx ends, and when the node is closed. Get the channel, then read, then wait for
-// it: so no change is missed. A caller that may not wait for it ends ctx.
+// Watch returns a channel that is closed by the next change of one of the topics, when ctx ends, and when the node
+// is closed. Get the channel, then read, then wait, so that no change is missed. A caller that stops waiting must
+// end ctx.
 func (n *Node) Watch(ctx context.Context, topics ...state.Topic) <-chan struct{} {
 	return n.store.Watch(ctx, topics...)
 }
 
-// Snapshot makes raft take a snapshot now. There being nothing new is no error.
+// Snapshot makes raft take a snapshot now. It is no error if there is nothing new.
 func (n *Node) Snapshot() error {
 	err := n.raft.Snapshot().Error()
 	if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
@@ -181,7 +177,7 @@ func (n *Node) Snapshot() error {
 // Stats are a node's numbers at one moment.
 type Stats struct {
 	Leader        bool          // this node leads
-	LeaderName    string        // who leads; empty: nobody is known to
+	LeaderName    string        // the leader; empty: none is known
 	Age           time.Duration // see Age
 	Term          uint64
 	LastIndex     uint64 // of the log
@@ -189,11 +185,11 @@ type Stats struct {
 	AppliedIndex  uint64 // of the ledger: behind CommitIndex by entries that mean nothing to it
 	SnapshotIndex uint64 // of the newest snapshot's last entry
 	Size          int64  // of the ledger on disk, in bytes
-	Err           error  // ErrStopped and why, when the ledger takes no command any more
-	Full          error  // ErrDiskFull and where, when there is no room for more
+	Err           error  // ErrStopped and its cause, if the ledger accepts no more commands
+	Full          error  // ErrDiskFull and where, if there is no room for more
 }
 
-// Stats tells the node's numbers.
+// Stats returns the node's present numbers.
 func (n *Node) Stats() Stats {
 	_, leader := n.raft.LeaderWithID()
 	return Stats{

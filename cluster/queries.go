@@ -13,71 +13,70 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// Blocking makes a query wait until what it reads has changed after MinIndex, or Wait is
-// over. The zero value is answered at once.
+// Blocking makes a query wait until what it reads has changed after MinIndex, or until Wait has passed. The zero
+// value is answered at once.
 type Blocking = command.Blocking
 
-// maxWait bounds how long a query may be kept waiting.
+// maxWait bounds how long a query may wait.
 const maxWait = 10 * time.Minute
 
-// Queries read the ledger of the server that leads, never a stale one: a Node and a Client
-// have them. Each answers with an index, which is what Blocking wants for the next.
+// Queries read the leader's ledger, never a stale one: Node and Client embed them. Each answer has an index, which
+// is the MinIndex of the next query.
 type Queries struct{ to asker }
 
-// asker brings a query to the leader and back comes its answer.
+// asker sends a query to the leader and returns its answer.
 type asker interface {
 	ask(ctx context.Context, q command.Query) (answer any, index uint64, err error)
 }
 
-// Volume is a volume with the modes that it is in use with. Errors: ErrVolumeNotFound.
+// Volume returns a volume with its present modes. Errors: ErrVolumeNotFound.
 func (q Queries) Volume(ctx context.Context, ref claim.VolumeRef, b Blocking) (claim.Volume, uint64, error) {
 	return query[claim.Volume](ctx, q.to, &command.QueryVolume{Ref: ref, Blocking: b})
 }
 
-// ClaimsOf are a workload's claims, by volume.
+// ClaimsOf returns a workload's claims, by volume.
 func (q Queries) ClaimsOf(ctx context.Context, ref claim.WorkloadRef, b Blocking) ([]claim.Claim, uint64, error) {
 	return query[[]claim.Claim](ctx, q.to, &command.QueryClaims{Workload: ref, Blocking: b})
 }
 
-// Workload is a workload's record. Errors: ErrWorkloadNotFound.
+// Workload returns a workload's record. Errors: ErrWorkloadNotFound.
 func (q Queries) Workload(ctx context.Context, ref claim.WorkloadRef, b Blocking) (claim.Workload, uint64, error) {
 	return query[claim.Workload](ctx, q.to, &command.QueryWorkload{Ref: ref, Blocking: b})
 }
 
-// OnNode is what runs or waits on a node, and all claims there.
+// OnNode returns the workloads that run or wait on a node, and all claims there.
 func (q Queries) OnNode(ctx context.Context, node string, b Blocking) (command.OnNode, uint64, error) {
 	return query[command.OnNode](ctx, q.to, &command.QueryOnNode{Node: node, Blocking: b})
 }
 
-// TokensOn are the tokens on a node; their workloads may be gone.
+// TokensOn returns the tokens on a node; their workloads may be gone.
 func (q Queries) TokensOn(ctx context.Context, node string, b Blocking) ([]claim.Token, uint64, error) {
 	return query[[]claim.Token](ctx, q.to, &command.QueryTokens{Node: node, Blocking: b})
 }
 
-// NodeRecord is what the ledger knows of a node. Errors: ErrNodeNotFound.
+// NodeRecord returns the ledger's record of a node. Errors: ErrNodeNotFound.
 func (q Queries) NodeRecord(ctx context.Context, name string, b Blocking) (claim.Node, uint64, error) {
 	return query[claim.Node](ctx, q.to, &command.QueryNode{Name: name, Blocking: b})
 }
 
-// Left are those of some workloads, at most command.MaxAfter, that have not ended. One that
-// the ledger does not know counts as ended.
+// Left returns those of some workloads, at most command.MaxAfter, that have not ended. An unknown workload counts
+// as ended.
 func (q Queries) Left(ctx context.Context, of []claim.WorkloadRef, b Blocking) ([]claim.WorkloadRef, uint64, error) {
 	return query[[]claim.WorkloadRef](ctx, q.to, &command.QueryLeft{Of: of, Blocking: b})
 }
 
-// Cluster is the cluster's identity; its id is empty while it has none.
+// Cluster returns the cluster's identity; its id is empty if it has none yet.
 func (q Queries) Cluster(ctx context.Context, b Blocking) (claim.Cluster, uint64, error) {
 	return query[claim.Cluster](ctx, q.to, &command.QueryCluster{Blocking: b})
 }
 
-// Granted is a token with its policies, by the SHA-256 of its secret; empty: the policy for
-// calls without a token, where there is one. It may have expired. Errors:
-// acl.ErrTokenNotFound.
+// Granted returns a token with its policies, by the SHA-256 of its secret; an empty hash selects the policy for
+// calls without a token, if there is one. The token may have expired. Errors: acl.ErrTokenNotFound.
 func (q Queries) Granted(ctx context.Context, secretHash string, b Blocking) (acl.Granted, uint64, error) {
 	return query[acl.Granted](ctx, q.to, &command.QueryACL{SecretHash: secretHash, Blocking: b})
 }
 
-// query brings a query to the leader and gives its answer the type that it has.
+// query sends a query to the leader and returns its answer with its type.
 func query[A any](ctx context.Context, to asker, q command.Query) (answer A, index uint64, err error) {
 	got, index, err := to.ask(ctx, q)
 	if err != nil {
@@ -90,7 +89,7 @@ func query[A any](ctx context.Context, to asker, q command.Query) (answer A, ind
 	return answer, index, nil
 }
 
-// ask answers a query here where this node leads, and elsewhere otherwise.
+// ask answers a query here if this node leads, and otherwise sends it to the leader.
 func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	if n.remote == nil {
 		if err := n.WaitReady(ctx); err != nil {
@@ -107,13 +106,13 @@ func (n *Node) ask(ctx context.Context, q command.Query) (any, uint64, error) {
 	return forwarder{n.remote}.ask(ctx, q)
 }
 
-// AnswerQuery answers another agent's query where this server leads. With ErrNotLeader and ErrClosed the query may be
-// repeated.
+// AnswerQuery answers another agent's query if this server leads. After ErrNotLeader and ErrClosed the query may
+// be repeated.
 func (n *Node) AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error) {
 	return n.answer(ctx, q)
 }
 
-// answer answers a query from this node's ledger, which leads, when it is due.
+// answer answers a query from this node's ledger, once it is due, if this node leads.
 func (n *Node) answer(ctx context.Context, q command.Query) (any, uint64, error) {
 	b := q.Blocks()
 	if b.Wait > 0 && b.MinIndex > 0 {
@@ -127,7 +126,7 @@ func (n *Node) answer(ctx context.Context, q command.Query) (any, uint64, error)
 	return n.store.Answer(q)
 }
 
-// waitChange waits as a query asks for, as long as this node leads.
+// waitChange waits for a change as the query asks for, while this node leads.
 func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic) error {
 	leading, _ := n.leadership.get()
 	if leading == nil {
@@ -157,8 +156,8 @@ func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic)
 	}
 }
 
-// ReadChanged is ReadLatest when one of the topics has changed after the index, or the wait is
-// over. fn reads what depends on the topics only. The answer's index is for the next read.
+// ReadChanged is ReadLatest once one of the topics has changed after the index, or the wait has passed. What fn
+// reads may depend on the topics only. index is the MinIndex of the next read.
 func (n *Node) ReadChanged(ctx context.Context, b Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error) {
 	if b.Wait > 0 && b.MinIndex > 0 {
 		if err := n.waitChange(ctx, b, topics); err != nil {
@@ -172,9 +171,9 @@ func (n *Node) ReadChanged(ctx context.Context, b Blocking, topics []state.Topic
 	return index, n.store.View(fn)
 }
 
-// ReadHere is ReadChanged of this server's ledger as it is, leader or not: Age says how old
-// that may be. After a start it waits until the server has caught up with the one that leads;
-// while nobody does, what is here is all that there is to know.
+// ReadHere is ReadChanged of this server's ledger, whether or not it leads: Age says how stale that may be. After
+// a start it waits until the server has caught up with the leader; while there is no leader, it reads what there
+// is.
 func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error) {
 	if n.Stats().LeaderName != "" {
 		if err := n.WaitReady(ctx); err != nil {
@@ -188,7 +187,7 @@ func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic, f
 		if n.store.ChangedAt(topics...) > b.MinIndex || waiting.Err() != nil {
 			break
 		}
-		<-changed // also when waiting ends, and when the node is closed
+		<-changed // closed, too, when waiting ends and when the node is closed
 		if n.running.Err() != nil {
 			return 0, command.ErrClosed
 		}
@@ -200,8 +199,8 @@ func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic, f
 	return index, n.store.View(fn)
 }
 
-// ReadLatest is Read on the leader, with all that was acknowledged to anyone before it was
-// called. Errors: ErrNotLeader, and those of ctx and of fn.
+// ReadLatest is Read on the leader: it includes everything that was acknowledged to anyone before the call.
+// Errors: ErrNotLeader, and those of ctx and of fn.
 func (n *Node) ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error {
 	if err := n.verifyLeader(ctx); err != nil {
 		return err
@@ -209,12 +208,12 @@ func (n *Node) ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) 
 	return n.store.View(fn)
 }
 
-// Age is how old what Read sees may be: the time since this server heard from the
-// leader; 0 on the leader itself, negative where it never has.
+// Age returns how stale the result of Read may be: the time since this server heard from the leader; 0 on the
+// leader itself, negative if it never has.
 func (n *Node) Age() time.Duration { return n.raft.SinceContact() }
 
-// verifyLeader makes sure that no other server has led since before it was called, and that
-// this one's ledger has all that was agreed on under the leaders before it.
+// verifyLeader makes sure that no other server has led since before the call, and that this server's ledger has
+// everything that was agreed on under earlier leaders.
 func (n *Node) verifyLeader(ctx context.Context) error {
 	term := n.leadership.since()
 	if term == 0 {
@@ -229,15 +228,15 @@ func (n *Node) verifyLeader(ctx context.Context) error {
 		}
 		return command.ErrNotLeader
 	}
-	// It may have lost the lead and led again: then its ledger may not have caught up yet.
+	// It may have lost the lead and regained it: then its ledger may not have caught up yet.
 	if n.raft.CurrentTerm() != term {
 		return command.ErrNotLeader
 	}
 	return nil
 }
 
-// verify asks the other servers. Raft does not answer what it still holds when it is shut
-// down, so that Close waits for it.
+// verify asks the other servers. Raft does not answer requests that it still holds when it is shut down, so Close
+// waits for them.
 func (n *Node) verify() error {
 	n.mu.Lock()
 	if n.closed {
@@ -250,8 +249,8 @@ func (n *Node) verify() error {
 	return n.raft.VerifyLeader().Error()
 }
 
-// verifier lets many readers share one round of messages to the other servers: all that
-// came before it begins.
+// verifier lets concurrent readers share one round of messages to the other servers: all that arrived before the
+// round begins.
 type verifier struct {
 	mu      sync.Mutex
 	next    *round
@@ -263,7 +262,7 @@ type round struct {
 	err  error
 }
 
-// join waits for a round that begins after it was called.
+// join waits for a round that begins after the call.
 func (v *verifier) join(ctx context.Context, verify func() error) error {
 	v.mu.Lock()
 	r := v.next

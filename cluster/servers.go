@@ -18,23 +18,23 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// The servers of the cluster, in raftnode's words.
+// Types of raftnode that callers need.
 type (
-	// Members says which agents there are: a *discovery.Discovery.
+	// Members lists the agents of the cluster: a *discovery.Discovery.
 	Members = raftnode.Members
 	// Peer is one server of raft's configuration.
 	Peer = raftnode.Peer
 )
 
-// What is asked of servers that are not so.
+// Errors of operations on servers.
 var (
 	// ErrNoPeer: raft's configuration has no such server.
 	ErrNoPeer = errcode.NotFound.New("no such server in the cluster")
-	// ErrPeerAlive: the server is there; it would be taken in again at once.
+	// ErrPeerAlive: the server is alive; it would be added again at once.
 	ErrPeerAlive = errcode.FailedPrecondition.New("the server is alive")
 )
 
-// report tells other servers of this one's ledger.
+// report describes this server's ledger to other servers.
 func (n *Node) report() raftnode.Report {
 	r := raftnode.Report{Leads: n.Leader(), Index: n.store.AppliedIndex(), Room: needSpace(n.dir, spaceToGrow) == nil}
 	err := n.store.View(func(tx *state.ReadTx) error {
@@ -48,7 +48,7 @@ func (n *Node) report() raftnode.Report {
 	return r
 }
 
-// manage looks after the other servers while this one leads.
+// manage manages the other servers while this one leads.
 func (n *Node) manage(ctx context.Context) {
 	for ctx.Err() == nil {
 		_, err := n.Identity(ctx)
@@ -64,12 +64,11 @@ func (n *Node) manage(ctx context.Context) {
 	}
 }
 
-// Peers are the servers of the cluster as this one knows it, by name. Each is asked
-// how it is.
+// Peers returns the servers of the cluster as this one knows it, by name, after asking each for its status.
 func (n *Node) Peers(ctx context.Context) ([]Peer, error) { return n.raft.Peers(ctx) }
 
-// Autopilot is how this server would look after the others, or does: as the ledger has it from
-// an operator, or else as this server was opened with.
+// Autopilot returns the settings by which this server manages the others, or would: those that an operator has set
+// in the ledger, or else those of its configuration.
 func (n *Node) Autopilot() claim.Autopilot {
 	var a claim.Autopilot
 	var found bool
@@ -86,15 +85,14 @@ func (n *Node) Autopilot() claim.Autopilot {
 	return a
 }
 
-// SetAutopilot changes that on all servers, for good, and returns what counts from now on.
-// Errors: ErrInvalid.
+// SetAutopilot changes the settings on all servers, permanently, and returns the new ones. Errors: ErrInvalid.
 func (n *Node) SetAutopilot(ctx context.Context, by claim.AutopilotChange) (claim.Autopilot, error) {
 	result, err := apply[command.SetAutopilotResult](ctx, n, &command.SetAutopilot{Change: by, First: n.autopilot})
 	return result.Autopilot, err
 }
 
-// TransferLeadership makes another voter the leader: the one with the name, or, where it
-// is empty, the one with the newest log. Errors: ErrNotLeader, ErrNoPeer.
+// TransferLeadership makes another voter the leader: the named one or, if name is empty, the one with the newest
+// log. Errors: ErrNotLeader, ErrNoPeer.
 func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	if !n.Leader() {
 		return command.ErrNotLeader
@@ -130,7 +128,8 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 			return fmt.Errorf("transfer the lead: %w", err)
 		case <-time.After(leaderPause):
 		}
-		// Raft gives up where the other one does not lead within a moment, and it may lead a moment later.
+		// Raft gives up if the other server does not lead within an election timeout, but it may lead a moment
+		// later.
 		switch leader := n.Stats().LeaderName; leader {
 		case n.name, "":
 		case name:
@@ -144,10 +143,10 @@ func (n *Node) TransferLeadership(ctx context.Context, name string) error {
 	}
 }
 
-// transferPatience is how long a leader tries to give the lead away.
+// transferPatience is how long a leader tries to transfer the leadership.
 const transferPatience = 10 * time.Second
 
-// Servers are the names of all servers in raft's configuration, whether they vote or not.
+// Servers returns the names of all servers in raft's configuration, voters or not.
 func (n *Node) Servers() (names []string, err error) {
 	f := n.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -172,8 +171,8 @@ func (n *Node) voters() (names []string, err error) {
 	return names, nil
 }
 
-// RemovePeer takes a server out of the cluster that will not come back. Errors: ErrNotLeader,
-// ErrNoPeer; ErrPeerAlive where it is there: it has to leave, or be stopped, first.
+// RemovePeer removes a server that will not come back. Errors: ErrNotLeader, ErrNoPeer; ErrPeerAlive if the server
+// is alive: it must leave, or be stopped, first.
 func (n *Node) RemovePeer(ctx context.Context, name string) error {
 	if !n.Leader() {
 		return command.ErrNotLeader
@@ -193,7 +192,7 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 		})
 	}
 	if alive {
-		return fmt.Errorf("remove the server %q: %w: let it leave (`pannier agent leave` there), or stop it", name, ErrPeerAlive)
+		return fmt.Errorf("remove the server %q: %w: make it leave (`pannier agent leave` there), or stop it", name, ErrPeerAlive)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -204,9 +203,8 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 	return nil
 }
 
-// Leave takes this server out of the cluster: it hands the lead over, tells the others by leave
-// that it goes (discovery's Leave), and waits until they have taken it out. A server
-// alone has nobody to tell.
+// Leave removes this server from the cluster: it transfers the leadership, announces by leave (discovery's Leave)
+// that it goes, and waits until the others have removed it. A single server just leaves.
 func (n *Node) Leave(ctx context.Context, leave func() error) error {
 	voters, err := n.voters()
 	if err != nil {
@@ -222,7 +220,7 @@ func (n *Node) Leave(ctx context.Context, leave func() error) error {
 		return err
 	}
 	for {
-		// Who leads is not told to a server that was taken out: each of the others is asked.
+		// A server that was removed is not told who leads, so each of the others is asked.
 		for _, other := range voters {
 			if other == n.name {
 				continue
@@ -234,13 +232,13 @@ func (n *Node) Leave(ctx context.Context, leave func() error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("leave the cluster: %w: the others have not taken this server out yet", context.Cause(ctx))
+			return fmt.Errorf("leave the cluster: %w: the others have not removed this server yet", context.Cause(ctx))
 		case <-time.After(leaderPause):
 		}
 	}
 }
 
-// levels remembers the lowest level among the servers until a member changes.
+// levels caches the lowest level of commands that a server knows, until a member changes.
 type levels struct {
 	mu      sync.Mutex
 	changed <-chan struct{} // nil: not read yet
@@ -248,7 +246,7 @@ type levels struct {
 	who     string
 }
 
-// knownToAll refuses a command that one of the servers would stop at (ErrLevel).
+// knownToAll refuses a command that some server of the cluster does not know (ErrLevel).
 func (n *Node) knownToAll(c command.Command) error {
 	if n.members == nil {
 		return nil

@@ -9,17 +9,16 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// Badger writes through memory maps of sparse files, so a disk that is full is
-// not an error to it but a SIGBUS to the whole host. Commands are refused
-// before that: those that add something below spaceToGrow, those that release
-// something below spaceToRelease, where opening is refused too. What lies between
-// and below is for the memtables, a compaction and the log's next file.
+// Badger writes through memory maps of sparse files, so on a full disk it does not return an error: the host gets
+// SIGBUS. Commands are refused before that: those that add something below spaceToGrow, and those that release
+// something below spaceToRelease, where opening is refused too. The rest is for the memtables, a compaction and
+// the log's next file.
 const (
 	spaceToGrow    = 64 << 20 // bytes
 	spaceToRelease = 16 << 20 // bytes
 )
 
-// freeSpace is what an ordinary user may still write where dir is, in bytes.
+// freeSpace returns how much an unprivileged user may still write where dir is, in bytes.
 func freeSpace(dir string) (uint64, error) {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
@@ -28,9 +27,8 @@ func freeSpace(dir string) (uint64, error) {
 	return s.Bavail * uint64(s.Bsize), nil
 }
 
-// room keeps the log of one of several servers from growing where it cannot be applied any
-// more: nobody asks this server before others agree on an entry. A server alone has let the
-// command in.
+// room returns what keeps the log of one of several servers from growing when entries could not be applied: a
+// follower is not asked before others agree on an entry. A single server has checked each command already.
 func room(cfg Config) func() error {
 	if cfg.Streams == nil {
 		return nil
@@ -38,11 +36,11 @@ func room(cfg Config) func() error {
 	return func() error { return needSpace(cfg.Dir, spaceToRelease) }
 }
 
-// roomPause is how often a leader looks whether it has room.
+// roomPause is how often a leader checks whether it has room.
 const roomPause = time.Second
 
-// leaveForRoom gives the lead to a voter that has room, when this server has none any more:
-// the cluster need not stand still because of one full disk.
+// leaveForRoom transfers the leadership to a voter with room if this server has none left, so that one full disk
+// does not stop the cluster.
 func (n *Node) leaveForRoom(ctx context.Context) {
 	tick := time.NewTicker(roomPause)
 	defer tick.Stop()
@@ -58,7 +56,7 @@ func (n *Node) leaveForRoom(ctx context.Context) {
 		}
 		voters, err := n.voters()
 		if err != nil {
-			return // it is being closed
+			return // the node is being closed
 		}
 		for _, name := range voters {
 			if name == n.name || ctx.Err() != nil {
@@ -67,17 +65,17 @@ func (n *Node) leaveForRoom(ctx context.Context) {
 			if s, err := n.raft.Ask(ctx, name); err != nil || !s.Report.Room {
 				continue
 			}
-			n.log.Warn("this server gives the lead away", "to", name, "because", full)
+			n.log.Warn("the disk is nearly full: transferring the leadership", "to", name, "error", full)
 			err := n.TransferLeadership(ctx, name)
 			if err == nil {
 				return
 			}
-			n.log.Warn("the lead was not taken", "by", name, "error", err)
+			n.log.Warn("the leadership could not be transferred", "to", name, "error", err)
 		}
 	}
 }
 
-// needSpace refuses with ErrDiskFull.
+// needSpace returns ErrDiskFull if less than need bytes are free.
 func needSpace(dir string, need uint64) error {
 	free, err := freeSpace(dir)
 	if err != nil {
@@ -89,7 +87,7 @@ func needSpace(dir string, need uint64) error {
 	return nil
 }
 
-// spaceFor is the free space that a command needs to be let in.
+// spaceFor returns the free space that a command requires.
 func spaceFor(c command.Command) uint64 {
 	switch c.(type) {
 	case *command.RegisterVolume, *command.StartWorkload, *command.AwaitWorkload, *command.PutNode, *command.PutToken, *command.PutSigningKey,

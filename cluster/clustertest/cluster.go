@@ -22,18 +22,18 @@ import (
 // Deadline bounds what a cluster may need for anything: slow machines need long.
 const Deadline = 3 * time.Minute
 
-// Options of a cluster.
+// Options configures a cluster.
 type Options struct {
-	// Autopilot of each server; nil: one that gives votes soon.
+	// Autopilot of each server; nil: settings that give votes soon.
 	Autopilot *claim.Autopilot
 	// Key encrypts gossip; empty: it is in clear.
 	Key string
-	// Expect is what servers expect; 0: as many as there are at the beginning.
+	// Expect is bootstrap_expect of the servers; 0: the number of servers at the beginning.
 	Expect int
 }
 
-// Cluster is several servers in this process: real raft over TCP, real serf, on loopback, with
-// ports from the kernel. It is formed by bootstrap_expect and by nothing else.
+// Cluster is several servers in this process: real raft over TCP, real serf, on loopback, with ports from the
+// kernel. It is formed only by bootstrap_expect.
 type Cluster struct {
 	opts Options
 	net  *network
@@ -65,7 +65,7 @@ func Form(t testing.TB, n int, opts Options) *Cluster {
 	return c
 }
 
-// Prepare is Form without the start.
+// Prepare is Form without starting the servers.
 func Prepare(t testing.TB, n int, opts Options) *Cluster {
 	t.Helper()
 	if opts.Expect == 0 {
@@ -83,7 +83,7 @@ func Prepare(t testing.TB, n int, opts Options) *Cluster {
 	return c
 }
 
-// Add makes one more server, which expects a number of servers. It is not started.
+// Add adds a server with a bootstrap_expect. It is not started.
 func (c *Cluster) Add(t testing.TB, name string, expect int) *Host {
 	t.Helper()
 	h := &Host{c: c, Name: name, Dir: filepath.Join(c.dir, name), expect: expect, level: command.Level}
@@ -92,7 +92,7 @@ func (c *Cluster) Add(t testing.TB, name string, expect int) *Host {
 	return h
 }
 
-// Adopt makes a server of a ledger that a server alone, of the same name, has left.
+// Adopt adds a server with the ledger of a single server of the same name.
 func (c *Cluster) Adopt(t testing.TB, name, dir string, expect int) *Host {
 	t.Helper()
 	h := c.Add(t, name, expect)
@@ -100,15 +100,15 @@ func (c *Cluster) Adopt(t testing.TB, name, dir string, expect int) *Host {
 	return h
 }
 
-// Hosts are all servers, those that are stopped too.
+// Hosts returns all servers, including stopped ones.
 func (c *Cluster) Hosts() []*Host { return c.all }
 
-// Up are the servers that run.
+// Up returns the running servers.
 func (c *Cluster) Up() []*Host {
 	return slices.DeleteFunc(slices.Clone(c.all), func(h *Host) bool { return !h.up })
 }
 
-// Host is a server by its name.
+// Host returns a server by name.
 func (c *Cluster) Host(t testing.TB, name string) *Host {
 	t.Helper()
 	for _, h := range c.all {
@@ -120,10 +120,11 @@ func (c *Cluster) Host(t testing.TB, name string) *Host {
 	return nil
 }
 
-// KnowsLevel makes a server tell the others, from its next start on, that it knows the ledger's commands up to a level only.
+// KnowsLevel makes a server announce, from its next start on, that it knows the ledger's commands only up to a
+// level.
 func (h *Host) KnowsLevel(level int) { h.level = level }
 
-// Start starts a server, under addresses that it did not have before.
+// Start starts a server, with new addresses.
 func (h *Host) Start(t testing.TB) {
 	t.Helper()
 	if h.up {
@@ -159,7 +160,7 @@ func (h *Host) Start(t testing.TB) {
 	h.c.net.add(h.Name, h.Node)
 }
 
-// Stop ends a server without a word to the others. It may be stopped already.
+// Stop stops a server without announcing it to the others. It may be stopped already.
 func (h *Host) Stop(t testing.TB) {
 	t.Helper()
 	if !h.up {
@@ -167,13 +168,13 @@ func (h *Host) Stop(t testing.TB) {
 	}
 	h.up = false
 	h.c.net.remove(h.Name)
-	// Gossip first, as when the process ends: a server that is being closed does not answer.
+	// Gossip is stopped first, as when the process ends: a server that is being closed does not answer.
 	if err := errors.Join(h.Discovery.Close(), h.Close()); err != nil {
 		t.Errorf("stop %s: %v", h.Name, err)
 	}
 }
 
-// WaitReady waits until all servers that run have caught up, and one leads.
+// WaitReady waits until all running servers have caught up, and one leads.
 func (c *Cluster) WaitReady(t testing.TB) {
 	t.Helper()
 	for _, h := range c.Up() {
@@ -189,7 +190,7 @@ func (c *Cluster) WaitReady(t testing.TB) {
 	c.WaitLeader(t)
 }
 
-// Leader is the server that leads now; nil: none.
+// Leader returns the present leader; nil: none.
 func (c *Cluster) Leader() *Host {
 	for _, h := range c.Up() {
 		if h.Leader() {
@@ -210,7 +211,7 @@ func (c *Cluster) WaitLeader(t testing.TB) *Host {
 	return leader
 }
 
-// Follower is a server that runs and does not lead.
+// Follower returns a running server that does not lead.
 func (c *Cluster) Follower(t testing.TB) *Host {
 	t.Helper()
 	leader := c.WaitLeader(t)
@@ -223,7 +224,7 @@ func (c *Cluster) Follower(t testing.TB) *Host {
 	return nil
 }
 
-// WaitVoters waits until the leader has these voters, healthy and no other server.
+// WaitVoters waits until the leader has exactly these servers as healthy voters.
 func (c *Cluster) WaitVoters(t testing.TB, names ...string) {
 	t.Helper()
 	slices.Sort(names)
@@ -243,17 +244,17 @@ func (c *Cluster) WaitVoters(t testing.TB, names ...string) {
 	})
 }
 
-// Partition cuts servers off from all others, and from clients; those that are cut off
-// together still reach one another. Gossip goes on.
+// Partition disconnects servers from all others and from clients; the disconnected ones still reach each other.
+// Gossip is not affected.
 func (c *Cluster) Partition(names ...string) { c.net.cut(names) }
 
 // Heal ends all partitions.
 func (c *Cluster) Heal() { c.net.cut(nil) }
 
-// Client is an agent's without a ledger.
+// Client returns the client of an agent without a ledger.
 func (c *Cluster) Client() *cluster.Client { return cluster.NewClient(c.Remote("client")) }
 
-// Remote is what the agent with a name brings commands and queries to the leader with.
+// Remote returns the remote of the agent with a name.
 func (c *Cluster) Remote(from string) cluster.Remote { return &remote{c.net, from} }
 
 // Eventually polls until ok, or fails the test after Deadline.
@@ -266,7 +267,7 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// loopback are timings of gossip on one machine, under load.
+// loopback returns timings of gossip for one machine under load.
 func loopback() *memberlist.Config {
 	c := memberlist.DefaultLocalConfig()
 	c.ProbeInterval, c.ProbeTimeout = 500*time.Millisecond, 300*time.Millisecond

@@ -15,12 +15,12 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// network is the TCP between a cluster's servers, which can be cut.
+// network is the TCP between a cluster's servers, which can be partitioned.
 type network struct {
 	mu      sync.Mutex
 	names   map[string]string // of servers, by address
 	running map[string]*cluster.Node
-	apart   []string // cut off from all who are not in it
+	apart   []string // disconnected from all servers that are not in it
 	conns   map[*wire]struct{}
 }
 
@@ -51,24 +51,24 @@ func (n *network) remove(name string) {
 	delete(n.running, name)
 }
 
-// cut parts some servers from the rest, and ends the connections between them.
+// cut disconnects some servers from the others, and closes the connections between them.
 func (n *network) cut(names []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.apart = names
 	for w := range n.conns {
 		if !n.reach(w.from, w.to) {
-			_ = w.Conn.Close() // it may have ended by itself
+			_ = w.Conn.Close() // it may be closed already
 		}
 	}
 }
 
-// reach says whether there is a way. The lock is held.
+// reach reports whether two servers are connected. The lock is held.
 func (n *network) reach(from, to string) bool {
 	return slices.Contains(n.apart, from) == slices.Contains(n.apart, to)
 }
 
-// leader is the server that leads, as far as one at from can reach it.
+// leader returns the leader, if one at from can reach it.
 func (n *network) leader(from string) *cluster.Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -128,7 +128,8 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// remote calls the leader in this process, encoded as between agents. An answer is lost where the way is cut meanwhile.
+// remote calls the leader in this process, encoded as between agents. An answer is lost if the connection is cut
+// meanwhile.
 type remote struct {
 	net  *network
 	from string
@@ -170,7 +171,7 @@ func (r *remote) Query(ctx context.Context, q command.Query) (any, uint64, error
 	return command.DecodeAnswer(q, answer)
 }
 
-// moved says that an error is not the answer: another server has to be asked, or the caller has left.
+// moved reports whether the error is not the answer: another server has to be asked, or the caller has given up.
 func moved(ctx context.Context, err error) bool {
 	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed) ||
 		err != nil && ctx.Err() != nil

@@ -1,8 +1,6 @@
-// Package discovery lets agents find one another with serf: who is there, in which role,
-// and at which address. It carries no claim and no promise: what it says may be late or
-// wrong, and nothing that must be right depends on it.
-//
-// It knows nothing of raft and of the ledger.
+// Package discovery lets agents find one another with serf: which agents there are, in which role, and at which
+// address. What it reports may be late or wrong, and nothing that must be right depends on it. It knows nothing of
+// raft or the ledger.
 package discovery
 
 import (
@@ -23,51 +21,51 @@ import (
 	"github.com/pannier/pannier/internal/notify"
 )
 
-// Config is what an agent needs to be found and to find others.
+// Config configures an agent's discovery.
 type Config struct {
 	Self Self
-	// Bind and Port are listened on, TCP and UDP. 0: any free port.
+	// Bind and Port are the TCP and UDP address to listen on. Port 0: any free port.
 	Bind string
 	Port int
-	// Advertise is the address at which others reach this agent; empty: Bind, or a
-	// private address of this host where Bind is none.
+	// Advertise is the address at which others reach this agent; empty: Bind or, if Bind is unspecified, a private
+	// address of this host.
 	Advertise string
-	// RetryJoin are addresses (host, or host:port) of others. Each is tried until it
-	// has answered once, and all again while this agent is alone.
+	// RetryJoin are addresses (host, or host:port) of other agents. Each is tried until it has answered once, and
+	// all are tried again while this agent is alone.
 	RetryJoin []string
-	// Key encrypts gossip: base64 of 16, 24 or 32 bytes. It makes the keyring; later the
-	// keyring file says which keys there are. Empty, and no such file: gossip is in clear.
+	// Key encrypts gossip: base64 of 16, 24 or 32 bytes. It makes the first keyring; later the keyring file has
+	// the keys. If empty, and without such a file, gossip is not encrypted.
 	Key string
-	// KeyringFile keeps the keys (mode 0600), and SnapshotFile who was there last. Empty: they are
-	// forgotten with the process.
+	// KeyringFile keeps the keys (mode 0600), and SnapshotFile the last known members. Empty: they are lost with
+	// the process.
 	KeyringFile, SnapshotFile string
-	// Memberlist has the timings of gossip; nil: those of a local net. Names,
-	// addresses and keys in it are overwritten.
+	// Memberlist has the timings of gossip; nil: those of a local network. Names, addresses and keys in it are
+	// overwritten.
 	Memberlist *memberlist.Config
 	// Logger may be nil.
 	Logger hclog.Logger
 }
 
-// How long others are remembered.
+// How long other agents are remembered, and how joining is paced.
 const (
-	// reconnectFor is how long one that does not answer is tried again, and its address known: longer
-	// than a host is away for a repair.
+	// reconnectFor is how long a failed agent is tried again, and its address known: longer than a host is away
+	// for repair.
 	reconnectFor = 28 * 24 * time.Hour
-	// leftFor is how long one that has left is known as such.
+	// leftFor is how long an agent that has left is remembered as such.
 	leftFor = 24 * time.Hour
-	// movedAfter is how long one has to be taken for failed before another address of it is believed:
-	// at once, which memberlist cannot be told by 0. Who answers there needs its certificate.
+	// movedAfter is how long an agent must have failed before another address of it is believed: practically at
+	// once (memberlist does not allow 0). The server at the new address needs the agent's certificate anyway.
 	movedAfter = time.Millisecond
 	// dialTimeout bounds one attempt to reach an address.
 	dialTimeout = 5 * time.Second
 	// The pause between attempts to join grows from the first to the last.
 	firstPause, lastPause = time.Second, 30 * time.Second
-	// movedPause is the longest while others take this agent to be elsewhere. That goes on for good
-	// where two agents have one name.
+	// movedPause bounds the pause while others believe this agent to be at another address. That never ends if two
+	// agents have the same name.
 	movedPause = 4 * time.Second
 )
 
-// Discovery is this agent's part in the gossip.
+// Discovery is this agent's part in gossip.
 type Discovery struct {
 	serf *serf.Serf
 	log  hclog.Logger
@@ -75,8 +73,8 @@ type Discovery struct {
 	mu      sync.Mutex
 	self    Self
 	changed notify.Broadcast
-	odd     map[string]bool // members that were complained about
-	told    map[string]bool // where others have said that this agent is, lately
+	odd     map[string]bool // members that were logged as unparsable
+	told    map[string]bool // addresses at which others lately believed this agent to be
 
 	stop     context.CancelFunc
 	unjoin   context.CancelFunc // ends keepJoined
@@ -85,7 +83,7 @@ type Discovery struct {
 	closeErr error
 }
 
-// Open begins to listen, and to join in the background.
+// Open begins to listen, and joins others in the background.
 func Open(cfg Config) (*Discovery, error) {
 	log := cfg.Logger
 	if log == nil {
@@ -102,7 +100,7 @@ func Open(cfg Config) (*Discovery, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	d := &Discovery{log: log, self: cfg.Self, odd: map[string]bool{}, told: map[string]bool{}, stop: stop}
 	conf.Merge = merge{cfg.Self, d.heardOf}
-	// Serf waits for who takes its events, also while it opens.
+	// Serf blocks until its events are received, also in Create.
 	d.running.Go(func() { d.follow(ctx, events) })
 	if d.serf, err = serf.Create(conf); err != nil {
 		stop()
@@ -133,8 +131,8 @@ func config(cfg Config, log hclog.Logger) (*serf.Config, <-chan serf.Event, erro
 	ml.AdvertiseAddr, ml.AdvertisePort = cfg.Advertise, cfg.Port
 	ml.Keyring, ml.SecretKey = ring, nil
 	ml.DeadNodeReclaimTime = movedAfter
-	// To compress a packet, of 1,400 bytes at most, memberlist fills a dictionary of 64 KiB. It
-	// reads what others have compressed.
+	// Compression is off: for a packet of at most 1,400 bytes, memberlist fills a dictionary of 64 KiB. Compressed
+	// packets of others are read all the same.
 	ml.EnableCompression = false
 	standard := log.StandardLogger(&hclog.StandardLoggerOptions{InferLevels: true})
 	ml.Logger, ml.LogOutput = standard, nil
@@ -151,16 +149,16 @@ func config(cfg Config, log hclog.Logger) (*serf.Config, <-chan serf.Event, erro
 		conf.KeyringFile = ""
 	}
 	conf.SnapshotPath = cfg.SnapshotFile
-	conf.RejoinAfterLeave = true // one that is started again wants to be in again
+	conf.RejoinAfterLeave = true // an agent that is started again rejoins
 	conf.ReconnectTimeout, conf.TombstoneTimeout = reconnectFor, leftFor
 	conf.DisableCoordinates = true
-	// Of two agents with one name, raft's certificates know the right one; votes of
-	// gossip must not end it.
+	// With two agents of one name, the certificates of the RPC port tell the right one; gossip must not shut one
+	// down by vote.
 	conf.EnableNameConflictResolution = false
 	return conf, events, nil
 }
 
-// merge keeps out who is none of this cluster, and hears where others believe this agent to be.
+// merge refuses agents that do not belong to this cluster, and records where others believe this agent to be.
 type merge struct {
 	self    Self
 	heardOf func(address string)
@@ -182,7 +180,7 @@ func (m merge) NotifyMerge(members []*serf.Member) error {
 	return nil
 }
 
-// follow tells of each change of a member.
+// follow announces each change of a member.
 func (d *Discovery) follow(ctx context.Context, events <-chan serf.Event) {
 	for {
 		select {
@@ -196,25 +194,24 @@ func (d *Discovery) follow(ctx context.Context, events <-chan serf.Event) {
 	}
 }
 
-// Changed gives a channel that is closed by the next change of a member. Get the channel,
-// then read, then wait for it: so no change is missed.
+// Changed returns a channel that is closed by the next change of a member. Get the channel, then read, then wait,
+// so that no change is missed.
 func (d *Discovery) Changed() <-chan struct{} {
 	return d.changed.Wait()
 }
 
-// Members are all agents that gossip knows, this one included, by name; those that
-// have failed or left, too.
+// Members returns all agents that gossip knows, including this one and those that have failed or left, by name.
 func (d *Discovery) Members() []Member {
 	return d.members(func(serf.Member) bool { return true })
 }
 
-// Servers are the members that are servers, by name. Who needs no others asks for these: to read
-// what each of 1,000 nodes says of itself takes milliseconds.
+// Servers returns the members that are servers, by name. It is cheaper than Members: parsing the tags of 1,000
+// nodes takes milliseconds.
 func (d *Discovery) Servers() []Member {
 	return d.members(func(m serf.Member) bool { return m.Tags[tagRole] == string(Server) })
 }
 
-// Member is one agent by its name.
+// Member returns one agent by name.
 func (d *Discovery) Member(name string) (Member, bool) {
 	named := d.members(func(m serf.Member) bool { return m.Name == name })
 	if len(named) == 0 {
@@ -223,7 +220,7 @@ func (d *Discovery) Member(name string) (Member, bool) {
 	return named[0], true
 }
 
-// members reads those that are wanted.
+// members returns the wanted members.
 func (d *Discovery) members(wanted func(serf.Member) bool) (members []Member) {
 	for _, m := range d.serf.Members() {
 		if !wanted(m) {
@@ -240,32 +237,31 @@ func (d *Discovery) members(wanted func(serf.Member) bool) (members []Member) {
 	return members
 }
 
-// Alive is how many agents are known to be alive, this one included. It reads nothing of what
-// they say of themselves.
+// Alive returns how many agents are known to be alive, including this one, without parsing their tags.
 func (d *Discovery) Alive() int { return d.serf.Memberlist().NumMembers() }
 
-// complain logs once of each member that cannot be read.
+// complain logs once for each member that cannot be parsed.
 func (d *Discovery) complain(name string, err error) {
 	d.mu.Lock()
 	before := d.odd[name]
 	d.odd[name] = true
 	d.mu.Unlock()
 	if !before {
-		d.log.Warn("a member is left out", "error", err)
+		d.log.Warn("ignoring a member", "error", err)
 	}
 }
 
-// Addr is where serf listens, as others are told: ip:port.
+// Addr returns serf's address as others know it: ip:port.
 func (d *Discovery) Addr() string {
 	m := d.serf.LocalMember()
 	return net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port)))
 }
 
-// Encrypted says whether gossip is.
+// Encrypted reports whether gossip is encrypted.
 func (d *Discovery) Encrypted() bool { return d.serf.EncryptionEnabled() }
 
-// SetFormed tells the others that this server's cluster has been formed. Who does not hear it
-// now hears it later.
+// SetFormed announces that this server's cluster has been formed. Agents that miss the announcement learn it
+// later.
 func (d *Discovery) SetFormed() {
 	d.mu.Lock()
 	before := d.self.Formed
@@ -276,12 +272,11 @@ func (d *Discovery) SetFormed() {
 		return
 	}
 	if err := d.serf.SetTags(tags); err != nil {
-		d.log.Debug("nobody has confirmed yet that this server's cluster is formed", "error", err)
+		d.log.Debug("no member has confirmed yet the announcement that this server's cluster is formed", "error", err)
 	}
 }
 
-// Join asks agents at addresses for the others, now, and returns how many answered. An
-// error where not all did.
+// Join contacts agents at addresses now, and returns how many answered. It is an error if not all did.
 func (d *Discovery) Join(addresses ...string) (int, error) {
 	n, err := d.serf.Join(addresses, true)
 	if err != nil {
@@ -293,8 +288,8 @@ func (d *Discovery) Join(addresses ...string) (int, error) {
 // ErrNoMember says that gossip knows no such agent.
 var ErrNoMember = errcode.NotFound.New("no such member")
 
-// ForceLeave makes all others take a failed member for one that has left; with prune it is
-// forgotten at once. One that is alive comes back by itself.
+// ForceLeave makes all others treat a failed member as one that has left; with prune it is forgotten at once. A
+// member that is alive comes back by itself.
 func (d *Discovery) ForceLeave(name string, prune bool) error {
 	if _, ok := d.Member(name); !ok {
 		return fmt.Errorf("force %q to leave: %w", name, ErrNoMember)
@@ -309,17 +304,16 @@ func (d *Discovery) ForceLeave(name string, prune bool) error {
 	return nil
 }
 
-// Leave tells the others that this agent goes, and waits until they know. Close comes
-// after it.
+// Leave announces that this agent leaves, and waits until others have heard it. Close must still be called.
 func (d *Discovery) Leave() error {
-	d.unjoin() // serf joins nobody any more
+	d.unjoin() // serf must not join others any more
 	if err := d.serf.Leave(); err != nil {
 		return fmt.Errorf("leave: %w", err)
 	}
 	return nil
 }
 
-// Close ends the gossip; without Leave the others take this agent for failed. It may be called again.
+// Close ends gossip; without Leave the others will report this agent as failed. It may be called again.
 func (d *Discovery) Close() error {
 	d.closing.Do(func() {
 		d.stop()

@@ -14,11 +14,10 @@ import (
 	"time"
 )
 
-// keepJoined tries each configured address until it has answered once: two groups of
-// agents that never met would not find each other otherwise. While this agent is
-// alone it tries all of them, and those that were there before it was started. While others
-// take it to be elsewhere, it tells those that are configured where it is, again and again: a new
-// address is believed when the old one has failed, and would be heard of half a minute later.
+// keepJoined tries each configured address until it has answered once: two groups of agents that never met would
+// not find each other otherwise. While this agent is alone it tries all of them, and the members of its last run.
+// While others believe this agent to be at another address, it contacts the configured ones repeatedly: they
+// accept a new address once the old one has failed, and would otherwise learn it half a minute later.
 func (d *Discovery) keepJoined(ctx context.Context, configured, before []string) {
 	left := configured
 	pause := firstPause
@@ -49,21 +48,21 @@ func (d *Discovery) tryJoin(ctx context.Context, addresses []string) (left []str
 			return left
 		}
 		if _, err := d.Join(a); err != nil {
-			d.log.Debug("an agent does not answer; it is tried again", "address", a, "error", err)
+			d.log.Debug("an agent does not answer and will be tried again", "address", a, "error", err)
 			left = append(left, a)
 		}
 	}
 	return left
 }
 
-// heardOf notes where another agent believes this one to be.
+// heardOf records where another agent believes this one to be.
 func (d *Discovery) heardOf(address string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.told[address] = true
 }
 
-// misplaced says that another agent believed this one to be elsewhere when it was last talked to.
+// misplaced reports whether another agent, when last contacted, believed this one to be at another address.
 func (d *Discovery) misplaced() bool {
 	here := d.Addr()
 	d.mu.Lock()
@@ -74,11 +73,11 @@ func (d *Discovery) misplaced() bool {
 	return elsewhere
 }
 
-// alone says that no other agent is known to be alive.
+// alone reports whether no other agent is known to be alive.
 func (d *Discovery) alone() bool { return d.Alive() < 2 }
 
-// lastSeen reads where other agents were before this one was ended, those included that
-// it could not reach any more. Serf tries the others once at its start, and then not again.
+// lastSeen reads the addresses of other agents from the last run, including those that were unreachable at its
+// end. Serf itself tries them only once, at its start.
 func lastSeen(snapshot string) ([]string, error) {
 	if snapshot == "" {
 		return nil, nil
@@ -88,9 +87,9 @@ func lastSeen(snapshot string) ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read who was there last: %w", err)
+		return nil, fmt.Errorf("read the last known members: %w", err)
 	}
-	seen := map[string]string{} // the newest address of each
+	seen := map[string]string{} // the latest address of each
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		if rest, ok := strings.CutPrefix(lines.Text(), "alive: "); ok {
@@ -100,7 +99,7 @@ func lastSeen(snapshot string) ([]string, error) {
 		}
 	}
 	if err := errors.Join(lines.Err(), f.Close()); err != nil {
-		return nil, fmt.Errorf("read who was there last: %w", err)
+		return nil, fmt.Errorf("read the last known members: %w", err)
 	}
 	return slices.Sorted(maps.Values(seen)), nil
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/pannier/pannier/internal/errcode"
 )
 
-// ErrNotEncrypted says that gossip is in clear, so there is no keyring.
+// ErrNotEncrypted says that gossip is not encrypted, so there is no keyring.
 var ErrNotEncrypted = errcode.FailedPrecondition.New("gossip is not encrypted: start the agents with `encrypt`")
 
-// Keys says which keys members have. Key texts are secrets.
+// Keys says which keys the members have. The keys themselves are secret.
 type Keys struct {
 	// Members is how many agents were asked.
 	Members int
@@ -32,7 +32,7 @@ type Keys struct {
 // ListKeys asks all members for their keys.
 func (d *Discovery) ListKeys() (Keys, error) { return d.keys("list keys", d.manager().ListKeys) }
 
-// InstallKey gives all members a key to decrypt with. key is base64 of 16, 24 or 32 bytes.
+// InstallKey adds a key for decryption on all members. key is base64 of 16, 24 or 32 bytes.
 func (d *Discovery) InstallKey(key string) (Keys, error) {
 	if _, err := decodeKey(key); err != nil {
 		return Keys{}, err
@@ -40,12 +40,12 @@ func (d *Discovery) InstallKey(key string) (Keys, error) {
 	return d.keys("install a key", func() (*serf.KeyResponse, error) { return d.manager().InstallKey(key) })
 }
 
-// UseKey makes all members encrypt with a key that was installed.
+// UseKey makes all members encrypt with an installed key.
 func (d *Discovery) UseKey(key string) (Keys, error) {
 	return d.keys("use a key", func() (*serf.KeyResponse, error) { return d.manager().UseKey(key) })
 }
 
-// RemoveKey takes a key from all members. It refuses the one that is used.
+// RemoveKey removes a key from all members. The key in use is refused.
 func (d *Discovery) RemoveKey(key string) (Keys, error) {
 	return d.keys("remove a key", func() (*serf.KeyResponse, error) { return d.manager().RemoveKey(key) })
 }
@@ -72,11 +72,11 @@ func (d *Discovery) keys(what string, do func() (*serf.KeyResponse, error)) (Key
 		}
 	}
 	slices.Sort(said)
-	return keys, fmt.Errorf("%s: %w: %d of %d members answered (%s); repeat it when all members are there", what, err, r.NumResp, r.NumNodes, strings.Join(said, "; "))
+	return keys, fmt.Errorf("%s: %w: %d of %d members answered (%s); repeat it when all members are alive", what, err, r.NumResp, r.NumNodes, strings.Join(said, "; "))
 }
 
-// keyring reads the keys that the members agreed on last. key is the configured one,
-// with which the first keyring is made; later it is one more to decrypt with.
+// keyring reads the keys that the members last agreed on. key is the configured one, which makes the first
+// keyring; later it is an additional key for decryption.
 func keyring(path, key string) (*memberlist.Keyring, error) {
 	keys, err := readKeys(path)
 	if err != nil {
@@ -115,7 +115,7 @@ func readKeys(path string) ([][]byte, error) {
 	}
 	var texts []string
 	if err := json.Unmarshal(data, &texts); err != nil {
-		return nil, fmt.Errorf("read the keyring %s: it is no list of keys: remove it while the agent is down, and `encrypt` is used again", path)
+		return nil, fmt.Errorf("read the keyring %s: it is not a list of keys: remove it while the agent is stopped to use `encrypt` again", path)
 	}
 	keys := make([][]byte, len(texts))
 	for i, text := range texts {
@@ -126,11 +126,11 @@ func readKeys(path string) ([][]byte, error) {
 	return keys, nil
 }
 
-// decodeKey reads a key. The error does not have it.
+// decodeKey decodes a key. The error does not contain it.
 func decodeKey(text string) ([]byte, error) {
 	key, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
-		return nil, errors.New("the encryption key is no base64: make one with `head -c 32 /dev/urandom | base64`")
+		return nil, errors.New("the encryption key is not base64: make one with `head -c 32 /dev/urandom | base64`")
 	}
 	if err := memberlist.ValidateKey(key); err != nil {
 		return nil, fmt.Errorf("the encryption key has %d bytes, not 16, 24 or 32: make one with `head -c 32 /dev/urandom | base64`", len(key))

@@ -9,27 +9,27 @@ import (
 	"github.com/hashicorp/serf/serf"
 )
 
-// Role is what an agent is in the cluster.
+// Role is the role of an agent in the cluster.
 type Role string
 
 // The roles.
 const (
-	Server Role = "server" // has the ledger; a node, too
+	Server Role = "server" // has the ledger; is a node, too
 	Node   Role = "node"
 )
 
-// Status is what gossip says of an agent.
+// Status is an agent's state according to gossip.
 type Status string
 
 // The statuses.
 const (
 	Alive   Status = "alive"
-	Leaving Status = "leaving" // it has said so, and still answers
-	Left    Status = "left"    // it has said so, or an operator has
+	Leaving Status = "leaving" // it has announced it, and still answers
+	Left    Status = "left"    // it has announced it, or an operator has
 	Failed  Status = "failed"  // it does not answer
 )
 
-// Self is what an agent tells the others of itself.
+// Self is what an agent announces of itself.
 type Self struct {
 	Name       string // unique in the cluster
 	Role       Role
@@ -38,7 +38,7 @@ type Self struct {
 	Expect     int    // a server's bootstrap_expect
 	Version    string // of the program
 	Ledger     int    // the level of the ledger's commands that it knows
-	// Formed says that a server's cluster has been formed: it has raft state.
+	// Formed says that a server's cluster has been formed: the server has raft state.
 	Formed bool
 }
 
@@ -50,7 +50,7 @@ type Member struct {
 	Gossip string
 }
 
-// serf's names of what is told.
+// The tags by which serf transmits these fields.
 const (
 	tagRole   = "role"
 	tagName   = "id"
@@ -73,8 +73,8 @@ func (s Self) tags() map[string]string {
 	return tags
 }
 
-// validate is serf's own rule for names (ValidateNodeNames), which compiles an expression for
-// each message that it is asked about.
+// validate applies serf's own rule for names (ValidateNodeNames), which compiles a regular expression for each
+// message.
 func validate(name string) error {
 	odd := func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.'
@@ -85,8 +85,8 @@ func validate(name string) error {
 	return nil
 }
 
-// parse reads a member. What is no agent of this program, or says another name than
-// the one that it gossips under, is an error.
+// parse parses a member. It is an error if it is not an agent of this program, or if it announces another name
+// than that under which it gossips.
 func parse(m serf.Member) (Member, error) {
 	if err := validate(m.Name); err != nil {
 		return Member{}, fmt.Errorf("member at %s: %w", m.Addr, err)

@@ -1,6 +1,5 @@
-// Package fsm joins raft and the ledger: it decodes log entries, hands them to
-// cluster/state in batches, and takes and restores snapshots. It has no rules, no
-// clock and no random number of its own.
+// Package fsm connects raft to the ledger: it decodes log entries, passes them to cluster/state in batches, and
+// takes and restores snapshots. It has no rules, no clock and no randomness of its own.
 package fsm
 
 import (
@@ -13,23 +12,23 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// FSM applies the log to a store. An entry's response is a state.Outcome.
+// FSM applies the log to a store. The response to an entry is a state.Outcome.
 type FSM struct {
 	store *state.Store
 }
 
 var _ raft.BatchingFSM = (*FSM)(nil)
 
-// New makes the FSM of a store, which stays the caller's to close.
+// New makes the FSM of a store, which the caller closes.
 func New(store *state.Store) *FSM { return &FSM{store} }
 
 // Apply applies one entry.
 func (f *FSM) Apply(log *raft.Log) any { return f.ApplyBatch([]*raft.Log{log})[0] }
 
-// ApplyBatch applies entries in as few transactions as they fit into.
+// ApplyBatch applies entries in as few transactions as possible.
 //
-// A malformed entry is refused, as every server will refuse it. An entry of a newer
-// version is not: another server may know it, so this one stops before it.
+// A malformed entry is refused, as every server refuses it. An entry of a newer version is not refused, since
+// another server may know it: this server stops before it.
 func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 	var (
 		entries   = make([]state.Entry, 0, len(logs))

@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// Topics are those that an answer to the query changes with.
+// Topics returns the topics on which the answer to the query depends.
 func Topics(q command.Query) []Topic {
 	switch q := q.(type) {
 	case *command.QueryVolume:
@@ -38,8 +38,8 @@ func Topics(q command.Query) []Topic {
 	}
 }
 
-// Answer answers a query from the ledger as it stands here, at once. The index is one after
-// which nothing that the query reads has changed; it goes with a refusal too.
+// Answer answers a query from the ledger of this server, at once. Nothing that the query reads has changed after
+// index, which is valid with a refusal too.
 func (s *Store) Answer(q command.Query) (answer any, index uint64, err error) {
 	index = s.ChangedAt(Topics(q)...)
 	err = s.View(func(tx *ReadTx) error {
@@ -52,7 +52,7 @@ func (s *Store) Answer(q command.Query) (answer any, index uint64, err error) {
 	return answer, index, nil
 }
 
-// answer is the table of queries.
+// answer dispatches queries.
 func (tx *ReadTx) answer(q command.Query) (any, error) {
 	switch q := q.(type) {
 	case *command.QueryVolume:
@@ -87,7 +87,7 @@ func (tx *ReadTx) onNode(node string) (on command.OnNode, err error) {
 	return on, err
 }
 
-// left are those of some workloads that have not ended.
+// left returns the workloads that have not ended.
 func (tx *ReadTx) left(of []claim.WorkloadRef) ([]claim.WorkloadRef, error) {
 	if len(of) > command.MaxAfter {
 		return nil, &claim.FieldError{Object: "workloads to wait for", Field: "of", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(of), command.MaxAfter)}

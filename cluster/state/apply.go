@@ -7,31 +7,29 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// Entry is one entry of the log. Command is nil where the entry means nothing to
-// the ledger, and only its index counts.
+// Entry is one entry of the log. Command is nil if the entry means nothing to the ledger, and only its index
+// counts.
 type Entry struct {
 	Index   uint64
 	Command command.Command
 }
 
-// Outcome is what became of an entry: a result of the command package, or a
-// refusal. It is empty for an entry that was applied before.
+// Outcome is the result of an entry (a result type of the command package) or the refusal. It is empty for an
+// entry that was applied before.
 type Outcome struct {
 	Result any
 	Err    error
 }
 
-// A transaction ends when it holds this much, and what is left of the batch goes
-// into the next one. The biggest command (command.MaxSize, command.MaxItems) and
-// this together stay below what Badger takes: 15% of a memtable.
+// A transaction ends when it holds this much; the rest of the batch goes into the next one. This and the biggest
+// command (command.MaxSize, command.MaxItems) together stay below the limit of Badger: 15% of a memtable.
 const (
 	batchBytes  = 128 << 10
 	batchWrites = 2048
 )
 
-// Apply applies entries in their order, in as few transactions as they fit into.
-// The error is a fault of the store: what was applied before it stands, the rest
-// does not, and the store takes no entry any more.
+// Apply applies entries in order, in as few transactions as possible. The error is a fault of the store: entries
+// applied before it are kept, the others are not applied, and the store accepts no more entries.
 func (s *Store) Apply(entries []Entry) ([]Outcome, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -50,8 +48,7 @@ func (s *Store) Apply(entries []Entry) ([]Outcome, error) {
 	return outcomes, nil
 }
 
-// Stop makes the store take no entry any more, for a reason outside of it: the
-// entry at index cannot be understood.
+// Stop makes the store accept no more entries, because the entry at index cannot be understood.
 func (s *Store) Stop(index uint64, reason error) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -61,8 +58,8 @@ func (s *Store) Stop(index uint64, reason error) error {
 	return s.broken
 }
 
-// applySome applies as many entries as fit into one transaction, and at least
-// one. After a fault, n is the entry at which it happened.
+// applySome applies as many entries as fit into one transaction, and at least one. After a fault, n is the entry
+// at which it happened.
 func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error) {
 	g, release, err := s.acquire()
 	if err != nil {
@@ -101,7 +98,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	return n, nil
 }
 
-// decide applies a command whatever its key; nil is an entry that means nothing to the ledger.
+// decide applies a command without regard to its key. A nil command means nothing to the ledger.
 func (tx *writeTx) decide(c command.Command) (any, error) {
 	if c == nil {
 		return nil, nil

@@ -27,7 +27,7 @@ func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
 		return nil, err
 	}
 	if old != nil {
-		return nil, fmt.Errorf("ACL token %q is there: %w", c.Token.Accessor, claim.ErrConflict)
+		return nil, fmt.Errorf("ACL token %q exists: %w", c.Token.Accessor, claim.ErrConflict)
 	}
 	if err := tx.putACLToken(&next, nil); err != nil {
 		return nil, err
@@ -107,8 +107,7 @@ func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) (any, error) {
 	return command.DeleteACLRolesResult{Deleted: deleted}, err
 }
 
-// deleteNamed removes records that have no index keys, and returns the names of those that
-// were there.
+// deleteNamed deletes records without index keys, and returns the names of those that existed.
 func deleteNamed[T any](tx *writeTx, object string, names []string, key func(string) string) (deleted []string, err error) {
 	if err := checkACLItems(object, len(names), command.MaxItems); err != nil {
 		return nil, err
@@ -162,8 +161,8 @@ func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
 	return result, nil
 }
 
-// checkACLToken decides whether a token may be stored, fills in what the ledger keeps of it, and
-// returns the record that it replaces; nil: none.
+// checkACLToken decides whether a token may be stored, sets the fields that the ledger keeps, and returns the
+// record that it replaces; nil: none.
 func (tx *writeTx) checkACLToken(next acl.Token, at time.Time) (acl.Token, *acl.Token, error) {
 	object := fmt.Sprintf("ACL token %q", next.Accessor)
 	old, found, err := read[acl.Token](&tx.ReadTx, aclTokenKey(next.Accessor))
@@ -227,7 +226,7 @@ func (tx *writeTx) checkRoles(object string, names []string) error {
 	return nil
 }
 
-// putACLToken stores a token in the place of the record before, which is nil where there is none.
+// putACLToken stores a token and replaces the previous record; nil: there is none.
 func (tx *writeTx) putACLToken(t, before *acl.Token) error {
 	var keys []string
 	if before != nil {
@@ -297,7 +296,7 @@ func checkACLItems(object string, have, limit int) error {
 	return nil
 }
 
-// once refuses what is named twice in one command.
+// once refuses a name that a command lists twice.
 func once(seen map[string]bool, object, name string) error {
 	if seen[name] {
 		return &claim.FieldError{Object: object, Field: "items", Problem: fmt.Sprintf("name %q twice", name)}

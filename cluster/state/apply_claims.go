@@ -51,8 +51,8 @@ func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 	return result, nil
 }
 
-// advancing reads the claim that is to be advanced. It is gone where it was freed before; what
-// stands then, if anything, is a later claim.
+// advancing reads the claim to be advanced. gone: it was freed before; what exists then, if anything, is a later
+// claim.
 func (tx *writeTx) advancing(item command.Advance) (held claim.Claim, gone bool, err error) {
 	held, err = tx.Claim(item.Volume, item.Workload)
 	if errors.Is(err, claim.ErrClaimNotFound) || err == nil && item.Index != 0 && item.Index != held.Index {
@@ -85,11 +85,11 @@ func checkItems(items []command.Advance) error {
 	return nil
 }
 
-// addClaim stores a claim that was not there before.
+// addClaim stores a new claim.
 func (tx *writeTx) addClaim(c *claim.Claim) error { return tx.writeClaim(c, nil, c) }
 
-// putClaim stores a claim and moves its index keys from those of the record as
-// it stands, which an older version may have written without a node.
+// putClaim stores a claim and moves its index keys from those of the existing record, which an older version may
+// have written without a node.
 func (tx *writeTx) putClaim(c *claim.Claim) error { return tx.replaceClaim(c, c) }
 
 // freeClaim deletes a claim.
@@ -106,7 +106,7 @@ func (tx *writeTx) replaceClaim(which, now *claim.Claim) error {
 	return tx.writeClaim(which, &old, now)
 }
 
-// writeClaim brings a claim from what it was to what it is; nil: there is none.
+// writeClaim changes a claim from old to now; nil: there is none.
 func (tx *writeTx) writeClaim(which, old, now *claim.Claim) error {
 	var before, after []string
 	releasing := false

@@ -8,23 +8,23 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// Liveness reads what the leader promised nodes; found is false while it promised nothing.
+// Liveness reads what the leader promised to nodes; found is false if nothing was promised yet.
 func (tx *ReadTx) Liveness() (l claim.Liveness, found bool, err error) {
 	return read[claim.Liveness](tx, liveness)
 }
 
-// Autopilot reads how the leader looks after the servers; found is false while no operator said.
+// Autopilot reads how the leader manages the servers; found is false if no operator has set it.
 func (tx *ReadTx) Autopilot() (a claim.Autopilot, found bool, err error) {
 	return read[claim.Autopilot](tx, autopilot)
 }
 
-// SecretsKeys reads which keys seal the secrets in the ledger; empty: none was named.
+// SecretsKeys reads which keys encrypt the secrets in the ledger; empty: none was named yet.
 func (tx *ReadTx) SecretsKeys() (claim.SecretsKeys, error) {
 	k, _, err := read[claim.SecretsKeys](tx, secretsKeys)
 	return k, err
 }
 
-// PutLiveness writes nothing where nothing else is promised than before.
+// PutLiveness writes nothing if the promise is unchanged.
 func (tx *writeTx) PutLiveness(c *command.PutLiveness) (any, error) {
 	if err := c.Liveness.Validate(); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (tx *writeTx) PutSecretsKey(c *command.PutSecretsKey) (any, error) {
 	return command.PutSecretsKeyResult{Keys: keys}, write(tx, secretsKeys, &keys, nil, nil)
 }
 
-// Identify keeps the first identity that the cluster is given.
+// Identify keeps the first identity that the cluster was given.
 func (tx *writeTx) Identify(c *command.Identify) (any, error) {
 	if err := c.Cluster.Validate(); err != nil {
 		return nil, err
@@ -87,8 +87,7 @@ func (tx *writeTx) Identify(c *command.Identify) (any, error) {
 	return command.IdentifyResult{Cluster: c.Cluster}, write(tx, identity, &c.Cluster, nil, nil)
 }
 
-// PutSigningKey keeps the first key that the cluster is given. One that stands may be sealed
-// anew by whoever has read it.
+// PutSigningKey keeps the first key that the cluster was given. A caller that has read it may re-encrypt it.
 func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 	if err := c.Key.Validate(); err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 		return command.PutSigningKeyResult{Key: standing}, err
 	}
 	if reseal && !bytes.Equal(c.IfSealed, standing.Sealed) {
-		return nil, fmt.Errorf("the signing key %q has been sealed anew since it was read: %w", c.Key.ID, claim.ErrConflict)
+		return nil, fmt.Errorf("the signing key %q was re-encrypted since it was read: %w", c.Key.ID, claim.ErrConflict)
 	}
 	keys, err := tx.SecretsKeys()
 	if err != nil {

@@ -33,7 +33,7 @@ func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 	case !known:
 		next.CreateIndex = tx.index
 	case old.SecretHash != "" && old.SecretHash != secret:
-		return nil, fmt.Errorf("node %q: %w: if its data directory was set up anew, run \"pannier node purge %s\" first", next.Name, claim.ErrNodeSecret, next.Name)
+		return nil, fmt.Errorf("node %q: %w: if its data directory was recreated, run \"pannier node purge %s\" first", next.Name, claim.ErrNodeSecret, next.Name)
 	case old.Ready() && old.SecretHash == next.SecretHash && saysTheSame(old, next):
 		return command.PutNodeResult{Node: old}, nil
 	case !old.Ready():
@@ -51,8 +51,7 @@ func (tx *writeTx) writeNode(n *claim.Node) error {
 	return write(tx, nodeKey(n.Name), n, nil, nil)
 }
 
-// saysTheSame compares what a node says of itself, but not when it said so: a
-// node that repeats itself writes nothing.
+// saysTheSame compares what a node reports, but not when: a node that repeats itself writes nothing.
 func saysTheSame(a, b claim.Node) bool {
 	return a.BootID == b.BootID && a.Address == b.Address && maps.Equal(a.Attributes, b.Attributes) &&
 		maps.EqualFunc(a.Drivers, b.Drivers, sameDriver) && slices.EqualFunc(a.Devices, b.Devices, sameDevices)
@@ -74,8 +73,8 @@ func sameDriver(a, b claim.NodeDriver) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// replaceDrivers brings the drivers' counts from what a node said to what it says,
-// by the difference of the two: so counts are right whatever order nodes speak in.
+// replaceDrivers updates the counts of drivers by the difference between a node's previous and its present report,
+// so the order in which nodes report does not matter.
 func (tx *writeTx) replaceDrivers(node string, before, now map[string]claim.NodeDriver, at time.Time) error {
 	ids := slices.Sorted(maps.Keys(before))
 	for id := range now {
@@ -88,7 +87,7 @@ func (tx *writeTx) replaceDrivers(node string, before, now map[string]claim.Node
 		was, had := before[id]
 		is, has := now[id]
 		if had && has && sameDriver(was, is) {
-			now[id] = was // said again at another time: as it was
+			now[id] = was // only the time differs: keep the old record
 			continue
 		}
 		if err := tx.replaceDriver(node, id, pointer(was, had), pointer(is, has), at); err != nil {
@@ -149,7 +148,7 @@ func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (any, error) {
 	return result, nil
 }
 
-// SetNodeDuty writes nothing where an operator wants nothing new.
+// SetNodeDuty writes nothing if nothing changes.
 func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 	old, err := tx.knownNode(c.Name)
 	if err != nil {
@@ -172,7 +171,7 @@ func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 	return command.SetNodeDutyResult{Node: n}, tx.writeNode(&n)
 }
 
-// knownNode reads a node that a command names.
+// knownNode reads the node that a command names.
 func (tx *writeTx) knownNode(name string) (claim.Node, error) {
 	if err := claim.CheckID(name); err != nil {
 		return claim.Node{}, &claim.FieldError{Object: fmt.Sprintf("node %q", name), Field: "name", Problem: err.Error()}
@@ -180,8 +179,8 @@ func (tx *writeTx) knownNode(name string) (claim.Node, error) {
 	return tx.Node(name)
 }
 
-// checkEligible refuses new workloads on a node that takes none. A node that the ledger does
-// not know has not told yet what it is, and may start what it has.
+// checkEligible refuses new workloads on a node that takes none. A node that is not in the ledger has not reported
+// yet, and may start what it has.
 func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
 	record, err := tx.get(nodeKey(node))
 	if err != nil || record == nil {
@@ -194,19 +193,19 @@ func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
 	return err
 }
 
-// eligible remembers what a node's record says of its taking workloads: the record is long, and
-// is asked at every start. Nobody else's opinion of the same record is another.
-type eligible map[string]opinion
+// eligible caches whether a node's record allows new workloads, by the record's checksum: the record is long, and
+// is read at every start.
+type eligible map[string]eligibility
 
-type opinion struct {
+type eligibility struct {
 	of      [sha256.Size]byte // the record
 	refusal error
 }
 
-// maxOpinions bounds the nodes that are remembered.
-const maxOpinions = 1 << 12
+// maxEligible bounds the nodes in the cache.
+const maxEligible = 1 << 12
 
-// check says why a node's record refuses workloads, or nil. The error is a fault.
+// check returns why a node's record refuses workloads, or nil. The error is a fault.
 func (e eligible) check(node string, record []byte) (refusal, err error) {
 	sum := sha256.Sum256(record)
 	if known, ok := e[node]; ok && known.of == sum {
@@ -216,10 +215,10 @@ func (e eligible) check(node string, record []byte) (refusal, err error) {
 	if err != nil {
 		return nil, fault("get %q: %w", nodeKey(node), err)
 	}
-	if len(e) >= maxOpinions {
+	if len(e) >= maxEligible {
 		clear(e)
 	}
-	e[node] = opinion{sum, n.CheckEligible()}
+	e[node] = eligibility{sum, n.CheckEligible()}
 	return e[node].refusal, nil
 }
 
@@ -249,7 +248,7 @@ func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {
 	return command.DeleteNodeResult{Found: true}, nil
 }
 
-// checkUnused refuses while something is on a node.
+// checkUnused refuses while a node has workloads or claims.
 func (tx *writeTx) checkUnused(name string) error {
 	refuse := func(what string) error {
 		return fmt.Errorf("node %q: %w: %s (\"pannier node drain -enable %s\" stops what runs there; "+
@@ -268,16 +267,16 @@ func (tx *writeTx) checkUnused(name string) error {
 	}
 	if len(held) > 0 {
 		volume := strings.Join(strings.SplitN(held[0], "/", 3)[:2], "/")
-		return refuse(fmt.Sprintf("a claim on volume %q stands there", shown(volume)))
+		return refuse(fmt.Sprintf("there is a claim on volume %q", shown(volume)))
 	}
 	lost, err := tx.claimsWithoutNode(name)
 	if err == nil && len(lost) > 0 {
-		err = refuse(fmt.Sprintf("a claim on volume %q stands there", lost[0].Volume))
+		err = refuse(fmt.Sprintf("there is a claim on volume %q", lost[0].Volume))
 	}
 	return err
 }
 
-// shown is a NAMESPACE/ID part of a key as operators name it.
+// shown formats the NAMESPACE/ID part of a key as operators write it.
 func shown(part string) string {
 	namespace, id, _ := strings.Cut(part, "/")
 	return claim.VolumeRef{Namespace: namespace, ID: id}.String()

@@ -7,11 +7,11 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// A command that lets go of a node ends when it has written this much, in bytes, or looked at this
-// many claims: another one goes on.
+// A command that releases a node ends when it has written this many bytes or read this many claims; another
+// command continues.
 const (
-	maxLetGoBytes = 64 << 10
-	maxLetGoReads = 2 * command.MaxItems
+	maxReleaseBytes = 64 << 10
+	maxReleaseReads = 2 * command.MaxItems
 )
 
 func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
@@ -26,7 +26,7 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 		return nil, err
 	}
 	if c.Continues != 0 && (n.Status != c.Status || n.StatusIndex != c.Continues) {
-		return command.SetNodeStatusResult{Node: n}, nil // it has come back: what is there now may be mounted
+		return command.SetNodeStatusResult{Node: n}, nil // it has come back: its present claims may be mounted
 	}
 	same := n.Status == c.Status || n.Ready() && c.Status == claim.NodeReady
 	staysDown := n.Status == claim.NodeDown && c.Status == claim.NodeDisconnected
@@ -41,27 +41,27 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 	if c.Status != claim.NodeDown {
 		return result, nil
 	}
-	down := letGo{tx: tx, c: c, result: &result, begun: tx.bytes}
+	down := nodeRelease{tx: tx, c: c, result: &result, begun: tx.bytes}
 	if err := down.workloads(); err != nil || result.More {
 		return result, err
 	}
 	return result, down.claims()
 }
 
-// letGo takes from a node that is down what it has: as much as fits into one command.
-type letGo struct {
+// nodeRelease ends the workloads and releases the claims of a node that is down, as many as fit into one command.
+type nodeRelease struct {
 	tx     *writeTx
 	c      *command.SetNodeStatus
 	result *command.SetNodeStatusResult
-	begun  int // the transaction's bytes before
+	begun  int // the transaction's bytes at the beginning
 }
 
-func (d *letGo) full() bool {
-	return d.tx.bytes-d.begun >= maxLetGoBytes || len(d.result.Freed) >= command.MaxItems || len(d.result.Ended) >= command.MaxItems
+func (d *nodeRelease) full() bool {
+	return d.tx.bytes-d.begun >= maxReleaseBytes || len(d.result.Freed) >= command.MaxItems || len(d.result.Ended) >= command.MaxItems
 }
 
-// workloads ends those that run or wait on the node, each with all its claims.
-func (d *letGo) workloads() error {
+// workloads ends the workloads that run or wait on the node, each with all its claims.
+func (d *nodeRelease) workloads() error {
 	parts, err := d.tx.keys(span{base: workloadsByNode + d.c.Name + "/", limit: command.MaxItems + 1})
 	if err != nil {
 		return err
@@ -97,8 +97,8 @@ func (d *letGo) workloads() error {
 	return nil
 }
 
-// claims lets go of the claims of workloads that ended before.
-func (d *letGo) claims() error {
+// claims releases the claims of workloads that ended before.
+func (d *nodeRelease) claims() error {
 	if d.c.After == "" {
 		lost, err := d.tx.claimsWithoutNode(d.c.Name)
 		if err != nil {
@@ -114,13 +114,13 @@ func (d *letGo) claims() error {
 			}
 		}
 	}
-	parts, err := d.tx.keys(span{base: claimsByNode + d.c.Name + "/", after: d.c.After, limit: maxLetGoReads + 1})
+	parts, err := d.tx.keys(span{base: claimsByNode + d.c.Name + "/", after: d.c.After, limit: maxReleaseReads + 1})
 	if err != nil {
 		return err
 	}
 	d.result.Next = d.c.After
 	for i, part := range parts {
-		if d.full() || i == maxLetGoReads {
+		if d.full() || i == maxReleaseReads {
 			d.result.More = true
 			return nil
 		}
@@ -140,8 +140,8 @@ func (d *letGo) claims() error {
 	return nil
 }
 
-// free checkpoints a claim as one that its node has let go of, if it is not that far yet.
-func (d *letGo) free(held *claim.Claim) error {
+// free marks a claim as node-detached, unless its release is further already.
+func (d *nodeRelease) free(held *claim.Claim) error {
 	if !held.State.Before(claim.NodeDetached) {
 		return nil
 	}

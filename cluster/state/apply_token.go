@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// PutToken notes a token of a workload that runs, or what Consul answered for one that
-// stands, whatever became of its workload.
+// PutToken records a token of a running workload or, for an existing record, what Consul answered, whatever became
+// of its workload.
 func (tx *writeTx) PutToken(c *command.PutToken) (any, error) {
 	next := c.Token
 	if err := next.Validate(); err != nil {
@@ -29,7 +29,7 @@ func (tx *writeTx) PutToken(c *command.PutToken) (any, error) {
 	if !standing.SamePurpose(next) {
 		return nil, otherPurpose(standing)
 	}
-	// An intent that is repeated has nothing new to say.
+	// A repeated intent changes nothing.
 	if next.Accessor == "" || next.Accessor == standing.Accessor && next.ExpiresAt.Equal(standing.ExpiresAt) {
 		return command.PutTokenResult{Token: standing}, nil
 	}
@@ -39,14 +39,14 @@ func (tx *writeTx) PutToken(c *command.PutToken) (any, error) {
 	return command.PutTokenResult{Token: standing}, write(tx, tokenKey(standing.ID), &standing, keys, keys)
 }
 
-// noteToken writes a token down for the first time.
+// noteToken records a new token.
 func (tx *writeTx) noteToken(t claim.Token, at time.Time) (command.PutTokenResult, error) {
 	t.CreatedAt, t.CreateIndex, t.ModifyIndex = at, tx.index, tx.index
 	tx.touch(TopicTokensOn(t.Node))
 	return command.PutTokenResult{Token: t}, write(tx, tokenKey(t.ID), &t, nil, tokenIndexKeys(&t))
 }
 
-// checkRunning refuses a new token whose workload does not run on its node.
+// checkRunning refuses a new token if its workload does not run on its node.
 func (tx *writeTx) checkRunning(t claim.Token) error {
 	w, err := tx.Workload(t.Workload)
 	switch {
@@ -60,13 +60,12 @@ func (tx *writeTx) checkRunning(t claim.Token) error {
 }
 
 func otherPurpose(standing claim.Token) error {
-	return fmt.Errorf("token %q is there for service %q of workload %q on node %q: %w",
+	return fmt.Errorf("token %q exists for service %q of workload %q on node %q: %w",
 		standing.ID, standing.Service, standing.Workload, standing.Node, claim.ErrConflict)
 }
 
-// newTokens are those of a start that are to be noted. A workload that runs already has
-// all of them, and one that starts anew none: an id of a run before may be on its way
-// out of Consul.
+// newTokens returns the tokens that a start must record. A workload that runs already must have all of them, and a
+// new run none of them: a token of an earlier run may be about to be revoked.
 func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]claim.Token, error) {
 	wanted, err := wantedTokens(c)
 	if err != nil {
@@ -80,7 +79,7 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 		case found && !standing.SamePurpose(want):
 			return nil, otherPurpose(standing)
 		case found && (runs == nil || !standing.BelongsTo(*runs)):
-			return nil, fmt.Errorf("token %q is of a run before of workload %q: a new start needs new ids: %w", want.ID, c.Ref, claim.ErrConflict)
+			return nil, fmt.Errorf("token %q belongs to an earlier run of workload %q: a new start needs new ids: %w", want.ID, c.Ref, claim.ErrConflict)
 		case !found && runs != nil:
 			return nil, fmt.Errorf("workload %q runs already with other tokens: %w", c.Ref, claim.ErrConflict)
 		}
@@ -91,7 +90,7 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 	return wanted, nil
 }
 
-// wantedTokens checks the arguments and fills in what a token takes from its workload.
+// wantedTokens checks the arguments and sets what a token takes from its workload.
 func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	object := fmt.Sprintf("workload %q", c.Ref)
 	if len(c.Tokens) > command.MaxTokens {
@@ -115,7 +114,7 @@ func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	return wanted, nil
 }
 
-// DeleteTokens forgets tokens.
+// DeleteTokens deletes the records of tokens.
 func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (any, error) {
 	if len(c.IDs) > command.MaxItems {
 		return nil, &claim.FieldError{Object: "tokens to delete", Field: "ids", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(c.IDs), command.MaxItems)}

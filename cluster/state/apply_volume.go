@@ -41,7 +41,7 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 		return nil, err
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
-	next.AccessMode, next.AttachmentMode = "", "" // kept by the claims alone
+	next.AccessMode, next.AttachmentMode = "", "" // derived from the claims, not stored
 	if err := write(tx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
 		return nil, err
 	}
@@ -50,7 +50,8 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	return command.RegisterVolumeResult{Volume: next, Created: created}, nil
 }
 
-// checkSealed takes new secrets under the active key only. Those that stand may stay.
+// checkSealed accepts new secrets only if they are encrypted with the active key. Unchanged secrets may stay as
+// they are.
 func (tx *writeTx) checkSealed(old, next claim.Volume) error {
 	if len(next.SealedSecrets) == 0 || bytes.Equal(next.SealedSecrets, old.SealedSecrets) {
 		return nil
@@ -79,7 +80,7 @@ func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {
 	}
 	if len(held) > 0 && !c.Force {
 		return nil, &claim.Refusal{
-			Reason: claim.ErrVolumeInUse, Volume: c.Ref, Detail: "cannot be deregistered while claims stand",
+			Reason: claim.ErrVolumeInUse, Volume: c.Ref, Detail: "cannot be deregistered while it is claimed",
 			Holders: held, At: c.At,
 		}
 	}
@@ -99,7 +100,7 @@ func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {
 	return command.DeregisterVolumeResult{Volume: v, LeftBehind: held, More: more}, nil
 }
 
-// ResealVolume changes nothing but how the volume's secrets are sealed.
+// ResealVolume changes only the encryption of the volume's secrets.
 func (tx *writeTx) ResealVolume(c *command.ResealVolume) (any, error) {
 	if err := c.Ref.Validate(); err != nil {
 		return nil, err
@@ -120,7 +121,7 @@ func (tx *writeTx) ResealVolume(c *command.ResealVolume) (any, error) {
 		return nil, err
 	}
 	stored := v
-	stored.AccessMode, stored.AttachmentMode = "", "" // kept by the claims alone
+	stored.AccessMode, stored.AttachmentMode = "", "" // derived from the claims, not stored
 	if err := write(tx, volumeKey(c.Ref), &stored, nil, nil); err != nil {
 		return nil, err
 	}

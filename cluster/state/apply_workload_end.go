@@ -50,7 +50,7 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 	return command.EndWorkloadResult{Workload: workload, Claims: held, Found: true}, nil
 }
 
-// checkEnd checks what an EndWorkload says of the run.
+// checkEnd checks the fields that name the run.
 func checkEnd(c *command.EndWorkload) error {
 	if c.RunID == "" {
 		return nil
@@ -67,7 +67,7 @@ func checkEnd(c *command.EndWorkload) error {
 	return nil
 }
 
-// endUnbegun notes the end of a run that the ledger has not heard of yet.
+// endUnbegun records the end of a run that the ledger does not know yet.
 func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
 	if c.RunID == "" {
 		return nil
@@ -78,7 +78,7 @@ func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
 	}, claim.Workload{})
 }
 
-// noteEnd stores what the end of a run has changed in a record; a repeated one changes nothing.
+// noteEnd stores the record if the end of a run has changed it; a repeated end changes nothing.
 func (tx *writeTx) noteEnd(now, before claim.Workload) error {
 	if now.Over == before.Over && now.Status == before.Status {
 		return nil
@@ -115,8 +115,7 @@ func (tx *writeTx) DeleteWorkloads(c *command.DeleteWorkloads) (any, error) {
 	return result, nil
 }
 
-// nextEnded reads the workload that ended next after another, given by its part
-// of the index key.
+// nextEnded reads the workload that ended next after the one with this part of the index key.
 func (tx *writeTx) nextEnded(after string) (part string, w claim.Workload, found bool, err error) {
 	parts, err := tx.keys(span{base: workloadsByEnd, after: after, limit: 1})
 	if err != nil || len(parts) == 0 {

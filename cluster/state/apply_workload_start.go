@@ -68,7 +68,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 		return result, nil
 	}
 
-	// All is decided; from here on, only writes.
+	// Everything is decided; from here on there are only writes.
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
 		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, StartedBy: tx.fingerprint, Over: workload.Over,
@@ -87,7 +87,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 		if err := put(&result.Claims[i]); err != nil {
 			return nil, err
 		}
-		// The volume's modes may have come with this very claim.
+		// The first claim sets the modes of the volume.
 		result.Volumes[i].AccessMode = result.Claims[i].AccessMode
 		result.Volumes[i].AttachmentMode = result.Claims[i].AttachmentMode
 	}
@@ -99,8 +99,8 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	return result, nil
 }
 
-// checkRun refuses what a node asks for a run that it has ended. What a connection kept back, or a
-// node that was stopped, may arrive after the end.
+// checkRun refuses commands of a run that was ended: they may arrive late, if the connection or the node was held
+// up.
 func checkRun(w claim.Workload, runID string) error {
 	if runID == "" || w.Over != runID {
 		return nil
@@ -108,8 +108,7 @@ func checkRun(w claim.Workload, runID string) error {
 	return fmt.Errorf("this run of workload %q was ended before: %w", w.Ref, claim.ErrConflict)
 }
 
-// putWorkload stores a workload's record in the place of the one before, which is empty
-// where there was none.
+// putWorkload stores a workload's record and replaces the previous one, which is zero if there is none.
 func (tx *writeTx) putWorkload(now, before claim.Workload) error {
 	var keys []string
 	if before.Ref == now.Ref {
@@ -120,8 +119,7 @@ func (tx *writeTx) putWorkload(now, before claim.Workload) error {
 	return write(tx, workloadKey(now.Ref), &now, keys, workloadIndexKeys(&now))
 }
 
-// wantedClaims checks the arguments and fills in what a claim takes from its
-// workload.
+// wantedClaims checks the arguments and sets what a claim takes from its workload.
 func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 	if err := c.Ref.Validate(); err != nil {
 		return nil, err
@@ -151,8 +149,8 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 	return wanted, nil
 }
 
-// settleOwner fills in the workload and the node that a claim or a token of a start may
-// leave empty. It says what is wrong where they are not the start's; empty: nothing is.
+// settleOwner sets the workload and the node that a claim or a token of a start may leave empty. problem says how
+// they differ from those of the start; empty: they match.
 func settleOwner(c *command.StartWorkload, workload *claim.WorkloadRef, node *string) (problem string) {
 	if *node == "" {
 		*node = c.Node
@@ -170,7 +168,7 @@ func settleOwner(c *command.StartWorkload, workload *claim.WorkloadRef, node *st
 	}
 }
 
-// take asks the rules for one claim. It writes nothing.
+// take decides on one claim and writes nothing.
 func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted claim.Claim, created bool, err error) {
 	v, err = tx.definition(want.Volume)
 	if err != nil {
@@ -185,9 +183,8 @@ func (tx *writeTx) take(want claim.Claim, at time.Time) (v claim.Volume, granted
 	return v, granted, created, err
 }
 
-// holders are the claims that decide on another one, the volume's first before others: those of the
-// volume or, where no claim of others matters, the workload's own and one more for a
-// refusal to name.
+// holders returns the claims that decide on another claim, in the order of the ledger: those of the volume or, if
+// claims of others cannot forbid it, the workload's own claim and one more for a refusal to name.
 func (tx *writeTx) holders(want claim.Claim) ([]claim.Claim, error) {
 	if !claim.AlwaysAllowed(want.AccessMode, want.Mode) {
 		return tx.Claims(want.Volume)

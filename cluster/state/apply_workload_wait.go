@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// maxChain bounds the waiting workloads that are looked at for a cycle.
+// maxChain bounds the waiting workloads that are searched for a cycle.
 const maxChain = 1024
 
 func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (any, error) {
@@ -84,8 +84,8 @@ func waitsElsewhere(w claim.Workload, node string) error {
 	return fmt.Errorf("workload %q waits on node %q, not on node %q: %w", w.Ref, w.Node, node, claim.ErrConflict)
 }
 
-// checkCycle follows what the workloads that ref would wait for wait for themselves, and refuses
-// where that leads back to ref.
+// checkCycle follows the workloads that ref would wait for, and those that they wait for, and refuses if that
+// leads back to ref.
 func (tx *writeTx) checkCycle(ref claim.WorkloadRef, after []claim.WorkloadRef) error {
 	search := cycleSearch{tx: tx, target: ref, seen: map[claim.WorkloadRef]bool{}}
 	return search.follow([]claim.WorkloadRef{ref}, after)
@@ -97,7 +97,7 @@ type cycleSearch struct {
 	seen   map[claim.WorkloadRef]bool
 }
 
-// follow goes on from the end of a chain of workloads that wait for one another.
+// follow extends a chain of workloads that wait for one another.
 func (s *cycleSearch) follow(chain, after []claim.WorkloadRef) error {
 	for _, ref := range after {
 		longer := append(slices.Clip(chain), ref)
@@ -126,7 +126,7 @@ func (s *cycleSearch) follow(chain, after []claim.WorkloadRef) error {
 	return nil
 }
 
-// shownChain names each workload and the one that it waits for.
+// shownChain formats a chain of workloads, each with the one that it waits for.
 func shownChain(chain []claim.WorkloadRef) string {
 	names := make([]string, len(chain))
 	for i, ref := range chain {

@@ -16,8 +16,8 @@ import (
 	"github.com/dgraph-io/ristretto/v2/z"
 )
 
-// tables fills an empty Badger with keys that come in order. Its tables are written as they stay:
-// through its memtables each key would be written about five times.
+// tables fills an empty Badger with sorted keys. Its tables are written once and in their final form; through
+// Badger's memtables each key would be written about five times.
 type tables struct {
 	to       *badger.StreamWriter
 	order    order
@@ -26,21 +26,21 @@ type tables struct {
 }
 
 const (
-	// tableBatch is how much is handed to Badger at once, in bytes.
+	// tableBatch is how much is passed to Badger at once, in bytes.
 	tableBatch = 256 << 10
-	// fillVersion is Badger's version of all keys of a generation that was filled.
+	// fillVersion is Badger's version of all keys in a filled generation.
 	fillVersion = 1
 )
 
-// filling are the options with which Badger is filled. It makes the tables of the last level,
-// where all of them go, 32 times as big as the first level's, and has up to 17 under way, each with a buffer
-// of twice its size. All of the first level's size they are 68 MiB at most.
+// filling returns the options with which Badger is filled. It makes tables of the last level, where all of them
+// go, 32 times as big as those of the first level, and has up to 17 in progress, each with a buffer of twice its
+// size. With equal sizes these buffers take 68 MiB at most.
 func filling(options badger.Options) badger.Options {
 	options.TableSizeMultiplier = 1
 	return options
 }
 
-// newTables begins to fill an empty Badger. It takes no other writes until close.
+// newTables begins to fill an empty Badger, which accepts no other writes until close.
 func newTables(db *badger.DB) (*tables, error) {
 	t := &tables{to: db.NewStreamWriter(), buffer: z.NewBuffer(2*tableBatch, "restore")}
 	if err := t.to.Prepare(); err != nil {
@@ -49,8 +49,8 @@ func newTables(db *badger.DB) (*tables, error) {
 	return t, nil
 }
 
-// add takes the next key, and copies its value. ErrBadSnapshot: it is not in order, and Badger
-// would end the process.
+// add adds the next key, and copies its value. The error is ErrBadSnapshot if it is not in order: Badger would end
+// the process.
 func (t *tables) add(key string, value []byte) error {
 	before := t.order.streams()
 	if err := t.order.next(key); err != nil {
@@ -73,14 +73,14 @@ func (t *tables) pass() error {
 	return err
 }
 
-// finish writes what is left.
+// finish writes the remaining keys.
 func (t *tables) finish() error {
 	t.finished = true
 	return errors.Join(t.pass(), t.to.Flush())
 }
 
-// close stops the filling where it has not come to its end. Badger lets go of a table that it has begun,
-// with its goroutines, only when it writes it.
+// close ends the filling, also before finish. Badger frees a table that it has begun, and its goroutines, only
+// when it writes the table.
 func (t *tables) close() error {
 	var err error
 	if !t.finished {
@@ -90,8 +90,7 @@ func (t *tables) close() error {
 	return errors.Join(err, t.buffer.Release())
 }
 
-// order is that in which keys come: those with the same prefix (up to the first '/') one after the
-// other, sorted.
+// order checks the order of keys: those with the same prefix (up to the first '/') are adjacent and sorted.
 type order struct {
 	prefixes map[string]bool // so far
 	prefix   string          // of last
@@ -111,11 +110,11 @@ func (o *order) next(key string) error {
 	return nil
 }
 
-// streams is how many prefixes there were so far, which is the number of Badger's stream for the last.
+// streams returns the number of prefixes so far, which is the number of Badger's stream for the last one.
 func (o *order) streams() uint32 { return uint32(len(o.prefixes)) }
 
-// sorter sorts more keys than fit into memory: runSize bytes of them at a time are sorted and
-// written to a file, and these runs are merged at the end.
+// sorter sorts more keys than fit into memory: runs of runSize bytes are sorted in memory and written to a file,
+// and merged at the end.
 type sorter struct {
 	file  *os.File
 	out   *bufio.Writer
@@ -134,12 +133,11 @@ type pair struct {
 const (
 	// runSize is how much is sorted in memory, in bytes.
 	runSize = 8 << 20
-	// runBuffer is what is in memory of each run while they are merged, in bytes.
+	// runBuffer is how much of each run is in memory while they are merged, in bytes.
 	runBuffer = 16 << 10
 )
 
-// newSorter makes one whose file is in a directory, without a name: nothing is left of it after the
-// process.
+// newSorter makes a sorter with an unlinked file in a directory: nothing is left of it after the process.
 func newSorter(dir string) (*sorter, error) {
 	f, err := os.CreateTemp(dir, "sort-*")
 	if err != nil {
@@ -153,7 +151,7 @@ func newSorter(dir string) (*sorter, error) {
 
 func (s *sorter) close() error { return s.file.Close() }
 
-// add takes a key in any order, and keeps its value.
+// add adds a key, in any order, and keeps its value.
 func (s *sorter) add(p pair) error {
 	s.pairs = append(s.pairs, p)
 	s.size += len(p.key) + len(p.value)
@@ -163,8 +161,7 @@ func (s *sorter) add(p pair) error {
 	return s.endRun()
 }
 
-// endRun sorts what is in memory and writes it out: the lengths of a key and of its value
-// (uvarints), and both.
+// endRun sorts the run in memory and writes it out: the lengths of a key and of its value (uvarints), then both.
 func (s *sorter) endRun() error {
 	slices.SortStableFunc(s.pairs, func(a, b pair) int { return strings.Compare(a.key, b.key) })
 	begin := s.end
@@ -222,13 +219,13 @@ func (s *sorter) each(fn func(key string, value []byte) error) error {
 	return nil
 }
 
-// run is what is left of a run, from the pair that was read last.
+// run is the rest of a run, beginning with the pair that was read last.
 type run struct {
 	pair
 	in *bufio.Reader
 }
 
-// next reads a pair, where there is one more.
+// next reads the next pair; more is false at the end.
 func (r *run) next() (more bool, err error) {
 	key, err := binary.ReadUvarint(r.in)
 	if errors.Is(err, io.EOF) {
@@ -249,7 +246,7 @@ func (r *run) next() (more bool, err error) {
 	return true, nil
 }
 
-// runs is a heap: the one whose key comes first is at its top.
+// runs is a heap by the first key of each run.
 type runs []*run
 
 func (r runs) Len() int           { return len(r) }

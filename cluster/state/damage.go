@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// damageError says which of Badger's files is not as it was written.
+// damageError says which of Badger's files is damaged.
 type damageError struct {
 	file string
 	err  error
@@ -32,9 +32,9 @@ func damaged(file, format string, args ...any) error {
 	return &damageError{file, fmt.Errorf(format, args...)}
 }
 
-// checkFiles reads all of a generation's files before Badger does. Badger leaves out a table whose
-// index is damaged, takes what is left of a cut manifest for all, and ends the process on other
-// faults, from goroutines of its own. The error is a *damageError, or of the system.
+// checkFiles verifies all files of a generation before Badger opens them. Badger silently drops a table whose
+// index is damaged, takes a truncated manifest for complete, and on other faults ends the process from its own
+// goroutines. The error is a *damageError, or one of the system.
 func checkFiles(dir string, options badger.Options) (err error) {
 	path := filepath.Join(dir, badger.ManifestFilename)
 	defer func() {
@@ -88,14 +88,14 @@ func readManifest(path string, options badger.Options) (badger.Manifest, error) 
 		return manifest, damaged(path, "%w", err)
 	}
 	if end != info.Size() {
-		return manifest, damaged(path, "it is whole up to byte %d of %d", end, info.Size())
+		return manifest, damaged(path, "it is valid only up to byte %d of %d", end, info.Size())
 	}
 	return manifest, nil
 }
 
-// checkTable checks the sums of a table's index and blocks. From its end, a table has the length of a
-// sum, the sum, the index's length and the index, which says where the blocks are; a block ends in its
-// sum and the sum's length.
+// checkTable verifies the checksums of a table's index and blocks. Read from its end, a table has the length of a
+// checksum, the checksum, the length of the index, and the index, which says where the blocks are. A block ends in
+// its checksum and the checksum's length.
 func checkTable(data []byte, key *pb.DataKey) error {
 	index, err := checked(data, func(rest *ending) ([]byte, error) { return rest.sized() })
 	if err != nil {
@@ -123,7 +123,7 @@ func checkTable(data []byte, key *pb.DataKey) error {
 	return nil
 }
 
-// checked takes a sum off the end of the data and compares it with that of the part which it is of.
+// checked takes a checksum from the end of the data and compares it with that of the part which it covers.
 func checked(data []byte, part func(rest *ending) ([]byte, error)) ([]byte, error) {
 	rest := &ending{data}
 	sum, err := rest.sized()
@@ -163,7 +163,8 @@ func (e *ending) sized() ([]byte, error) {
 	return e.take(int(binary.BigEndian.Uint32(size)))
 }
 
-// decrypted takes the initialisation vector off the end of the data; without a key it is plain.
+// decrypted takes the initialization vector from the end of the data and decrypts the rest; without a key the data
+// is plain.
 func decrypted(data []byte, key *pb.DataKey) ([]byte, error) {
 	if key == nil {
 		return data, nil
@@ -176,14 +177,13 @@ func decrypted(data []byte, key *pb.DataKey) ([]byte, error) {
 	return y.XORBlockAllocate(rest.data, key.Data, iv)
 }
 
-// logHeader is what Badger's logs begin with, in bytes: the id of the key, and an initialisation
-// vector. What follows is the log, up to zeros.
+// logHeader is the size of the header of Badger's logs: the id of the key, and an initialization vector. The log
+// follows, padded with zeros.
 const logHeader = 8 + 12
 
-// checkLogs looks at the heads of the logs: those of memtables, and the one of values, which is
-// empty. It refuses two memtables: of a damaged one Badger takes what comes before the damage and
-// says nothing. That is an older ledger, which raft brings up to date; but not where a newer
-// memtable stands on it.
+// checkLogs checks the headers of the logs: those of memtables, and the value log, which is empty. It refuses two
+// memtables in use: of a damaged memtable Badger silently keeps what comes before the damage. That is an older
+// ledger, which raft brings up to date, but not if a newer memtable is based on the lost part.
 func checkLogs(dir string, registry *badger.KeyRegistry) error {
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -200,7 +200,7 @@ func checkLogs(dir string, registry *badger.KeyRegistry) error {
 			return err
 		}
 		if len(head) < logHeader {
-			continue // begun, and not yet in use
+			continue // created but not yet in use
 		}
 		if _, err := registry.DataKey(binary.BigEndian.Uint64(head)); err != nil {
 			return damaged(path, "%w", err)
@@ -209,7 +209,7 @@ func checkLogs(dir string, registry *badger.KeyRegistry) error {
 			memtables++
 		}
 		if memtables > 1 {
-			return damaged(path, "there is another one of its kind, so nobody can tell whether both are whole")
+			return damaged(path, "there is a second memtable, and whether both are complete cannot be verified")
 		}
 	}
 	return nil
@@ -225,8 +225,8 @@ func readHead(path string, n int) ([]byte, error) {
 	return head, errors.Join(err, f.Close())
 }
 
-// isSystems says whether an error is the system's, not of what is in a file: a full disk, or a file
-// that may not be read.
+// isSystems reports whether an error is the system's and not due to a file's content: a full disk, or a file that
+// may not be read.
 func isSystems(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno)

@@ -22,10 +22,10 @@ import (
 //	current   the N in use; without it 0
 //	open      the boot id of the kernel under which the ledger was opened;
 //	          not there after a clean close
-//	key-check what the key is recognised by with which the ledger is encrypted;
+//	key-check a checksum of the key with which the ledger is encrypted;
 //	          without it the ledger is plain
 //	lock      locked (flock) by the process that has it open
-//	ballast   space that is given back for closing
+//	ballast   space that is freed for closing
 //
 // Badger does not sync its writes. They survive the end of the process, since
 // they are in the kernel's pages, but not that of the kernel; and then not
@@ -39,8 +39,7 @@ const (
 	ballastFile = "ballast"
 )
 
-// ballastSize is more than what closing writes: both memtables and a table's
-// index, in bytes.
+// ballastSize is more than what closing writes: both memtables and a table's index, in bytes.
 const ballastSize = 16 << 20
 
 // bootIDPath is replaced by tests.
@@ -59,10 +58,9 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// takeBallast sets space aside. On a disk that is full, Badger would not fail
-// while it writes its memtables out, but die of SIGBUS: it writes through maps of
-// sparse files. A filesystem that cannot allocate has none, and one that is
-// full has none left.
+// takeBallast reserves disk space. On a full disk Badger would not fail while it writes its memtables, but die of
+// SIGBUS, since it writes through maps of sparse files. Nothing is reserved on a filesystem that cannot allocate,
+// or that is full.
 func takeBallast(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, ballastFile), os.O_CREATE|os.O_WRONLY|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -83,8 +81,8 @@ func dropBallast(dir string) error {
 	return err
 }
 
-// markOpen notes that the ledger is in use, on the disk before anything is
-// written, and removes one that the machine's last end may have damaged.
+// markOpen records on disk that the ledger is in use, before anything is written, and discards a ledger that a
+// crash of the machine may have damaged (lost).
 func markOpen(dir string) (lost bool, err error) {
 	data, err := os.ReadFile(bootIDPath)
 	if err != nil {
@@ -107,7 +105,7 @@ func markOpen(dir string) (lost bool, err error) {
 	return lost, atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(boot))
 }
 
-// forget throws all generations away.
+// forget deletes all generations.
 func forget(dir string) error {
 	if err := removeGenerations(dir, -1); err != nil {
 		return err
@@ -122,8 +120,8 @@ func markClosed(dir string) error { return os.Remove(filepath.Join(dir, openFile
 
 func generationName(number int) string { return fmt.Sprintf("db-%d", number) }
 
-// currentGeneration reads which generation is in use, and removes the others:
-// what a restore left behind that did not come to its end.
+// currentGeneration reads which generation is in use, and deletes the others, which a restore left that did not
+// finish.
 func currentGeneration(dir string) (int, error) {
 	data, err := os.ReadFile(filepath.Join(dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -161,14 +159,14 @@ var ErrWrongKey = errors.New("the ledger is encrypted with another key")
 // Option changes how a store is opened.
 type Option func(*Store)
 
-// WithKey encrypts the ledger on disk with a key of 16, 24 or 32 bytes; an empty one is none.
+// WithKey encrypts the ledger on disk with a key of 16, 24 or 32 bytes; empty: it is plain.
 func WithKey(key []byte) Option { return func(s *Store) { s.key = key } }
 
-// keyFile has what a key can be recognised by, and nothing that it could be found with.
+// keyFile has a checksum by which a key is recognized, and from which it cannot be derived.
 const keyFile = "key-check"
 
-// settleKey compares the key with the one that the ledger is encrypted with. A ledger that was plain
-// is thrown away: lost.
+// settleKey compares the key with the one that the ledger is encrypted with. A plain ledger is discarded (lost)
+// when a key is given.
 func settleKey(dir string, key []byte) (lost bool, err error) {
 	mark, err := os.ReadFile(filepath.Join(dir, keyFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -177,7 +175,7 @@ func settleKey(dir string, key []byte) (lost bool, err error) {
 	encrypted := err == nil
 	if len(key) == 0 {
 		if encrypted {
-			return false, fmt.Errorf("%w: none is given (to go on without encryption, remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
+			return false, fmt.Errorf("%w: none is given (to continue without encryption, remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
 		}
 		return false, nil
 	}
@@ -191,7 +189,7 @@ func settleKey(dir string, key []byte) (lost bool, err error) {
 	want := hex.EncodeToString(sum.Sum(nil))
 	switch {
 	case encrypted && !hmac.Equal(mark, []byte(want)):
-		return false, fmt.Errorf("%w (to go on with the one that is given, remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
+		return false, fmt.Errorf("%w (to continue with the given key, remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
 	case encrypted:
 		return false, nil
 	}

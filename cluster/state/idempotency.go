@@ -12,16 +12,16 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// What became of a command with a key is kept for keptFor, by the leaders' stamps, and over at most
-// keptEntries entries of the log. Each command with a key takes at most pruneAtOnce older ones away.
+// The outcome of a command with a key is kept for keptFor, by the leaders' time stamps, and for at most
+// keptEntries entries of the log. Each command with a key deletes at most pruneAtOnce older outcomes.
 const (
 	keptFor     = time.Hour
 	keptEntries = 1 << 18
 	pruneAtOnce = 4
 )
 
-// kept is what is remembered of a command with a key. Result has no records of volumes, claims,
-// nodes and the ACL: a command that is repeated is answered with those as they stand.
+// kept is the outcome of a command with a key. It contains no records of volumes, claims, nodes and the ACL: a
+// repeated command is answered with the present ones.
 type kept struct {
 	Key     string          `json:"key"`
 	Command []byte          `json:"command"` // its fingerprint
@@ -45,7 +45,7 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 		return nil, fault("fingerprint of %T: %w", c, err)
 	}
 	if start, is := c.(*command.StartWorkload); is {
-		// The most frequent one by far: it is remembered in what it writes, a workload's record.
+		// The most frequent command by far: it is remembered in the record that it writes, the workload.
 		tx.fingerprint = fingerprint
 		return tx.StartWorkload(start)
 	}
@@ -54,17 +54,17 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	case err != nil:
 		return nil, err
 	case found && string(before.Command) != string(fingerprint):
-		return nil, fmt.Errorf("the key %q is of another command, at index %d: %w", key, before.Index, claim.ErrConflict)
+		return nil, fmt.Errorf("the key %q belongs to another command, at index %d: %w", key, before.Index, claim.ErrConflict)
 	case found:
 		return tx.repeat(c, before)
 	}
 	at := command.At(c)
 	result, err := tx.decide(c)
 	if err != nil {
-		return nil, err // a refusal is decided anew
+		return nil, err // a refusal is not kept: a repetition is decided again
 	}
 	if put, ok := result.(command.PutNodeResult); ok && !put.Changed {
-		return result, nil // a node that repeats itself writes nothing
+		return result, nil // nothing was written, so nothing is kept
 	}
 	outcome, err := command.EncodeOutcome(lasting(result), nil)
 	if err != nil {
@@ -77,11 +77,11 @@ func (tx *writeTx) apply(c command.Command) (any, error) {
 	return result, tx.prune(at)
 }
 
-// pruned is how far prune has come, by index keys: the last one that it has taken away, since Badger does
-// not clear away at once what comes before it, and the oldest that is left, empty where that is not known.
+// pruned is the progress of prune, as parts of index keys: the last one that it deleted, since Badger does not
+// remove deleted keys at once, and the oldest one left, empty if not known.
 type pruned struct{ last, oldest string }
 
-// prune forgets the oldest of what is kept, if it is too old.
+// prune deletes the oldest outcomes that have expired.
 func (tx *writeTx) prune(at time.Time) error {
 	before, first := timePart(at.Add(-keptFor)), indexPart(tx.index-min(tx.index, keptEntries))
 	tooOld := func(part string) (key string, is bool) {
@@ -112,7 +112,7 @@ func (tx *writeTx) prune(at time.Time) error {
 	return nil
 }
 
-// lasting is what is kept of a result: what cannot be read again.
+// lasting returns the part of a result that cannot be read again later.
 func lasting(result any) any {
 	switch r := result.(type) {
 	case command.RegisterVolumeResult:
@@ -165,12 +165,12 @@ func named(tokens []acl.Token) (out []acl.Token) {
 	return out
 }
 
-// repeat answers a command that was applied before. What is not kept is as it stands now; of what
-// is gone there is the name only.
+// repeat answers a command that was applied before. Records are read as they are now; for records that are gone
+// there is only the name.
 func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
 	result, err := command.DecodeOutcome(c, k.Outcome)
 	if err != nil {
-		return nil, fault("what is kept under %q: %w", k.Key, err)
+		return nil, fault("outcome kept for key %q: %w", k.Key, err)
 	}
 	switch c := c.(type) {
 	case *command.RegisterVolume:
@@ -220,8 +220,8 @@ func (tx *writeTx) repeat(c command.Command, k kept) (any, error) {
 	}
 }
 
-// repeatStart answers a start again from its arguments, and from when it was: all claims of a run
-// were taken with its start.
+// repeatStart answers a repeated start from its arguments and the time of the first one: all claims of a run are
+// taken by its start.
 func (tx *writeTx) repeatStart(wanted []claim.Claim, started claim.Workload) (any, error) {
 	started.Status, started.EndedAt, started.ModifyIndex = claim.Running, time.Time{}, started.CreateIndex
 	r := command.StartWorkloadResult{Workload: started, Created: true}
@@ -266,7 +266,7 @@ func (tx *writeTx) nodeNow(name string) (claim.Node, error) {
 	return n, err
 }
 
-// standing reads the records that a command has written, in its order; one that is gone is as the
+// standing reads the records that a command has written, in its order; a record that is gone is returned as the
 // command had it.
 func standing[T any](tx *writeTx, written []T, key func(T) string) ([]T, error) {
 	out := make([]T, len(written))

@@ -26,23 +26,23 @@ import (
 //	r/NAME                             ACL role
 //	a/ACCESSOR                         ACL token
 //	b/                                 ACL bootstrap
-//	l/                                 what nodes were promised
-//	o/                                 how the leader looks after the servers
-//	s/                                 names of the keys that seal secrets
-//	x/KEY                              what became of a command with a key
+//	l/                                 what was promised to nodes
+//	o/                                 how the leader manages the servers
+//	s/                                 names of the keys that encrypt secrets
+//	x/KEY                              outcome of a command with a key
 //
 //	cw/WNS/WORKLOAD/NS/VOLUME          claims of a workload
 //	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
-//	cr/NS/VOLUME/WNS/WORKLOAD          claims on their way out
+//	cr/NS/VOLUME/WNS/WORKLOAD          claims being released
 //	vd/DRIVER/NS/VOLUME                volumes of a driver
-//	dn/DRIVER/NODE                     the driver as the node has it
-//	we/TIME/NS/WORKLOAD                ended workloads, the oldest first
+//	dn/DRIVER/NODE                     the driver on the node
+//	we/TIME/NS/WORKLOAD                ended workloads, oldest first
 //	wn/NODE/NS/WORKLOAD                workloads that run or wait on a node
 //	tw/NS/WORKLOAD/ID                  tokens of a workload
 //	tn/NODE/ID                         tokens on a node
 //	ah/SHA256/ACCESSOR                 ACL token by its secret's hash
-//	ae/TIME/ACCESSOR                   ACL tokens that end, the first first
-//	xi/INDEX/TIME/KEY                  what became of commands with a key, the oldest first
+//	ae/TIME/ACCESSOR                   ACL tokens that expire, earliest first
+//	xi/INDEX/TIME/KEY                  outcomes of commands with a key, oldest first
 //	m/applied                          index of the last applied entry
 //	m/keys                             version of the index keys
 const (
@@ -106,7 +106,7 @@ func endKey(w *claim.Workload) string {
 	return workloadsByEnd + timePart(w.EndedAt) + "/" + workloadPart(w.Ref)
 }
 
-// timePart sorts by time: 16 hexadecimal digits of nanoseconds since 1970.
+// timePart formats a time so that it sorts: 16 hexadecimal digits of nanoseconds since 1970.
 func timePart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano(), 0)) }
 
 // indexKeys are the keys that lead to a record and have no value of their own.
@@ -155,7 +155,7 @@ func keptIndexKeys(k *kept) []string {
 
 func indexPart(index uint64) string { return fmt.Sprintf("%016x", index) }
 
-// keysVersion is that of the index keys that this program keeps: 2 has workloads by node.
+// keysVersion is the version of the index keys that this program keeps: version 2 has workloads by node.
 const keysVersion = 2
 
 var keysVersionKey = []byte("m/keys")
@@ -164,8 +164,7 @@ func putKeysVersion(set func(key, value []byte) error) error {
 	return set(keysVersionKey, binary.BigEndian.AppendUint32(nil, keysVersion))
 }
 
-// upgradeKeys adds the index keys that an older program did not keep. It may be cut off, and
-// then begins again.
+// upgradeKeys adds the index keys that an older program did not keep. If it is interrupted, it begins again.
 func upgradeKeys(db *badger.DB) error {
 	txn := db.NewTransaction(false)
 	defer txn.Discard()

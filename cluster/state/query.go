@@ -8,21 +8,21 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// Page asks for a part of a list.
+// Page selects a part of a list.
 type Page struct {
-	After string // the cursor that came with the part before; empty: from the start
-	Limit int    // at most so many; 0: all
+	After string // the cursor of the previous page; empty: from the start
+	Limit int    // 0: all
 }
 
 func (p Page) span(base, sub string) span {
 	s := span{base: base, sub: sub, after: p.After}
 	if p.Limit > 0 {
-		s.limit = p.Limit + 1 // one more tells whether there is a next page
+		s.limit = p.Limit + 1 // one more, to know whether there is a next page
 	}
 	return s
 }
 
-// cut takes the extra one off again and makes the cursor of the next page.
+// cut removes the extra item and returns the cursor of the next page.
 func cut[T any](p Page, found []T, cursor func(T) string) ([]T, string) {
 	if p.Limit <= 0 || len(found) <= p.Limit {
 		return found, ""
@@ -31,8 +31,7 @@ func cut[T any](p Page, found []T, cursor func(T) string) ([]T, string) {
 	return found, cursor(found[len(found)-1])
 }
 
-// Volume reads one volume, with the modes that it is in use with. The error is
-// claim.ErrVolumeNotFound where it is not registered.
+// Volume reads one volume, with its present modes. The error is claim.ErrVolumeNotFound if it is not registered.
 func (tx *ReadTx) Volume(ref claim.VolumeRef) (claim.Volume, error) {
 	v, err := tx.definition(ref)
 	if err != nil {
@@ -42,7 +41,7 @@ func (tx *ReadTx) Volume(ref claim.VolumeRef) (claim.Volume, error) {
 	return v, err
 }
 
-// definition is a volume without the modes that it is in use with.
+// definition reads a volume without its present modes.
 func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
 	v, found, err := read[claim.Volume](tx, volumeKey(ref))
 	if err == nil && !found {
@@ -51,7 +50,7 @@ func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
 	return v, err
 }
 
-// setModes fills in the modes that a volume is in use with.
+// setModes sets a volume's present modes.
 func (tx *ReadTx) setModes(v *claim.Volume) error {
 	held, err := records[claim.Claim](tx, span{base: claims + volumePart(v.VolumeRef) + "/", limit: 1})
 	if err != nil {
@@ -61,8 +60,8 @@ func (tx *ReadTx) setModes(v *claim.Volume) error {
 	return nil
 }
 
-// setModes fills in a volume's modes. They are those of its claims, of which the first
-// is enough, and are kept nowhere else: so they come with the first claim and go with the last.
+// setModes sets a volume's modes, which are those of its first claim. They are stored nowhere else: so they come
+// with the first claim and go with the last.
 func setModes(v *claim.Volume, held []claim.Claim) {
 	if len(held) == 0 {
 		v.AccessMode, v.AttachmentMode = "", ""
@@ -81,8 +80,7 @@ type VolumeQuery struct {
 	Page
 }
 
-// Volumes lists volumes by namespace and id, and gives the cursor of the next
-// page; it is empty at the end.
+// Volumes lists volumes by namespace and id, and returns the cursor of the next page; it is empty at the end.
 func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	sub := ""
 	if q.Namespace != "" {
@@ -116,8 +114,7 @@ func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, er
 	return c, err
 }
 
-// readClaim reads a claim and repairs it where an older version left something
-// out.
+// readClaim reads a claim, and sets the fields that an older version left out.
 func readClaim(tx *ReadTx, key string) (claim.Claim, bool, error) {
 	c, found, err := read[claim.Claim](tx, key)
 	if err != nil || !found {
@@ -143,7 +140,7 @@ func (tx *ReadTx) repair(c *claim.Claim) error {
 	return nil
 }
 
-// Claims lists the claims that stand on a volume, by workload.
+// Claims lists the claims on a volume, by workload.
 func (tx *ReadTx) Claims(v claim.VolumeRef) ([]claim.Claim, error) {
 	return tx.someClaims(v, 0)
 }
@@ -187,15 +184,15 @@ func (tx *ReadTx) ClaimsOn(node string) ([]claim.Claim, error) {
 	return append(found, lost...), err
 }
 
-// claimsWithoutNode lists claims whose record has no node, and which are on none in the index:
-// they are given their node, here this one, when they are read.
+// claimsWithoutNode lists claims without a node in their record and in the index, whose node, set when they are
+// read, is this one.
 func (tx *ReadTx) claimsWithoutNode(node string) ([]claim.Claim, error) {
 	lost, err := tx.claimsAt(span{base: claimsByNode + "/"})
 	return slices.DeleteFunc(lost, func(c claim.Claim) bool { return c.Node != node }), err
 }
 
-// Releasing lists the claims that are on their way out, by volume and workload,
-// and gives the cursor of the next page; it is empty at the end.
+// Releasing lists the claims that are being released, by volume and workload, and returns the cursor of the next
+// page; it is empty at the end.
 func (tx *ReadTx) Releasing(p Page) ([]claim.Claim, string, error) {
 	found, err := tx.claimsAt(p.span(claimsReleasing, ""))
 	if err != nil {
@@ -209,8 +206,7 @@ func (tx *ReadTx) claimsAt(s span) ([]claim.Claim, error) {
 	return indexed(tx, s, func(part string) string { return claims + part }, readClaim)
 }
 
-// Workload reads one workload. The error is claim.ErrWorkloadNotFound where the
-// ledger knows none.
+// Workload reads one workload. The error is claim.ErrWorkloadNotFound if there is none.
 func (tx *ReadTx) Workload(ref claim.WorkloadRef) (claim.Workload, error) {
 	w, found, err := read[claim.Workload](tx, workloadKey(ref))
 	if err == nil && !found {
@@ -219,8 +215,8 @@ func (tx *ReadTx) Workload(ref claim.WorkloadRef) (claim.Workload, error) {
 	return w, err
 }
 
-// Workloads lists workloads by namespace and id, of one namespace or, with an
-// empty one, of all, and gives the cursor of the next page.
+// Workloads lists the workloads of one namespace or, if it is empty, of all, by namespace and id, and returns the
+// cursor of the next page.
 func (tx *ReadTx) Workloads(namespace string, p Page) ([]claim.Workload, string, error) {
 	sub := ""
 	if namespace != "" {
@@ -239,7 +235,7 @@ func (tx *ReadTx) WorkloadsOn(node string) ([]claim.Workload, error) {
 	return indexed(tx, span{base: workloadsByNode + node + "/"}, func(part string) string { return workloads + part }, read[claim.Workload])
 }
 
-// Node reads one node. The error is claim.ErrNodeNotFound where there is none.
+// Node reads one node. The error is claim.ErrNodeNotFound if there is none.
 func (tx *ReadTx) Node(name string) (claim.Node, error) {
 	n, found, err := read[claim.Node](tx, nodeKey(name))
 	if err == nil && !found {
@@ -248,7 +244,7 @@ func (tx *ReadTx) Node(name string) (claim.Node, error) {
 	return n, err
 }
 
-// Cluster reads the cluster's identity; found is false while it has none.
+// Cluster reads the cluster's identity; found is false if it has none yet.
 func (tx *ReadTx) Cluster() (c claim.Cluster, found bool, err error) {
 	return read[claim.Cluster](tx, identity)
 }
@@ -258,8 +254,8 @@ func (tx *ReadTx) Nodes() ([]claim.Node, error) {
 	return records[claim.Node](tx, span{base: nodes})
 }
 
-// Driver reads one driver with what each node says of it. The error is
-// claim.ErrDriverNotFound where no node has had it of late.
+// Driver reads one driver with the report of each node. The error is claim.ErrDriverNotFound if no node has, or
+// recently had, it.
 func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
 	d, found, err := read[claim.Driver](tx, driverKey(id))
 	if err != nil {
@@ -284,7 +280,7 @@ func (tx *ReadTx) setNodes(d *claim.Driver) error {
 	})
 }
 
-// Drivers lists all drivers by id, with what each node says of them.
+// Drivers lists all drivers by id, with the report of each node.
 func (tx *ReadTx) Drivers() ([]claim.Driver, error) {
 	found, err := records[claim.Driver](tx, span{base: drivers})
 	if err != nil {
@@ -298,8 +294,7 @@ func (tx *ReadTx) Drivers() ([]claim.Driver, error) {
 	return found, nil
 }
 
-// Token reads one token's record. The error is claim.ErrTokenNotFound where the ledger
-// knows none.
+// Token reads the record of one token. The error is claim.ErrTokenNotFound if there is none.
 func (tx *ReadTx) Token(id string) (claim.Token, error) {
 	t, found, err := read[claim.Token](tx, tokenKey(id))
 	if err == nil && !found {
@@ -308,8 +303,8 @@ func (tx *ReadTx) Token(id string) (claim.Token, error) {
 	return t, err
 }
 
-// Tokens lists the tokens of one namespace or, with an empty one, of all, by namespace
-// and workload. Their workloads may be gone.
+// Tokens lists the tokens of one namespace or, if it is empty, of all, by namespace and workload. Their workloads
+// may be gone.
 func (tx *ReadTx) Tokens(namespace string) ([]claim.Token, error) {
 	sub := ""
 	if namespace != "" {
@@ -318,7 +313,7 @@ func (tx *ReadTx) Tokens(namespace string) ([]claim.Token, error) {
 	return tx.tokensAt(span{base: tokensByWorkload, sub: sub})
 }
 
-// TokensOf lists a workload's tokens, those of its runs before included.
+// TokensOf lists a workload's tokens, including those of earlier runs.
 func (tx *ReadTx) TokensOf(ref claim.WorkloadRef) ([]claim.Token, error) {
 	return tx.tokensAt(span{base: tokensByWorkload, sub: workloadPart(ref) + "/"})
 }
@@ -328,12 +323,12 @@ func (tx *ReadTx) TokensOn(node string) ([]claim.Token, error) {
 	return tx.tokensAt(span{base: tokensByNode, sub: node + "/"})
 }
 
-// tokensAt reads the tokens that an index's keys lead to: their last part is the id.
+// tokensAt reads the tokens that an index leads to: the last part of its keys is the token's id.
 func (tx *ReadTx) tokensAt(s span) ([]claim.Token, error) {
 	return indexed(tx, s, func(part string) string { return tokens + part[strings.LastIndexByte(part, '/')+1:] }, read[claim.Token])
 }
 
-// SigningKey reads the cluster's signing key; found is false while it has none.
+// SigningKey reads the cluster's signing key; found is false if it has none yet.
 func (tx *ReadTx) SigningKey() (k claim.SigningKey, found bool, err error) {
 	return read[claim.SigningKey](tx, signingKey)
 }

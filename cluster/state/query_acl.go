@@ -8,13 +8,13 @@ import (
 	"github.com/pannier/pannier/cluster/acl"
 )
 
-// ACLBootstrap tells whether the first management token was made, and how that is done again;
-// found is false while it was not.
+// ACLBootstrap reads whether the first management token was made, and how bootstrapping may be repeated; found is
+// false if it was not.
 func (tx *ReadTx) ACLBootstrap() (b acl.Bootstrap, found bool, err error) {
 	return read[acl.Bootstrap](tx, aclBootstrap)
 }
 
-// ACLPolicy reads one policy. The error is acl.ErrPolicyNotFound where there is none.
+// ACLPolicy reads one policy. The error is acl.ErrPolicyNotFound if there is none.
 func (tx *ReadTx) ACLPolicy(name string) (acl.Policy, error) {
 	p, found, err := read[acl.Policy](tx, policyKey(name))
 	if err == nil && !found {
@@ -28,7 +28,7 @@ func (tx *ReadTx) ACLPolicies() ([]acl.Policy, error) {
 	return records[acl.Policy](tx, span{base: aclPolicies})
 }
 
-// ACLRole reads one role. The error is acl.ErrRoleNotFound where there is none.
+// ACLRole reads one role. The error is acl.ErrRoleNotFound if there is none.
 func (tx *ReadTx) ACLRole(name string) (acl.Role, error) {
 	r, found, err := read[acl.Role](tx, roleKey(name))
 	if err == nil && !found {
@@ -42,8 +42,8 @@ func (tx *ReadTx) ACLRoles() ([]acl.Role, error) {
 	return records[acl.Role](tx, span{base: aclRoles})
 }
 
-// ACLToken reads one token by its accessor. The error is acl.ErrTokenNotFound where there is
-// none. It may have expired.
+// ACLToken reads one token by its accessor. The error is acl.ErrTokenNotFound if there is none. It may have
+// expired.
 func (tx *ReadTx) ACLToken(accessor string) (acl.Token, error) {
 	t, found, err := read[acl.Token](tx, aclTokenKey(accessor))
 	if err == nil && !found {
@@ -52,13 +52,13 @@ func (tx *ReadTx) ACLToken(accessor string) (acl.Token, error) {
 	return t, err
 }
 
-// ACLTokens lists all tokens by accessor, those that have expired included.
+// ACLTokens lists all tokens by accessor, including expired ones.
 func (tx *ReadTx) ACLTokens() ([]acl.Token, error) {
 	return records[acl.Token](tx, span{base: aclTokens})
 }
 
-// ACLTokenByHash reads one token by the SHA-256 of its secret, in lower-case hexadecimal. The
-// error is acl.ErrTokenNotFound where there is none. It may have expired.
+// ACLTokenByHash reads one token by the SHA-256 of its secret, in lower-case hexadecimal. The error is
+// acl.ErrTokenNotFound if there is none. It may have expired.
 func (tx *ReadTx) ACLTokenByHash(hash string) (acl.Token, error) {
 	accessors, err := tx.keys(span{base: aclTokensByHash + hash + "/", limit: 1})
 	if err != nil {
@@ -70,9 +70,9 @@ func (tx *ReadTx) ACLTokenByHash(hash string) (acl.Token, error) {
 	return tx.ACLToken(accessors[0])
 }
 
-// ACLGranted reads a token by the SHA-256 of its secret, with all policies that it has. The
-// error is acl.ErrTokenNotFound where there is none. It may have expired. An empty hash is
-// a call without a token, whose policy is acl.Anonymous.
+// ACLGranted reads a token by the SHA-256 of its secret, with all its policies. The error is acl.ErrTokenNotFound
+// if there is none. It may have expired. An empty hash stands for a call without a token, whose policy is
+// acl.Anonymous.
 func (tx *ReadTx) ACLGranted(hash string) (acl.Granted, error) {
 	if hash == "" {
 		p, found, err := read[acl.Policy](tx, policyKey(acl.Anonymous))
@@ -90,7 +90,7 @@ func (tx *ReadTx) ACLGranted(hash string) (acl.Granted, error) {
 		names[name] = true
 	}
 	for _, role := range t.Roles {
-		r, _, err := read[acl.Role](tx, roleKey(role)) // one that was deleted grants nothing
+		r, _, err := read[acl.Role](tx, roleKey(role)) // a deleted role grants nothing
 		if err != nil {
 			return acl.Granted{}, err
 		}

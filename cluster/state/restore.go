@@ -16,9 +16,8 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// Restore replaces the whole ledger by a snapshot. It is loaded beside the ledger in
-// use, checked, and then put in its place at once: a crash or an error before
-// that leaves the ledger as it was.
+// Restore replaces the whole ledger by a snapshot. It is loaded and verified beside the ledger in use, and then
+// takes its place at once: a crash or an error before that leaves the ledger as it was.
 func (s *Store) Restore(r io.Reader) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -52,12 +51,12 @@ func (s *Store) Restore(r io.Reader) error {
 	err = errors.Join(old.db.Close(), os.RemoveAll(old.dir))
 	s.watchers.publishAll()
 	if err != nil {
-		s.log.Warn("could not clear away the ledger that a snapshot replaced", "dir", old.dir, "error", err)
+		s.log.Warn("could not delete the ledger that a snapshot replaced", "dir", old.dir, "error", err)
 	}
 	return nil
 }
 
-// fill makes a generation out of a snapshot. Nothing is left of it after an error.
+// fill makes a generation from a snapshot. After an error nothing is left of it.
 func (s *Store) fill(number int, r io.Reader) (index uint64, err error) {
 	dir := filepath.Join(s.dir, generationName(number))
 	defer func() {
@@ -73,8 +72,8 @@ func (s *Store) fill(number int, r io.Reader) (index uint64, err error) {
 	return index, errors.Join(err, db.Close())
 }
 
-// load fills an empty Badger with a snapshot's records, which come in order, and with their index
-// keys, which do not: these are sorted in a file in dir.
+// load fills an empty Badger with a snapshot's records, which are sorted, and with their index keys, which are
+// not: these are sorted in a file in dir.
 func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	to, err := newTables(db)
 	if err != nil {
@@ -113,8 +112,8 @@ func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	return index, to.finish()
 }
 
-// keysOf tells where a record of a snapshot belongs, and its index keys with
-// their values. The decoders read those of which there may be many. The error is ErrBadSnapshot.
+// keysOf returns the key of a record in a snapshot, and its index keys with their values. by decodes the kinds of
+// which there may be many. The error is ErrBadSnapshot.
 func keysOf(kind byte, value []byte, by decoders) (key string, index []pair, err error) {
 	if key, index, err = readKeys(kind, value, by); err != nil {
 		return "", nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
@@ -196,7 +195,7 @@ func withoutValues(keys []string) []pair {
 	return index
 }
 
-// decoders read the records of which there may be many.
+// decoders decode the kinds of records of which there may be many.
 type decoders struct {
 	volume   func([]byte) (claim.Volume, error)
 	claim    func([]byte) (claim.Claim, error)
@@ -204,10 +203,10 @@ type decoders struct {
 }
 
 var (
-	// whole refuses records that cannot be read.
+	// whole decodes the whole record, and refuses records that cannot be decoded.
 	whole = decoders{decode[claim.Volume], decode[claim.Claim], decode[claim.Workload]}
-	// keysOnly reads what the keys are made of, in two thirds of the time. It is for a
-	// snapshot that was checked before, or that this program wrote.
+	// keysOnly decodes only what the keys are made of, in two thirds of the time. It is for a snapshot that was
+	// verified before, or that this program wrote.
 	keysOnly = decoders{
 		func(value []byte) (claim.Volume, error) {
 			v, err := decodePart[struct {

@@ -12,22 +12,20 @@ import (
 	"github.com/dgraph-io/badger/v4"
 )
 
-// A snapshot is a header (magic, version, index of the last applied entry), the
-// records in frames, an end frame, and a checksum of all before it. Only the records
-// themselves are in it: their index keys are made again, so that those may change
-// from version to version. A frame is the prefix's byte, the length (uvarint) and
-// the record as it is stored.
+// A snapshot is a header (magic, version, index of the last applied entry), the records in frames, an end frame,
+// and a checksum of everything before it. It has only the records themselves: index keys are rebuilt, so they may
+// change between versions. A frame is the first byte of the prefix, the length (uvarint) and the record as it is
+// stored.
 const (
 	snapshotMagic   = "PANNIER-LEDGER\n"
 	snapshotVersion = 1
 	headerSize      = len(snapshotMagic) + 1 + 8
 	frameEnd        = 0
-	// maxRecord bounds a record that is read from a snapshot: bigger ones are
-	// never written.
+	// maxRecord bounds the records that are read from a snapshot: bigger ones are never written.
 	maxRecord = 4 << 20
 )
 
-// recordPrefixes are those of the records; each one's first byte is its frame's kind.
+// recordPrefixes are the prefixes of the records; the first byte of each is the kind of its frames.
 var recordPrefixes = []string{
 	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
 	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, autopilot, secretsKeys, keptResults,
@@ -39,9 +37,8 @@ type Snapshot struct {
 	release func()
 }
 
-// Snapshot takes a snapshot, at no cost: writing it out comes later, and may go on
-// while entries are applied. It refuses after a fault: raft would drop entries
-// that this ledger does not have.
+// Snapshot takes a snapshot, which costs nothing: it is written out later, while entries may be applied. It
+// refuses after a fault: raft would delete entries that this ledger does not have.
 func (s *Store) Snapshot() (*Snapshot, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -95,10 +92,10 @@ func (s *Snapshot) Write(w io.Writer) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ErrBadSnapshot says that the bytes are no snapshot, or a damaged one.
+// ErrBadSnapshot says that the bytes are not a snapshot, or a damaged one.
 var ErrBadSnapshot = errors.New("bad snapshot of the ledger")
 
-// SnapshotIndex reads the index of the last entry that a snapshot has.
+// SnapshotIndex reads the index of the last entry in a snapshot.
 func SnapshotIndex(r io.Reader) (uint64, error) {
 	header := make([]byte, headerSize)
 	if _, err := io.ReadFull(r, header); err != nil {
@@ -113,14 +110,14 @@ func SnapshotIndex(r io.Reader) (uint64, error) {
 	return binary.BigEndian.Uint64(header[len(snapshotMagic)+1:]), nil
 }
 
-// CheckSnapshot reads a whole snapshot, compares it with its checksum and returns its index.
-// Whether its records can be read is for Reindex to find.
+// CheckSnapshot reads a whole snapshot, verifies its checksum and returns its index. It does not decode the
+// records; Reindex does.
 func CheckSnapshot(r io.Reader) (uint64, error) {
 	return readSnapshot(r, func(byte, []byte) error { return nil })
 }
 
-// readSnapshot checks a snapshot while it passes its records on, and returns its
-// index. A record is valid during the call only.
+// readSnapshot verifies a snapshot while it passes its records on, and returns its index. A record is valid during
+// the call only.
 func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint64, error) {
 	in := &summed{r: bufio.NewReaderSize(r, 64<<10)}
 	index, err := SnapshotIndex(in)
@@ -159,7 +156,7 @@ func readSnapshot(r io.Reader, record func(kind byte, value []byte) error) (uint
 	return index, nil
 }
 
-// summed adds what is read to a checksum.
+// summed computes the checksum of what is read.
 type summed struct {
 	r   *bufio.Reader
 	sum uint32
@@ -179,10 +176,9 @@ func (s *summed) ReadByte() (byte, error) {
 	return b, err
 }
 
-// Reindex copies a snapshot and gives it another index, so that it is newer than whatever
-// ledger it replaces. All of it is checked on the way: what was copied can be
-// restored. It returns the index that the snapshot had. The error is ErrBadSnapshot where it is
-// none.
+// Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces.
+// Everything is verified: the copy can be restored. It returns the index that the snapshot had. The error is
+// ErrBadSnapshot if it is not a snapshot.
 func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) {
 	sum := crc32.New(castagnoli)
 	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 64<<10)

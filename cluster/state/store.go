@@ -37,20 +37,16 @@ type Store struct {
 	changes  changes
 }
 
-// generation is one Badger directory. A restore makes the next one; the old one
-// goes after its last reader.
+// generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
 type generation struct {
 	db      *badger.DB
 	dir     string
 	readers sync.WaitGroup
 }
 
-// Open opens the ledger in a directory, or begins an empty one. What the machine
-// may have lost when it went down uncleanly is thrown away: then AppliedIndex is 0,
-// and raft fills the ledger again.
-//
-// So is a ledger with a damaged file, and a plain one when a key is given. Another key is
-// ErrWrongKey.
+// Open opens the ledger in a directory, or creates an empty one. If the machine crashed while the ledger was open,
+// it is discarded: AppliedIndex is then 0, and raft fills the ledger again. So is a ledger with a damaged file,
+// and a plain one when a key is given. Another key is ErrWrongKey.
 func Open(dir string, log hclog.Logger, options ...Option) (*Store, error) {
 	if log == nil {
 		log = hclog.NewNullLogger()
@@ -78,13 +74,13 @@ func (s *Store) open() error {
 		return err
 	}
 	if lost {
-		s.log.Warn("the machine went down without closing the ledger: it is built again from the raft log", "dir", s.dir)
+		s.log.Warn("the machine went down without closing the ledger: it is rebuilt from the raft log", "dir", s.dir)
 	}
 	if lost, err = settleKey(s.dir, s.key); err != nil {
 		return err
 	}
 	if lost {
-		s.log.Warn("the ledger was not encrypted: it is built again from the raft log", "dir", s.dir)
+		s.log.Warn("the ledger was not encrypted: it is rebuilt from the raft log", "dir", s.dir)
 	}
 	if s.gen, err = s.openCurrent(); err != nil {
 		return err
@@ -103,7 +99,7 @@ func (s *Store) open() error {
 	})
 }
 
-// openCurrent opens the generation in use, or an empty one where a file of it is damaged.
+// openCurrent opens the generation in use, or an empty one if a file of it is damaged.
 func (s *Store) openCurrent() (*generation, error) {
 	number, err := currentGeneration(s.dir)
 	if err != nil {
@@ -115,7 +111,7 @@ func (s *Store) openCurrent() (*generation, error) {
 	if !errors.As(err, &damage) {
 		return g, err
 	}
-	s.log.Error("a file of the ledger is damaged: the ledger is built again from the raft log", "file", damage.file, "error", damage.err)
+	s.log.Error("a file of the ledger is damaged: the ledger is rebuilt from the raft log", "file", damage.file, "error", damage.err)
 	if err := forget(s.dir); err != nil {
 		return nil, err
 	}
@@ -141,12 +137,11 @@ func (s *Store) openGeneration(number int) (g *generation, err error) {
 	if !isSystems(err) {
 		return nil, damaged(dir, "%w", err)
 	}
-	return nil, fmt.Errorf("open %s: %w (it holds nothing that the raft log beside it does not: it may be removed while the host is down)", dir, err)
+	return nil, fmt.Errorf("open %s: %w (the raft log beside it has everything in it: it may be removed while the host is down)", dir, err)
 }
 
-// badgerOptions keep Badger small: the ledger is read through the page cache. Values are
-// in the LSM tree, so the value log stays empty and needs no collection. There
-// is one writer, so conflicts are not looked for.
+// badgerOptions keep Badger small: the ledger is read through the page cache. Values are in the LSM tree, so the
+// value log stays empty and needs no garbage collection. There is one writer, so conflict detection is off.
 func badgerOptions(dir string, key []byte, log hclog.Logger) badger.Options {
 	options := badger.DefaultOptions(dir).
 		WithLogger(badgerLogger{log}).
@@ -164,7 +159,7 @@ func badgerOptions(dir string, key []byte, log hclog.Logger) badger.Options {
 		WithMetricsEnabled(false).
 		WithSyncWrites(false)
 	if len(key) > 0 {
-		// What is decrypted cannot be read through the page cache.
+		// Decrypted data is not in the page cache.
 		options = options.WithEncryptionKey(key).WithIndexCacheSize(encryptedCache).WithBlockCacheSize(encryptedCache)
 	}
 	return options
@@ -173,10 +168,10 @@ func badgerOptions(dir string, key []byte, log hclog.Logger) badger.Options {
 // encryptedCache bounds each of the two caches of an encrypted ledger, in bytes.
 const encryptedCache = 8 << 20
 
-// AppliedIndex is the raft index of the last entry in the ledger.
+// AppliedIndex returns the raft index of the last entry in the ledger.
 func (s *Store) AppliedIndex() uint64 { return s.applied.Load() }
 
-// Err is the fault for which the store takes no entry any more, or nil.
+// Err returns the fault for which the store accepts no more entries, or nil.
 func (s *Store) Err() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -195,15 +190,14 @@ func (s *Store) View(fn func(*ReadTx) error) error {
 	return fn(&ReadTx{txn: txn})
 }
 
-// Watch gives a channel that is closed by the next change of one of the topics,
-// when ctx ends, and when the store is closed. Get the channel, then read, then wait:
-// so no change is missed. A caller that does not wait for it ends ctx.
+// Watch returns a channel that is closed by the next change of one of the topics, when ctx ends, and when the
+// store is closed. Get the channel, then read, then wait, so that no change is missed. A caller that stops waiting
+// must end ctx.
 func (s *Store) Watch(ctx context.Context, topics ...Topic) <-chan struct{} {
 	return s.watchers.watch(ctx, topics)
 }
 
-// Size is what the ledger takes on disk, in bytes. Its files may be longer: they
-// have holes.
+// Size returns the disk space that the ledger takes, in bytes. Its files may be longer: they have holes.
 func (s *Store) Size() int64 {
 	g, release, err := s.acquire()
 	if err != nil {
@@ -217,7 +211,7 @@ func (s *Store) Size() int64 {
 	var size int64
 	for _, f := range files {
 		var stat syscall.Stat_t
-		if err := syscall.Stat(f, &stat); err == nil { // it may go meanwhile
+		if err := syscall.Stat(f, &stat); err == nil { // the file may be gone meanwhile
 			size += stat.Blocks * 512
 		}
 	}
@@ -252,7 +246,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// acquire holds the current generation open until release.
+// acquire keeps the current generation open until release.
 func (s *Store) acquire() (*generation, func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,8 +257,7 @@ func (s *Store) acquire() (*generation, func(), error) {
 	return s.gen, s.gen.readers.Done, nil
 }
 
-// badgerLogger passes on what Badger has to say; its news are of use to a
-// developer only.
+// badgerLogger passes on Badger's messages; info messages are logged as traces, as they help a developer only.
 type badgerLogger struct{ log hclog.Logger }
 
 func (l badgerLogger) Errorf(f string, a ...any)   { l.log.Error(fmt.Sprintf(f, a...)) }

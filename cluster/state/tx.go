@@ -15,15 +15,14 @@ import (
 	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
-// ReadTx is one snapshot of the ledger. All that is read through it belongs
-// together. It may be used by one goroutine, and not after the function that
-// it was given to has returned.
+// ReadTx is one snapshot of the ledger: everything read through it is consistent. It may be used by one goroutine,
+// until the function that it was passed to returns.
 type ReadTx struct {
 	txn  *badger.Txn
-	over pending // what is read in the place of what Badger has
+	over pending // overrides what Badger has
 }
 
-// Index is the raft index of the last entry that this snapshot has.
+// Index returns the raft index of the last entry in this snapshot.
 func (tx *ReadTx) Index() (uint64, error) {
 	data, err := tx.get(string(appliedKey))
 	if err != nil || data == nil {
@@ -35,7 +34,7 @@ func (tx *ReadTx) Index() (uint64, error) {
 	return binary.BigEndian.Uint64(data), nil
 }
 
-// get reads a value; nil where there is none.
+// get reads a value; nil: there is none.
 func (tx *ReadTx) get(key string) ([]byte, error) {
 	if value, ok := tx.over.values[key]; ok {
 		return value, nil
@@ -57,7 +56,7 @@ func (tx *ReadTx) get(key string) ([]byte, error) {
 	return data, nil
 }
 
-// read reads a record; found is false where there is none.
+// read reads a record; found is false if there is none.
 func read[T any](tx *ReadTx, key string) (v T, found bool, err error) {
 	data, err := tx.get(key)
 	if err != nil || data == nil {
@@ -70,8 +69,8 @@ func read[T any](tx *ReadTx, key string) (v T, found bool, err error) {
 	return v, true, nil
 }
 
-// span is a range of keys: those that begin with base and sub, after the key of
-// base and after, at most limit of them (0: all).
+// span is a range of keys: those with the prefix base and sub, after the key made of base and after, at most limit
+// of them (0: all).
 type span struct {
 	base, sub string
 	after     string // empty: from the start
@@ -102,8 +101,8 @@ func records[T any](tx *ReadTx, s span) ([]T, error) {
 	return found, err
 }
 
-// indexed reads the records that an index's keys lead to. primary makes the
-// record's key out of the part of the index's key after its base.
+// indexed reads the records that an index leads to. primary makes the record's key from the part of the index key
+// after the base.
 func indexed[T any](tx *ReadTx, s span, primary func(part string) string, get func(*ReadTx, string) (T, bool, error)) ([]T, error) {
 	parts, err := tx.keys(s)
 	if err != nil {
@@ -123,15 +122,15 @@ func indexed[T any](tx *ReadTx, s span, primary func(part string) string, get fu
 	return found, nil
 }
 
-// any says whether a key begins with the prefix.
+// any reports whether there is a key with the prefix.
 func (tx *ReadTx) any(prefix string) (bool, error) {
 	keys, err := tx.keys(span{base: prefix, limit: 1})
 	return len(keys) > 0, err
 }
 
-// scan calls fn for each key of a span, without its base, in order. The value is
-// valid during the call only, and nil unless asked for. Badger allows one
-// iterator at a time in a writing transaction, so fn must not read, nor write.
+// scan calls fn for each key of a span, without its base, in order. The value is valid during the call only, and
+// nil unless values is set. Badger allows one iterator at a time in a writing transaction, so fn must not read or
+// write.
 func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) error) error {
 	prefix := s.base + s.sub
 	start := prefix
@@ -149,7 +148,7 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 	for stored := it.ValidForPrefix([]byte(prefix)); stored || len(written) > 0; stored = it.ValidForPrefix([]byte(prefix)) {
 		var key string
 		var value []byte
-		var passed bool // the stored key, by this round
+		var passed bool // this round consumes the stored key
 		if stored {
 			key = string(it.Item().Key())
 		}
@@ -192,17 +191,16 @@ type writeTx struct {
 	ReadTx
 	index  uint64 // of the entry being applied
 	topics map[Topic]struct{}
-	// fingerprint is that of the start being applied, where it has a key.
+	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte
-	pruned      *pruned
-	// eligible outlives the transaction, as pruned does.
+	// pruned and eligible belong to the store and outlive the transaction.
+	pruned   *pruned
 	eligible eligible
-	// bytes and writes are what the transaction holds, to end it before it is
-	// more than Badger takes.
+	// bytes and writes are the size of the transaction, which must end before it exceeds the limit of Badger.
 	bytes, writes int
 }
 
-// newWriteTx begins a transaction of a Badger; its txn is discarded by the caller.
+// newWriteTx begins a transaction; the caller discards its txn.
 func newWriteTx(db *badger.DB) *writeTx {
 	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{}, eligible: eligible{}}
 }
@@ -232,8 +230,7 @@ func (tx *writeTx) commit() error {
 	return nil
 }
 
-// write stores a record under its key and moves its index keys from what they
-// were to what they are; deleting is writing nothing.
+// write stores a record, or deletes it if v is nil, and moves its index keys from before to now.
 func write[T any](tx *writeTx, key string, v *T, before, now []string) error {
 	if v == nil {
 		tx.delete(key)
@@ -271,15 +268,14 @@ func (tx *writeTx) touch(topics ...Topic) {
 	}
 }
 
-// pending is what a transaction has written and Badger does not have yet. Badger's own
-// transactions sort all that they hold anew for each scan, so that a scan in a batch of
-// many commands would take longer with each command before it.
+// pending is what a transaction has written so far. Badger's own transactions sort everything that they hold for
+// each scan, so that in a batch of many commands a scan would take longer with each command before it.
 type pending struct {
 	values map[string][]byte // nil: deleted
 	keys   []string          // of values, sorted
 }
 
-// set notes a value, which is not nil, or with nil that the key is deleted.
+// set records a value, or with nil that the key is deleted.
 func (p *pending) set(key string, value []byte) {
 	if p.values == nil {
 		p.values = map[string][]byte{}
@@ -291,13 +287,13 @@ func (p *pending) set(key string, value []byte) {
 	p.values[key] = value
 }
 
-// from are the keys with the prefix, from start on.
+// from returns the keys with the prefix, beginning with start.
 func (p *pending) from(start, prefix string) []string {
 	keys := p.keys[sort.SearchStrings(p.keys, start):]
 	return keys[:sort.Search(len(keys), func(i int) bool { return !strings.HasPrefix(keys[i], prefix) })]
 }
 
-// store hands all to Badger.
+// store passes everything to Badger.
 func (p *pending) store(txn *badger.Txn) error {
 	for _, key := range p.keys {
 		var err error
@@ -313,7 +309,7 @@ func (p *pending) store(txn *badger.Txn) error {
 	return nil
 }
 
-// recordVersion is that of the records that this program writes.
+// recordVersion is the version of the records that this program writes.
 const recordVersion = 1
 
 // ErrNewerRecord says that the ledger was written by a newer version of the program.
@@ -330,8 +326,8 @@ func encode[T any](v T) ([]byte, error) {
 
 func decode[T any](data []byte) (T, error) { return decodeBy[T](data, jsonv1.DefaultOptionsV1()) }
 
-// decodePart reads some fields of a record. It takes their names as they are: encoding/json, which
-// takes them in any case, looks longer at each field that is passed over.
+// decodePart decodes some fields of a record. It matches their names exactly: encoding/json, which ignores case,
+// takes longer for each field that is skipped.
 func decodePart[T any](data []byte) (T, error) {
 	return decodeBy[T](data, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 }
@@ -347,8 +343,8 @@ func decodeBy[T any](data []byte, options ...jsonv2.Options) (T, error) {
 	return r.Record, nil
 }
 
-// storeError is a failure of the store itself. It tells a rule's refusal, which
-// every server comes to, from a fault, which only this one has.
+// storeError is a fault of the store itself. It distinguishes a refusal, to which every server comes, from a fault
+// of this server.
 type storeError struct{ err error }
 
 func (e *storeError) Error() string { return "ledger's store: " + e.err.Error() }

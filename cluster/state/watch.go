@@ -15,8 +15,7 @@ type Topic string
 const (
 	// TopicVolumes changes with any volume's definition.
 	TopicVolumes Topic = volumes
-	// TopicReleasing changes with any claim that is on its way out: it begins,
-	// moves on, or is freed.
+	// TopicReleasing changes with any claim that is being released: when it begins, advances, or is freed.
 	TopicReleasing Topic = claimsReleasing
 	// TopicWorkloads changes with any workload's start, end or removal.
 	TopicWorkloads Topic = workloads
@@ -28,9 +27,9 @@ const (
 	TopicCluster Topic = identity
 	// TopicACL changes with any policy, role or token, and with the bootstrap.
 	TopicACL Topic = aclPolicies
-	// TopicLiveness changes with what nodes are promised.
+	// TopicLiveness changes with what is promised to nodes.
 	TopicLiveness Topic = liveness
-	// TopicSecretsKeys changes with the names of the keys that seal secrets.
+	// TopicSecretsKeys changes with the names of the keys that encrypt secrets.
 	TopicSecretsKeys Topic = secretsKeys
 )
 
@@ -55,7 +54,7 @@ func TopicTokensOn(name string) Topic { return Topic(tokensByNode + name) }
 // TopicDriver changes with a driver's counts.
 func TopicDriver(id string) Topic { return Topic(driverKey(id)) }
 
-// watchers are those who wait for a change. The zero value is ready.
+// watchers are the callers that wait for a change. The zero value is ready.
 type watchers struct {
 	mu      sync.Mutex
 	waiting map[Topic]map[*watcher]struct{}
@@ -67,8 +66,7 @@ type watcher struct {
 	stop   func() bool // of the context's callback
 }
 
-// watch gives a channel that is closed by the next change of one of the topics,
-// and when ctx ends.
+// watch returns a channel that is closed by the next change of one of the topics, and when ctx ends.
 func (w *watchers) watch(ctx context.Context, topics []Topic) <-chan struct{} {
 	one := &watcher{topics: topics, fired: make(chan struct{})}
 	w.mu.Lock()
@@ -90,7 +88,7 @@ func (w *watchers) watch(ctx context.Context, topics []Topic) <-chan struct{} {
 	return one.fired
 }
 
-// fire closes a watcher's channel once and forgets it. The lock is held.
+// fire closes a watcher's channel once and removes the watcher. w.mu is held.
 func (w *watchers) fire(one *watcher) {
 	select {
 	case <-one.fired:
@@ -107,7 +105,7 @@ func (w *watchers) fire(one *watcher) {
 	}
 }
 
-// publish wakes who waits for one of the topics.
+// publish wakes the watchers of the topics.
 func (w *watchers) publish(topics map[Topic]struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +116,7 @@ func (w *watchers) publish(topics map[Topic]struct{}) {
 	}
 }
 
-// publishAll wakes everyone: after a restore, or at the end.
+// publishAll wakes all watchers: after a restore, or at the end.
 func (w *watchers) publishAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,26 +127,25 @@ func (w *watchers) publishAll() {
 	}
 }
 
-// changes knows at which entry each topic changed last. It is in memory only: a topic that
-// it does not know changed at floor at the latest. So an index that it tells is never too
-// low; one that is too high costs a reader one look in vain.
+// changes has the index at which each topic changed last, in memory only. A topic that it does not have changed at
+// floor at the latest. So an index is never too low; one that is too high costs a reader one needless read.
 type changes struct {
 	mu    sync.Mutex
 	floor uint64
 	at    map[Topic]uint64
 }
 
-// maxChanges bounds the topics that are remembered, some 100 bytes each.
+// maxChanges bounds the topics that are remembered, about 100 bytes each.
 const maxChanges = 1 << 15
 
-// reset forgets all: whatever changed did so at index or before.
+// reset forgets everything: all topics changed at index or before.
 func (c *changes) reset(index uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.floor, c.at = index, map[Topic]uint64{}
 }
 
-// note remembers that topics changed, at index at the latest.
+// note records that topics changed, at index at the latest.
 func (c *changes) note(topics map[Topic]struct{}, index uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +157,7 @@ func (c *changes) note(topics map[Topic]struct{}, index uint64) {
 	}
 }
 
-// last is the entry at which one of the topics changed last.
+// last returns the index at which one of the topics changed last.
 func (c *changes) last(topics []Topic) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,6 +172,6 @@ func (c *changes) last(topics []Topic) uint64 {
 	return last
 }
 
-// ChangedAt is an index of the log after which none of the topics has changed. Ask for it
-// before reading: so what is read is at least as new.
+// ChangedAt returns an index after which none of the topics has changed. Call it before reading, so that what is
+// read is at least as new.
 func (s *Store) ChangedAt(topics ...Topic) uint64 { return s.changes.last(slices.Clip(topics)) }
