@@ -10,8 +10,8 @@ SHELL := /bin/bash
 PROGRAMS := host/cmd/pannier drivers/csi-local
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap
 
-VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# The version is stamped here, so the go command need not ask git a second time.
+VERSION = $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || echo unknown)
+# The version is of the program, not of the SDK (tags sdk/v…). It is stamped here, so the go command need not ask git a second time.
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
 
 # gotestsum ends with the number of tests that ran, failed and were skipped. Tests mostly

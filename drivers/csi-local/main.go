@@ -16,13 +16,11 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/driver"
 	"github.com/pannier/pannier/drivers/csi-local/internal/serve"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+	"github.com/pannier/pannier/internal/buildversion"
 )
 
-// defaultVersion is the version of a build without one.
-const defaultVersion = "0.1.0-dev"
-
-// version is set by the linker: -X main.version=1.2.3.
-var version = defaultVersion
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
 
 // config is the parsed command line.
 type config struct {
@@ -63,7 +61,8 @@ func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	d := driver.New(version, cfg.nodeID, st, log)
+	program := buildversion.Of(version)
+	d := driver.New(program, cfg.nodeID, st, log)
 	if err := d.Recover(ctx); err != nil {
 		return err
 	}
@@ -71,7 +70,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "version", version, "endpoint", cfg.socket, "node_id", cfg.nodeID, "data_dir", st.Dir())
+	log.Info("serving", "version", program, "endpoint", cfg.socket, "node_id", cfg.nodeID, "data_dir", st.Dir())
 	return serve.Run(ctx, l, log, d.Register)
 }
 

@@ -5,11 +5,11 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/pannier/pannier/host/internal/agent"
 	"github.com/pannier/pannier/host/internal/cli"
+	"github.com/pannier/pannier/internal/buildversion"
 )
 
 // version is set by the linker: -X main.version=v1.2.3.
@@ -37,18 +37,7 @@ func run() int {
 		Args:     os.Args[1:],
 		Stdout:   os.Stdout,
 		Stderr:   os.Stderr,
-		Version:  buildVersion(),
+		Version:  buildversion.Of(version),
 		RunAgent: agent.Run,
 	})
-}
-
-// buildVersion returns the version that the linker has set, or that go install MODULE@VERSION has recorded.
-func buildVersion() string {
-	if version != "" {
-		return version
-	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
-		return info.Main.Version
-	}
-	return "dev"
 }
