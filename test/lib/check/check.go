@@ -1,4 +1,4 @@
-// Package check has the few checks that tests of every package share.
+// Package check has a few checks that all packages' tests share.
 package check
 
 import (
@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Patience bounds how long Eventually waits. It is long, since a busy machine is no
-// failure; a test that passes does not wait for it.
+// Patience bounds how long Eventually waits. It is long, because a slow machine is no failure; a passing test does
+// not wait for it.
 const Patience = time.Minute
 
-// interval is the pause between two looks.
+// interval is the pause between two polls.
 const interval = 2 * time.Millisecond
 
-// NoError ends the test at an error.
+// NoError ends the test if there is an error.
 func NoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -21,7 +21,7 @@ func NoError(t testing.TB, err error) {
 	}
 }
 
-// Must returns a function that gives the value, or ends the test at the error:
+// Must returns a function that returns the value, or ends the test if there is an error:
 //
 //	data := check.Must(os.ReadFile(path))(t)
 func Must[T any](value T, err error) func(t testing.TB) T {
@@ -32,8 +32,8 @@ func Must[T any](value T, err error) func(t testing.TB) T {
 	}
 }
 
-// Eventually polls until ok returns true, and ends the test when that takes longer than
-// Patience; what says what was waited for.
+// Eventually polls until ok returns true, and ends the test if that takes longer than Patience. what describes the
+// condition.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(Patience); !ok(); time.Sleep(interval) {

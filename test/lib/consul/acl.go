@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// Policy makes an ACL policy of these rules.
+// Policy makes an ACL policy with these rules.
 func (c *Cluster) Policy(t testing.TB, name, rules string) {
 	t.Helper()
 	if _, _, err := c.Client(c.Management).ACL().PolicyCreate(&api.ACLPolicy{Name: name, Rules: rules}, nil); err != nil {
@@ -33,7 +33,7 @@ func (c *Cluster) Token(t testing.TB, policies ...string) (secret string) {
 	return made.SecretID
 }
 
-// TokenFile puts a secret into a file that only its owner reads.
+// TokenFile writes a secret to a file that only its owner can read.
 func (c *Cluster) TokenFile(t testing.TB, secret string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "token")
@@ -63,25 +63,22 @@ func (c *Cluster) Services(t testing.TB) map[string]*api.AgentService {
 	return services
 }
 
-// JWTMethod is an auth method that takes JWTs.
+// JWTMethod is an auth method that accepts JWTs.
 type JWTMethod struct {
 	Name string
-	// JWKSURL is where the keys are, and JWKSCA its CA certificate in PEM; or Keys are
-	// public keys in PEM.
+	// The keys are at JWKSURL, whose CA certificate is JWKSCA in PEM; or Keys has public keys in PEM.
 	JWKSURL, JWKSCA string
 	Keys            []string
 	// Issuer and Audience that a JWT must have; empty: any.
 	Issuer, Audience string
-	// MaxTokenTTL ends what it gives, 0: after an hour; negative: never. Consul wants at
-	// least a minute.
+	// MaxTokenTTL limits the life of its tokens; 0: one hour; negative: no limit. Consul's minimum is a minute.
 	MaxTokenTTL time.Duration
 	// Config is added to the method's configuration.
 	Config map[string]any
 }
 
-// JWT makes the auth method, and the rule that gives a JWT's bearer the identity of
-// the service that is named in its claim pannier_service. The JWT is signed with
-// ES256.
+// JWT makes the auth method, and the binding rule that gives a JWT's bearer the identity of the service in its
+// claim pannier_service. The JWT is signed with ES256.
 func (c *Cluster) JWT(t testing.TB, m JWTMethod) {
 	t.Helper()
 	config := map[string]any{

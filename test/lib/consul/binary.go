@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// Binary is the path of Consul's program, which is built into the cache first when
-// it is not there: that takes minutes. Test processes that ask at once build it once.
+// Binary returns the path of Consul's program. If it is not in the cache it is built, which takes minutes.
+// Concurrent test processes build it once.
 func Binary(t testing.TB) string {
 	t.Helper()
 	path, err := build(testbin.CacheDir(t))
@@ -43,8 +43,7 @@ func build(cache string) (path string, err error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// cleanEnv is the environment without Consul's own variables: only what the test
-// says counts.
+// cleanEnv returns the environment without Consul's own variables.
 func cleanEnv() []string {
 	var env []string
 	for _, kv := range os.Environ() {

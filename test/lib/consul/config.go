@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// config is a server's configuration. What the test adds goes into a file of its own.
+// config returns a server's configuration. The test's additions go into a separate file.
 func (c *Cluster) config(s *Server) map[string]any {
 	if c.opts.Config != "" {
 		if err := os.MkdirAll(s.dir, 0o700); err != nil {
@@ -44,7 +44,7 @@ func (c *Cluster) config(s *Server) map[string]any {
 		"ui_config":                   map[string]any{"enabled": false},
 		"performance":                 map[string]any{"raft_multiplier": 1, "rpc_hold_timeout": "1s"},
 		"gossip_lan":                  fast,
-		// A server that is down stays a member: it comes back, or the test wants it to be missed.
+		// A server that is down stays a member: it is restarted later, or the test needs it to be missed.
 		"autopilot": map[string]any{"cleanup_dead_servers": false},
 		"limits":    map[string]any{"http_max_conns_per_client": c.opts.HTTPConns},
 	}

@@ -13,36 +13,33 @@ import (
 const (
 	// Datacenter of every cluster.
 	Datacenter = "dc1"
-	// startTimeout bounds the wait for a cluster that answers, with other tests on
-	// the machine.
+	// startTimeout bounds the wait for a cluster's first answers while other tests use the machine.
 	startTimeout = 60 * time.Second
-	// starts is how often a cluster is started whose ports were taken meanwhile.
+	// starts is how often starting a cluster is tried if its ports were taken meanwhile.
 	starts = 5
 )
 
-// Options are the servers that a test needs. The zero value is one server without
-// ACLs and without TLS.
+// Options describe the servers that a test needs. The zero value means one server without ACLs and TLS.
 type Options struct {
-	// Servers that vote; 0 is one.
+	// Servers is the number of voting servers; 0 means one.
 	Servers int
-	// ACL denies by default; Cluster.Management may do everything.
+	// ACL denies by default; Cluster.Management has all permissions.
 	ACL bool
 	// TLS closes the plaintext HTTP and gRPC ports and opens those with TLS.
 	TLS bool
-	// ClientCerts makes HTTPS ask for a certificate of the cluster's CA.
+	// ClientCerts makes HTTPS require a certificate of the cluster's CA.
 	ClientCerts bool
 	// PlainGRPC keeps the plaintext gRPC port beside the one with TLS.
 	PlainGRPC bool
-	// HTTPConns are the connections that one address may hold; 0 is more than a test
-	// opens. Consul's own default is 200.
+	// HTTPConns limits the connections from one address; 0 means more than a test opens. Consul's default is 200.
 	HTTPConns int
-	// Config is HCL that is added to each server's.
+	// Config is HCL that is added to each server's configuration.
 	Config string
 }
 
 // Cluster is a running cluster of Consul servers.
 type Cluster struct {
-	// Management is the secret of the token that may do everything; empty without ACLs.
+	// Management is the secret of the token with all permissions; empty without ACLs.
 	Management string
 	// Servers are the servers, running or not.
 	Servers []*Server
@@ -54,9 +51,8 @@ type Cluster struct {
 	transport *http.Transport // of all clients
 }
 
-// Start starts a cluster and returns once it has a leader, all its servers vote, its
-// certificate authority is there and each server answers. At the test's end the
-// servers are killed, and their logs are shown if the test has failed.
+// Start starts a cluster and returns once it has a leader, all its servers vote, its certificate authority exists
+// and each server answers. At the test's end the servers are killed, and their logs are shown if the test failed.
 func Start(t testing.TB, opts Options) *Cluster {
 	t.Helper()
 	if opts.Servers == 0 {
@@ -91,8 +87,7 @@ func Start(t testing.TB, opts Options) *Cluster {
 	return nil
 }
 
-// launch starts all servers and waits for them. It is false where a port was taken
-// since it was picked.
+// launch starts all servers and waits for them. It returns false if a port was taken after it was picked.
 func (c *Cluster) launch() bool {
 	c.t.Helper()
 	for _, s := range c.Servers {
@@ -132,22 +127,20 @@ func (c *Cluster) Kill(i int) {
 	c.transport.CloseIdleConnections()
 }
 
-// Pause stops server i in its tracks until Resume: its connections stay open and
-// nothing answers.
+// Pause suspends server i until Resume: its connections stay open and nothing answers.
 func (c *Cluster) Pause(i int) {
 	c.t.Helper()
 	c.Servers[i].pause(c.t)
 }
 
-// Resume lets a paused server go on.
+// Resume continues a paused server.
 func (c *Cluster) Resume(i int) {
 	c.t.Helper()
 	c.Servers[i].resume(c.t)
 }
 
-// Restart kills server i where it runs, starts it again on the same ports and waits
-// until the whole cluster answers as after Start, but for servers that are killed.
-// With loseState it has forgotten everything.
+// Restart kills server i if it runs, starts it again on the same ports and waits until the whole cluster answers
+// as after Start, except killed servers. With loseState its data is deleted.
 func (c *Cluster) Restart(i int, loseState bool) {
 	c.t.Helper()
 	c.Kill(i)
@@ -171,13 +164,13 @@ func (c *Cluster) Restart(i int, loseState bool) {
 	}
 }
 
-// Client is a client of the first server; token may be empty.
+// Client returns a client of the first server; token may be empty.
 func (c *Cluster) Client(token string) *api.Client {
 	c.t.Helper()
 	return c.ClientOf(0, token)
 }
 
-// ClientOf is a client of server i.
+// ClientOf returns a client of server i.
 func (c *Cluster) ClientOf(i int, token string) *api.Client {
 	c.t.Helper()
 	client, err := c.client(c.Servers[i], token)
@@ -195,7 +188,7 @@ func (c *Cluster) client(s *Server, token string) (*api.Client, error) {
 }
 
 func (c *Cluster) newTransport() *http.Transport {
-	// A port that was a server's may be another program's by now, which never answers.
+	// A killed server's port may now belong to another program, which never answers.
 	transport := &http.Transport{MaxIdleConnsPerHost: 64, ResponseHeaderTimeout: startTimeout}
 	if c.ca != nil {
 		transport.TLSClientConfig = c.ca.clientTLS(c.t)
@@ -203,7 +196,7 @@ func (c *Cluster) newTransport() *http.Transport {
 	return transport
 }
 
-// address is a server's HTTP address as a Pannier configuration has it.
+// address returns a server's HTTP address in the form of a Pannier configuration.
 func (c *Cluster) address(s *Server) string {
 	if c.opts.TLS {
 		return fmt.Sprintf("https://127.0.0.1:%d", s.Ports.HTTPS)

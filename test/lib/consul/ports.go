@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// Ports of one server, on 127.0.0.1. Which of HTTP, HTTPS, GRPC and GRPCTLS are
-// open is said by Options.
+// Ports of one server, on 127.0.0.1. Options decide which of HTTP, HTTPS, GRPC and GRPCTLS are open.
 type Ports struct {
 	HTTP, HTTPS, GRPC, GRPCTLS, RPC, SerfLAN int
 }
@@ -26,8 +25,8 @@ func (p Ports) config(opts Options) map[string]any {
 	return ports
 }
 
-// freePorts picks ports that were free a moment ago, all held until the last is
-// found so that they differ.
+// freePorts picks ports that were free a moment ago. It holds all until it has found the last one, so that they
+// differ.
 func freePorts(t testing.TB) Ports {
 	t.Helper()
 	var held []interface{ Close() error }

@@ -16,8 +16,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Proxy stands before a server's HTTP API and lets requests fail as it is told. It
-// has the cluster's certificate.
+// Proxy forwards requests to a server's HTTP API and makes chosen ones fail. It has the cluster's certificate.
 type Proxy struct {
 	cluster *Cluster
 	server  *Server
@@ -26,17 +25,17 @@ type Proxy struct {
 
 	mu       sync.Mutex
 	rules    []*rule
-	requests []string // "METHOD /path", those that failed too
+	requests []string // "METHOD /path", including failed ones
 	srv      *http.Server
 	served   chan struct{} // closed when srv has ended
-	changed  chan struct{} // closed by Clear: stalled requests go on
+	changed  chan struct{} // closed by Clear: stalled requests continue
 }
 
-// Match says which requests a fault is for. The zero value matches all, for ever.
+// Match selects the requests for a fault. The zero value matches all, forever.
 type Match struct {
 	Method string
-	Path   string // the beginning of the path
-	Times  int    // the next so many; 0: until Clear
+	Path   string // prefix of the path
+	Times  int    // number of requests; 0: until Clear
 }
 
 type rule struct {
@@ -48,22 +47,21 @@ type rule struct {
 // Fault is what happens to a request: Status, Refuse, Stall or Cut.
 type Fault func(p *Proxy, w http.ResponseWriter, r *http.Request, lifted <-chan struct{})
 
-// Status answers with a code and a text, and the server is not asked.
+// Status answers with a code and a text without asking the server.
 func Status(code int, text string) Fault {
 	return func(_ *Proxy, w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
 		http.Error(w, text, code)
 	}
 }
 
-// Refuse closes the connection, and the server is not asked.
+// Refuse closes the connection without asking the server.
 func Refuse() Fault {
 	return func(*Proxy, http.ResponseWriter, *http.Request, <-chan struct{}) {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// Cut lets the server do what it is asked and closes the connection instead of
-// giving its answer.
+// Cut lets the server handle the request and then closes the connection instead of answering.
 func Cut() Fault {
 	return func(p *Proxy, _ http.ResponseWriter, r *http.Request, _ <-chan struct{}) {
 		if res, err := p.forward(r); err == nil {
@@ -74,8 +72,7 @@ func Cut() Fault {
 	}
 }
 
-// Stall holds the request until its caller goes, or until Clear: then it is
-// forwarded as any other.
+// Stall holds the request until its caller disconnects, or until Clear: then it is forwarded.
 func Stall() Fault {
 	return func(p *Proxy, w http.ResponseWriter, r *http.Request, lifted <-chan struct{}) {
 		select {
@@ -102,7 +99,7 @@ func (c *Cluster) Proxy(t testing.TB, i int) *Proxy {
 	return p
 }
 
-// Service is s as it is reached through the proxy.
+// Service is s as reached through the proxy.
 func (p *Proxy) Service(s service.Consul) service.Consul {
 	s.Address = p.address
 	if p.cluster.opts.TLS {
@@ -111,15 +108,14 @@ func (p *Proxy) Service(s service.Consul) service.Consul {
 	return s
 }
 
-// Add lets the requests that match fail. Of several rules the first that matches
-// counts.
+// Add makes matching requests fail. If several rules match, the first one applies.
 func (p *Proxy) Add(m Match, f Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rules = append(p.rules, &rule{match: m, left: m.Times, fault: f})
 }
 
-// Clear ends all faults, but that the proxy is down.
+// Clear ends all faults, except that it does not undo Down.
 func (p *Proxy) Clear() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,15 +124,14 @@ func (p *Proxy) Clear() {
 	p.changed = make(chan struct{})
 }
 
-// Requests are all that came so far, as "METHOD /path".
+// Requests returns all requests so far, as "METHOD /path".
 func (p *Proxy) Requests() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]string(nil), p.requests...)
 }
 
-// Count is how many requests of a method came for paths with this beginning. An
-// empty method is any.
+// Count returns how many requests of a method had a path with this prefix. An empty method matches any.
 func (p *Proxy) Count(method, path string) int {
 	n := 0
 	for _, r := range p.Requests() {
@@ -147,7 +142,7 @@ func (p *Proxy) Count(method, path string) int {
 	return n
 }
 
-// Down closes the port and all connections: whoever connects is refused.
+// Down closes the port and all connections: new connections are refused.
 func (p *Proxy) Down() {
 	p.mu.Lock()
 	srv, served := p.srv, p.served
@@ -199,7 +194,7 @@ func (p *Proxy) listen(address string) error {
 	return nil
 }
 
-// ServeHTTP forwards a request, or lets it fail.
+// ServeHTTP forwards a request or makes it fail.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if fault, lifted := p.take(r); fault != nil {
 		fault(p, w, r, lifted)
@@ -208,7 +203,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.pass(w, r)
 }
 
-// take notes the request and finds its fault.
+// take records the request and finds its fault.
 func (p *Proxy) take(r *http.Request) (Fault, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,11 +223,11 @@ func (p *Proxy) take(r *http.Request) (Fault, <-chan struct{}) {
 	return nil, nil
 }
 
-// pass gives the server's answer.
+// pass returns the server's answer.
 func (p *Proxy) pass(w http.ResponseWriter, r *http.Request) {
 	res, err := p.forward(r)
 	if err != nil {
-		panic(http.ErrAbortHandler) // as if the server had been reached itself
+		panic(http.ErrAbortHandler) // as a direct caller of the server would see it
 	}
 	defer func() { _ = res.Body.Close() }()
 	for key, values := range res.Header {
@@ -244,7 +239,7 @@ func (p *Proxy) pass(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// forward asks the server. The caller closes the answer's body.
+// forward sends the request to the server. The caller closes the answer's body.
 func (p *Proxy) forward(r *http.Request) (*http.Response, error) {
 	out := r.Clone(r.Context())
 	out.RequestURI = ""

@@ -9,8 +9,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// ready waits until every server that has been started answers, the cluster has a
-// leader, all its servers vote, and its CA of the mesh is there.
+// ready waits until every started server answers, the cluster has a leader, all its servers vote, and its mesh CA
+// exists.
 func (c *Cluster) ready(timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for {
@@ -71,7 +71,7 @@ func (c *Cluster) checkServer(s *Server) error {
 		return fmt.Errorf("ask for the nodes: %w", err)
 	}
 	for _, other := range c.Servers {
-		// A new leader that has never met a killed server takes it out of the catalog.
+		// A new leader that has never known a killed server removes it from the catalog.
 		if other.ended != nil && !slices.ContainsFunc(nodes, func(n *api.Node) bool { return n.Node == other.Name }) {
 			return fmt.Errorf("%s is not in the catalog", other.Name)
 		}

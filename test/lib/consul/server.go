@@ -27,7 +27,7 @@ type Server struct {
 	logged int           // bytes in the log before the process was started
 }
 
-// PID of the running server; 0: it does not run.
+// PID of the running server; 0 if it does not run.
 func (s *Server) PID() int {
 	if !s.running() {
 		return 0
@@ -35,7 +35,7 @@ func (s *Server) PID() int {
 	return s.cmd.Process.Pid
 }
 
-// Log reads what the server has logged since it was first started.
+// Log returns what the server has logged since its first start.
 func (s *Server) Log() string {
 	log, _ := os.ReadFile(s.logFile())
 	return string(log)
@@ -44,7 +44,7 @@ func (s *Server) Log() string {
 func (s *Server) logFile() string { return filepath.Join(s.dir, "log") }
 func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
 
-// start runs the server's process; it does not wait for anything.
+// start starts the server's process and does not wait.
 func (s *Server) start(config map[string]any) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fmt.Errorf("make the server's folder: %w", err)
@@ -71,8 +71,8 @@ func (s *Server) start(config map[string]any) error {
 	cmd.Dir = s.dir
 	cmd.Env = cleanEnv()
 	cmd.Stdout, cmd.Stderr = log, log
-	// Should the test be killed, its servers go with it. The kernel does so when the thread
-	// ends that forked: this one waits.
+	// If the test is killed, its servers are too. The kernel does this when the forking thread ends, so this
+	// thread waits.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
@@ -92,7 +92,7 @@ func (s *Server) start(config map[string]any) error {
 	return nil
 }
 
-// running says whether the process has not ended.
+// running says whether the process still runs.
 func (s *Server) running() bool {
 	if s.ended == nil {
 		return false
@@ -135,7 +135,7 @@ func (s *Server) signal(t testing.TB, sig syscall.Signal) {
 	}
 }
 
-// forget removes all that the server has stored.
+// forget removes all data of the server.
 func (s *Server) forget(t testing.TB) {
 	t.Helper()
 	if err := os.RemoveAll(s.dataDir()); err != nil {
@@ -143,13 +143,12 @@ func (s *Server) forget(t testing.TB) {
 	}
 }
 
-// portTaken says whether the last start failed since another process had one of the
-// server's ports.
+// portTaken says whether the last start failed because another process had one of the server's ports.
 func (s *Server) portTaken() bool {
 	return strings.Contains(s.Log()[s.logged:], "address already in use")
 }
 
-// logTail is the end of the log, enough to see why a test failed.
+// logTail returns the end of the log, enough to explain a failed test.
 func (s *Server) logTail() string {
 	const most = 4 << 10
 	log := s.Log()

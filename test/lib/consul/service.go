@@ -8,8 +8,8 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Service says how the first server is reached. name is that of the agent's consul
-// block; tokenFile may be empty.
+// Service describes how to reach the first server. name is that of the agent's consul block; tokenFile may be
+// empty.
 func (c *Cluster) Service(name, tokenFile string) service.Consul {
 	out := service.Consul{
 		Name: name, Address: c.address(c.Servers[0]), TokenFile: tokenFile,
@@ -24,7 +24,7 @@ func (c *Cluster) Service(name, tokenFile string) service.Consul {
 	return out
 }
 
-// Config is the consul block of an agent's configuration that says the same as s.
+// Config returns the consul block of an agent's configuration that corresponds to s.
 func Config(s service.Consul) string {
 	var b strings.Builder
 	b.WriteString("consul ")
@@ -54,7 +54,7 @@ func Config(s service.Consul) string {
 	return b.String()
 }
 
-// CAFile is the certificate of the cluster's authority in PEM; empty without TLS.
+// CAFile returns the path of the cluster's CA certificate in PEM; empty without TLS.
 func (c *Cluster) CAFile() string {
 	if c.ca == nil {
 		return ""
@@ -62,8 +62,8 @@ func (c *Cluster) CAFile() string {
 	return c.ca.caFile
 }
 
-// Command is Consul's own command line, such as "connect", "envoy", "-bootstrap",
-// told by its environment where the first server is. token may be empty.
+// Command prepares Consul's own command line, such as "connect", "envoy", "-bootstrap", with the first server in
+// its environment. token may be empty.
 func (c *Cluster) Command(token string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	cmd := exec.Command(Binary(c.t), args...)

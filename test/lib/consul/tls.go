@@ -16,8 +16,7 @@ import (
 	"time"
 )
 
-// authority is a CA made for one cluster, and the one certificate that its servers,
-// its proxies and its clients have.
+// authority is a CA for one cluster, with the one certificate that its servers, proxies and clients share.
 type authority struct {
 	caFile, certFile, keyFile string
 }

@@ -34,8 +34,7 @@ type Daemon struct {
 	ended     chan struct{}
 }
 
-// Start starts a daemon, or skips the test where there can be none; notCovered
-// says what is not tested then.
+// Start starts a daemon, or skips the test if that is not possible; notCovered says what is not tested then.
 func Start(t testing.TB, notCovered string) *Daemon {
 	t.Helper()
 	testbin.RequireRoot(t, notCovered)
@@ -57,8 +56,8 @@ func Start(t testing.TB, notCovered string) *Daemon {
 	return d
 }
 
-// namespaceScript makes the namespace what a host's is. It begins as a copy of
-// the caller's and would keep the volumes of other tests busy.
+// namespaceScript sets up the namespace like a host's. It starts as a copy of the caller's, which would keep other
+// tests' volumes in use.
 const namespaceScript = `
 set -e
 while read -r _ _ _ _ path _; do
@@ -167,8 +166,8 @@ func (d *Daemon) stop() {
 	}
 }
 
-// killRest kills what survived its daemon, such as a container's shim: what is
-// named after the daemon's folder, or has a mount of it.
+// killRest kills what survived the daemon, such as a container's shim: processes named after the daemon's
+// directory, or with a mount of it.
 func (d *Daemon) killRest() {
 	for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		found := false
@@ -191,8 +190,8 @@ func (d *Daemon) killRest() {
 	d.t.Errorf("processes of dockerd are left\n%s", d.logTail())
 }
 
-// inside says whether a process is in the daemon's own mount namespace, such as
-// a program that the test runs there.
+// inside says whether a process is in the daemon's own mount namespace, such as a program that the test runs
+// there.
 func (d *Daemon) inside(pid int) bool {
 	if d.namespace == nil {
 		return false
@@ -219,7 +218,7 @@ func (d *Daemon) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a docker command that has to work, and returns its output.
+// Run runs a docker command that must succeed, and returns its output.
 func (d *Daemon) Run(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := d.Try(args...)
@@ -229,7 +228,7 @@ func (d *Daemon) Run(t testing.TB, args ...string) string {
 	return out
 }
 
-// Try runs a docker command and returns all that it printed.
+// Try runs a docker command and returns everything it printed.
 func (d *Daemon) Try(args ...string) (string, error) {
 	out, err := d.Command(args...).CombinedOutput()
 	return string(out), err

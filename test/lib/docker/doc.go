@@ -1,7 +1,6 @@
-// Package docker runs a real Docker daemon for tests, apart from any other: its
-// own mount namespace, folders and socket, no network. Its mount namespace has
-// shared propagation from the root on, as systemd gives it to a host, and what
-// the test does in it is not seen outside. Nothing is left when the test ends.
+// Package docker runs a real Docker daemon for tests, separate from any other: it has its own mount namespace,
+// directories and socket, and no network. Mounts in its namespace are shared from the root on, as systemd sets it
+// up on a host, and invisible outside. Nothing is left when the test ends.
 //
-// It may be imported by tests only. It needs root and dockerd.
+// It is for tests only, and needs root and dockerd.
 package docker

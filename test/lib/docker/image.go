@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// Image makes an image with busybox as its shell, and with programs of this host
-// in its /bin, each with its libraries; config is a line of a Dockerfile, such as
-// its command. There is no registry to pull from.
+// Image makes an image with busybox as its shell, and with programs of this host and their libraries in its /bin;
+// config is a line of a Dockerfile, such as its command. No registry is used.
 func (d *Daemon) Image(t testing.TB, image, config string, programs ...string) {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -63,7 +62,7 @@ func (d *Daemon) Image(t testing.TB, image, config string, programs ...string) {
 	}
 }
 
-// libraries of a program; none where it is static.
+// libraries returns the libraries of a program; none if it is static.
 func libraries(program string) (paths []string) {
 	out, err := exec.Command("ldd", program).Output()
 	if err != nil {

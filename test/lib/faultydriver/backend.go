@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// backend is the storage behind the driver; it outlives a restart.
+// backend is the storage behind the driver. It survives a restart.
 type backend struct {
 	mu        sync.Mutex
 	made      int
@@ -32,21 +32,21 @@ type volume struct {
 
 func newBackend() *backend { return &backend{names: map[string]string{}} }
 
-// AddVolume makes the driver know a volume that no CreateVolume made.
+// AddVolume adds a volume without CreateVolume.
 func (d *Driver) AddVolume(id string) {
 	d.backend.mu.Lock()
 	defer d.backend.mu.Unlock()
 	d.backend.volumes = append(d.backend.volumes, &volume{Volume: &csi.Volume{VolumeId: id}, name: id})
 }
 
-// AddSnapshot makes the driver know a snapshot that no CreateSnapshot made.
+// AddSnapshot adds a snapshot without CreateSnapshot.
 func (d *Driver) AddSnapshot(id, volumeID string) {
 	d.backend.mu.Lock()
 	defer d.backend.mu.Unlock()
 	d.backend.snapshots = append(d.backend.snapshots, &csi.Snapshot{SnapshotId: id, SourceVolumeId: volumeID, ReadyToUse: true})
 }
 
-// Volumes returns the ids of the volumes that there are.
+// Volumes returns the ids of all volumes.
 func (d *Driver) Volumes() []string {
 	d.backend.mu.Lock()
 	defer d.backend.mu.Unlock()
@@ -67,8 +67,8 @@ func (d *Driver) AttachedTo(id string) []string {
 	return nil
 }
 
-// Forget makes the driver lose all that it knows, as one does whose state was in
-// memory or on a disk that is gone. Mounts stay.
+// Forget deletes all of the driver's state, like that of a driver with its state in memory or on a lost disk.
+// Mounts stay.
 func (d *Driver) Forget() {
 	d.backend.mu.Lock()
 	defer d.backend.mu.Unlock()
@@ -99,7 +99,7 @@ func (b *backend) get(id string) (*volume, error) {
 	return nil, status.Errorf(codes.NotFound, "no volume %q", id)
 }
 
-// id makes a new one; the caller holds mu.
+// id returns a new id; the caller holds mu.
 func (b *backend) id(kind string) string {
 	b.made++
 	return fmt.Sprintf("%s-%d", kind, b.made)
@@ -240,7 +240,7 @@ func (s *services) ListSnapshots(_ context.Context, req *csi.ListSnapshotsReques
 	return resp, nil
 }
 
-// page cuts one page out of n entries; tokens are offsets.
+// page returns one page of n entries; tokens are offsets.
 func page(n int, maxEntries int32, token string) (from, to int, next string, err error) {
 	if token != "" {
 		if from, err = strconv.Atoi(token); err != nil || from < 0 || from > n {

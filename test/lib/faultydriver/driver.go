@@ -17,33 +17,31 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Config says what the driver claims to be. The zero value is a monolith called
-// faulty.test that can do everything.
+// Config describes the driver. The zero value is a driver called faulty.test with all services and capabilities.
 type Config struct {
 	Socket       string // default: a new one in a folder of its own
 	Name         string
 	NodeID       string
 	NoController bool
 	NoNode       bool
-	// Without takes capabilities away, by their names in the CSI spec; a name that
-	// the controller and the node service share is taken from both.
+	// Without removes capabilities, by their names in the CSI spec; a name that the controller and the node
+	// service share is removed from both.
 	Without []string
 	// Mounts makes staging and target real bind mounts of a folder beside the
 	// socket, which needs root. Without, both are plain folders.
 	Mounts bool
-	// Locks makes the driver answer Aborted to a call for a volume that another call
-	// is under way for, as the CSI spec asks of drivers ("Concurrency"). Without, a
-	// test sees by MostInFlight whether the caller keeps to one.
+	// Locks makes the driver answer Aborted to a call for a volume that another call is working on, as the CSI
+	// spec asks of drivers ("Concurrency"). Without it, a test uses MostInFlight to check that the caller makes
+	// one call at a time.
 	Locks bool
-	// Forward is the endpoint of a real driver, which then does all the work: only
-	// the faults are this one's, and so is what it claims to be by what it lacks
-	// (NoController, NoNode).
+	// Forward is the endpoint of a real driver that does all the work: this one adds only the faults, and hides
+	// services (NoController, NoNode).
 	Forward string
-	// Raw capabilities are added by number, for those that a spec no longer has.
+	// Raw capabilities are added by number, for those that newer specs have removed.
 	RawController, RawNode []int32
 }
 
-// Call is one request as it arrived.
+// Call is one recorded request.
 type Call struct {
 	RPC      string // such as NodeStageVolume
 	Request  proto.Message
@@ -68,7 +66,7 @@ type Driver struct {
 	conns    map[net.Conn]struct{}
 	served   sync.WaitGroup
 	arrived  chan struct{} // closed and replaced when a call arrives
-	mounted  []string      // in their order, with those that are gone again
+	mounted  []string      // in order, including those that are unmounted again
 	watch    watch
 }
 
@@ -102,16 +100,14 @@ func Start(t testing.TB, config Config) *Driver {
 // Endpoint is the driver's socket as unix:///path.
 func (d *Driver) Endpoint() string { return "unix://" + d.config.Socket }
 
-// Script appends faults to what the next calls of an RPC do, one each; after
-// them it succeeds again.
+// Script appends faults for the next calls of an RPC, one for each call; later calls succeed again.
 func (d *Driver) Script(rpc string, faults ...Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.scripts[rpc] = append(d.scripts[rpc], faults...)
 }
 
-// ScriptVolume is Script for the calls that are about one volume, by its id.
-// It comes before what Script says of the RPC.
+// ScriptVolume is Script for the calls about one volume, by its id. It has priority over Script.
 func (d *Driver) ScriptVolume(volume, rpc string, faults ...Fault) {
 	d.Script(scriptOf(rpc, volume), faults...)
 }
@@ -119,8 +115,7 @@ func (d *Driver) ScriptVolume(volume, rpc string, faults ...Fault) {
 // scriptOf is the key of a volume's own script.
 func scriptOf(rpc, volume string) string { return rpc + " " + volume }
 
-// Always makes every call of an RPC that no script is left for do f. A zero
-// Fault ends that.
+// Always applies f to every call of an RPC for which no script is left. A zero Fault ends that.
 func (d *Driver) Always(rpc string, f Fault) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -144,11 +139,10 @@ func (d *Driver) Calls(rpc string) []Call {
 	return out
 }
 
-// patience bounds a wait for calls.
+// patience bounds the wait for calls.
 const patience = time.Minute
 
-// AwaitCalls waits until n calls of an RPC have arrived, and fails the test
-// after a while.
+// AwaitCalls waits until n calls of an RPC have arrived, and fails the test if that takes too long.
 func (d *Driver) AwaitCalls(rpc string, n int) {
 	d.t.Helper()
 	deadline := time.After(patience)
@@ -167,15 +161,15 @@ func (d *Driver) AwaitCalls(rpc string, n int) {
 	}
 }
 
-// MostInFlight is the highest number of calls at one time for a volume: for its
-// id, or for its name in CreateVolume.
+// MostInFlight returns the highest number of concurrent calls for a volume, by its id, or by its name in
+// CreateVolume.
 func (d *Driver) MostInFlight(volume string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.most[volume]
 }
 
-// Reconfigure changes what the driver claims to be, from the next Restart on.
+// Reconfigure changes the configuration for the next Restart.
 func (d *Driver) Reconfigure(change func(*Config)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,8 +183,7 @@ func (d *Driver) Stop() {
 	_ = os.Remove(d.config.Socket)
 }
 
-// Restart serves again at the same path, with the volumes as they were. A driver
-// that runs is stopped first.
+// Restart serves again at the same path, with the same volumes. A running driver is stopped first.
 func (d *Driver) Restart() {
 	d.t.Helper()
 	d.Stop()
@@ -214,21 +207,21 @@ func (d *Driver) Restart() {
 	d.served.Go(func() { _ = server.Serve(&tracked{listener, d}) })
 }
 
-// Kill ends the driver as kill -9 does, and leaves its socket's file behind. It may
-// be called within a fault, and may be repeated.
+// Kill ends the driver like kill -9, and leaves its socket's file behind. It may be called within a fault, and may
+// be repeated.
 func (d *Driver) Kill() { d.crash() }
 
-// DropConnections closes every connection, as a driver does that dies.
+// DropConnections closes every connection, like a driver that dies.
 func (d *Driver) DropConnections() { d.dropConnections() }
 
-// Running says whether the driver serves: not after Crash has done its work.
+// Running says whether the driver serves.
 func (d *Driver) Running() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.server != nil
 }
 
-// crash ends the server without waiting for calls: it may run in one.
+// crash ends the server without waiting for calls, because it may run in one.
 func (d *Driver) crash() {
 	d.mu.Lock()
 	server := d.server
@@ -250,7 +243,7 @@ func (d *Driver) dropConnections() {
 	}
 }
 
-// tracked is a listener that knows its connections, so that they can be cut.
+// tracked is a listener that records its connections, so that they can be closed.
 type tracked struct {
 	net.Listener
 	d *Driver
@@ -266,7 +259,7 @@ func (l *tracked) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// intercept records the call and lets its fault have it.
+// intercept records the call and applies its fault.
 func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	rpc := path.Base(info.FullMethod)
 	call := Call{RPC: rpc, Request: req.(proto.Message), Began: time.Now()}
@@ -290,7 +283,7 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		})
 	})
 	if err == nil || status.Code(err) == codes.NotFound {
-		d.watch.after(req) // the driver says so, true or not
+		d.watch.after(req) // the driver reports success, true or not
 	}
 	return resp, err
 }
@@ -321,7 +314,7 @@ func (d *Driver) begin(call Call) (fault Fault, end func()) {
 	return OK(), end
 }
 
-// pending says whether the call has come while another is under way for its volume.
+// pending says whether another call for the same volume is in progress.
 func (d *Driver) pending(req proto.Message) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -329,7 +322,7 @@ func (d *Driver) pending(req proto.Message) bool {
 	return d.config.Locks && volume != "" && d.inFlight[volume] > 1
 }
 
-// volumeOf is what the spec allows one call at a time on.
+// volumeOf returns the volume on which the spec allows one call at a time.
 func volumeOf(req proto.Message) string {
 	switch r := req.(type) {
 	case interface{ GetVolumeId() string }:

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Fault is what one call does instead of, or beside, succeeding.
+// Fault changes what one call does.
 type Fault struct {
 	name string
 	run  func(ctx context.Context, d *Driver, do func() (any, error)) (any, error)
@@ -18,19 +18,19 @@ type Fault struct {
 
 func (f Fault) String() string { return f.name }
 
-// OK succeeds: a place in a script between two faults.
+// OK succeeds; it is used between two faults of a script.
 func OK() Fault {
 	return Fault{"ok", func(_ context.Context, _ *Driver, do func() (any, error)) (any, error) { return do() }}
 }
 
-// Code answers with a status and does nothing.
+// Code answers with a status without doing the work.
 func Code(code codes.Code, message string) Fault {
 	return Fault{"code " + code.String(), func(context.Context, *Driver, func() (any, error)) (any, error) {
 		return nil, status.Error(code, message)
 	}}
 }
 
-// Hang does nothing until the caller goes away or the driver stops.
+// Hang does nothing until the caller disconnects or the driver stops.
 func Hang() Fault {
 	return Fault{"hang", func(ctx context.Context, _ *Driver, _ func() (any, error)) (any, error) {
 		<-ctx.Done()
@@ -38,7 +38,7 @@ func Hang() Fault {
 	}}
 }
 
-// Delay waits, and then does the work unless the caller has gone.
+// Delay waits, and then does the work unless the caller has disconnected.
 func Delay(d time.Duration) Fault {
 	return Fault{"delay " + d.String(), func(ctx context.Context, _ *Driver, do func() (any, error)) (any, error) {
 		select {
@@ -62,8 +62,8 @@ func Until(release <-chan struct{}) Fault {
 	}}
 }
 
-// Watched does the work, and calls before when the call has arrived and after when
-// the work is done, before the answer.
+// Watched does the work. It calls before when the call arrives, and after when the work is done, before the
+// answer.
 func Watched(before, after func()) Fault {
 	return Fault{"watched", func(_ context.Context, _ *Driver, do func() (any, error)) (any, error) {
 		before()
@@ -73,8 +73,7 @@ func Watched(before, after func()) Fault {
 	}}
 }
 
-// Before calls f when the call has arrived, and then does nothing until the caller
-// goes away or the driver stops.
+// Before calls f when the call arrives, and then does nothing until the caller disconnects or the driver stops.
 func Before(f func()) Fault {
 	return Fault{"before", func(ctx context.Context, _ *Driver, _ func() (any, error)) (any, error) {
 		f()
@@ -83,8 +82,7 @@ func Before(f func()) Fault {
 	}}
 }
 
-// After does the work and calls f, and then does not answer until the caller goes
-// away or the driver stops.
+// After does the work and calls f, and then does not answer until the caller disconnects or the driver stops.
 func After(f func()) Fault {
 	return Fault{"after", func(ctx context.Context, _ *Driver, do func() (any, error)) (any, error) {
 		_, _ = do()
@@ -103,8 +101,8 @@ func Drop() Fault {
 	}}
 }
 
-// Crash does the work, and then the driver dies as on kill -9: no answer, no
-// connection, and the socket's file left behind. Restart brings it back.
+// Crash does the work, and then the driver dies like on kill -9: it does not answer, its connections close, and
+// the socket's file stays. Restart starts it again.
 func Crash() Fault {
 	return Fault{"crash", func(_ context.Context, d *Driver, do func() (any, error)) (any, error) {
 		_, _ = do()
@@ -113,8 +111,7 @@ func Crash() Fault {
 	}}
 }
 
-// Panic panics in the handler; as in most drivers a recovering interceptor makes
-// Internal of it.
+// Panic panics in the handler; as in most drivers, an interceptor turns the panic into Internal.
 func Panic(message string) Fault {
 	return Fault{"panic", func(context.Context, *Driver, func() (any, error)) (any, error) {
 		panic(message)
@@ -131,7 +128,7 @@ func Reply(resp proto.Message) Fault {
 	}}
 }
 
-// Lie answers with resp and does nothing.
+// Lie answers with resp without doing the work.
 func Lie(resp proto.Message) Fault {
 	return Fault{"lie", func(context.Context, *Driver, func() (any, error)) (any, error) { return resp, nil }}
 }

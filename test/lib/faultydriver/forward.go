@@ -13,11 +13,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// dial connects to the driver that does the work.
+// dial connects to the real driver.
 func (d *Driver) dial() {
 	d.t.Helper()
 	conn, err := grpc.NewClient(d.config.Forward, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{ // a driver that is back is to be noticed at once
+		grpc.WithConnectParams(grpc.ConnectParams{ // notice a restarted driver at once
 			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.2, MaxDelay: 100 * time.Millisecond},
 		}))
 	if err != nil {
@@ -27,8 +27,7 @@ func (d *Driver) dial() {
 	d.behind = conn
 }
 
-// forward lets the driver behind do the work. method is /csi.v1.Node/NodeStageVolume,
-// say.
+// forward lets the real driver do the work. method is, for example, /csi.v1.Node/NodeStageVolume.
 func (d *Driver) forward(ctx context.Context, method string, req any) (any, error) {
 	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)

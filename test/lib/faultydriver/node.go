@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// folder is where a volume's files are when Config.Mounts is set.
+// folder returns the directory of a volume's files if Config.Mounts is set.
 func (d *Driver) folder(volume string) string {
 	return filepath.Join(filepath.Dir(d.config.Socket), "volumes", volume)
 }
@@ -88,7 +88,7 @@ func (s *services) unbind(target string) error {
 	return unbind(target)
 }
 
-// unbind succeeds where nothing is mounted.
+// unbind succeeds if nothing is mounted.
 func unbind(target string) error {
 	err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -104,7 +104,7 @@ func internal(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// unmountAll takes away what a test left mounted, newest first.
+// unmountAll unmounts what a test left mounted, newest first.
 func (d *Driver) unmountAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

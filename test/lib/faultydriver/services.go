@@ -7,7 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// services answer as a correct driver does.
+// services behave like a correct driver.
 type services struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -54,8 +54,7 @@ func (s *services) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 
 func (s *services) has(capability string) bool { return !slices.Contains(s.config.Without, capability) }
 
-// numbers lists an enum's values in order, without the zero one and those taken
-// away, and then the raw ones.
+// numbers lists an enum's values in order, without the zero value and the removed ones, followed by the raw ones.
 func (s *services) numbers(names map[int32]string, raw []int32) []int32 {
 	var out []int32
 	for n, name := range names {

@@ -8,12 +8,12 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// watch holds every call against what the CSI spec promises a driver ("Volume
-// Lifecycle"): a volume is published only from where it is staged, unstaged only
-// when nobody has it published from there, detached only when it is staged nowhere,
-// and never published for two where its access mode is for one.
+// watch checks every call against the rules that the CSI spec gives to callers ("Volume Lifecycle"): a volume is
+// published only from where it is staged, unstaged only when it is not published from there, detached only when it
+// is staged nowhere, and never published twice in a single-user access mode.
 //
-// What is begun counts as there until its end has succeeded. A call that only
+// An operation counts as done from its beginning until its reversal has succeeded. A call that only repeats what
+// is done already is allowed, and counted.
 // repeats what is there already is allowed, and counted.
 type watch struct {
 	mu         sync.Mutex
@@ -28,21 +28,21 @@ type target struct {
 	mode            csi.VolumeCapability_AccessMode_Mode
 }
 
-// Violations are the calls so far that a driver must never see.
+// Violations returns the calls so far that a driver must never see.
 func (d *Driver) Violations() []string {
 	d.watch.mu.Lock()
 	defer d.watch.mu.Unlock()
 	return slices.Clone(d.watch.violations)
 }
 
-// Repeats are the calls so far that staged or published again what was there.
+// Repeats returns the calls so far that staged or published again what was staged or published already.
 func (d *Driver) Repeats() []string {
 	d.watch.mu.Lock()
 	defer d.watch.mu.Unlock()
 	return slices.Clone(d.watch.repeats)
 }
 
-// before sees a call that the driver is about to carry out.
+// before checks a call that the driver is about to carry out.
 func (w *watch) before(req any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,13 +85,13 @@ func (w *watch) publish(r *csi.NodePublishVolumeRequest) {
 	w.targets[path] = target{r.GetVolumeId(), staging, mode}
 }
 
-// exclusive says that a mode is for one user at a time: Pannier reads
-// SINGLE_NODE_WRITER so, which the spec leaves open.
+// exclusive says that a mode is for one user at a time. Pannier treats SINGLE_NODE_WRITER in this way; the spec
+// leaves it open.
 func exclusive(m csi.VolumeCapability_AccessMode_Mode) bool {
 	return m == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER || m == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 }
 
-// after sees a call that has succeeded.
+// after records a call that has succeeded.
 func (w *watch) after(req any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,7 +103,7 @@ func (w *watch) after(req any) {
 	}
 }
 
-// forbid notes a violation. w.mu is held.
+// forbid records a violation. The caller holds w.mu.
 func (w *watch) forbid(broken bool, format string, args ...any) {
 	if broken {
 		w.violations = append(w.violations, fmt.Sprintf(format, args...))

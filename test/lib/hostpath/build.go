@@ -14,18 +14,17 @@ import (
 
 const (
 	module = "github.com/kubernetes-csi/csi-driver-host-path"
-	// Version is the driver's version, as GetPluginInfo tells it.
+	// Version is the driver's version, as GetPluginInfo reports it.
 	Version = "v1.7.2"
-	// sum is the module's go.sum hash. The checksum database is asked too, where
-	// the machine's Go settings allow it; this one holds in any case.
+	// sum is the module's go.sum hash. The checksum database is also used if the machine's Go settings allow it;
+	// this hash is always checked.
 	sum = "h1:Q/xVHE0+JvgExSZGW8BuY36y+eHRUfhyR+bRfAdHoCY="
 )
 
-// Build returns the path of the driver's program below cache, and builds it
-// first when it is not there. Concurrent callers, in other processes too, build
-// it once. The first build needs the module proxy.
+// Build returns the path of the driver's program below cache, and builds it first if necessary. Concurrent
+// callers, in other processes too, build it once. The first build needs the module proxy.
 func Build(ctx context.Context, cache string) (path string, err error) {
-	// The Go version is part of the name: another compiler builds another program.
+	// The Go version is part of the name, because another compiler builds another program.
 	dir := filepath.Join(cache, "hostpath", Version+"-"+runtime.Version())
 	bin := filepath.Join(dir, "hostpathplugin")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -61,7 +60,7 @@ func download(ctx context.Context, dst string) error {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module+"@"+Version)
 	cmd.Dir = dst // outside any module, so that no go.mod has a say
 	out, err := cmd.Output()
-	// What went wrong is in the JSON, and go exits with 1.
+	// The reason for a failure is in the JSON, and go exits with 1.
 	var mod struct{ Dir, Sum, Error string }
 	if jsonErr := json.Unmarshal(out, &mod); jsonErr != nil {
 		return fmt.Errorf("download %s@%s: %w", module, Version, errors.Join(err, jsonErr))
@@ -78,7 +77,7 @@ func download(ctx context.Context, dst string) error {
 	return nil
 }
 
-// compile builds the driver in src. The program gets its name when it is whole.
+// compile builds the driver in src. The program gets its final name when it is complete.
 func compile(ctx context.Context, src, bin string) error {
 	tmp := filepath.Join(src, "hostpathplugin.built")
 	cmd := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-trimpath", "-buildvcs=false",

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cleanUp unmounts what is mounted below dir and detaches the loop devices whose
-// file lies there. It goes on after a failure, so that as little as possible
-// stays.
+// cleanUp unmounts everything below dir and detaches the loop devices of files there. It continues after a
+// failure, so that as little as possible is left.
 func cleanUp(dir string) error {
 	return errors.Join(unmountBelow(dir), detachBelow(dir))
 }
@@ -28,7 +27,7 @@ func unmountBelow(dir string) error {
 	var errs []error
 	for _, m := range slices.Backward(mounts) {
 		err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		// Peers in a shared group go with the first of them.
+		// Peers in a shared group disappear with the first of them.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", m.Mountpoint, err))
 		}
@@ -36,7 +35,7 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// detachBelow asks sysfs which file each loop device has.
+// detachBelow reads from sysfs which file each loop device has.
 func detachBelow(dir string) error {
 	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -48,7 +47,7 @@ func detachBelow(dir string) error {
 		if err != nil {
 			continue // detached since the listing
 		}
-		// The kernel appends " (deleted)" to a file that is gone.
+		// The kernel appends " (deleted)" to the path of a deleted file.
 		if !strings.HasPrefix(string(name), dir+"/") {
 			continue
 		}

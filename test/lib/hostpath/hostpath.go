@@ -25,12 +25,11 @@ const (
 
 	// startTimeout bounds the wait for the first answer to Probe.
 	startTimeout = 30 * time.Second
-	// maxSocketPath is what sun_path holds, less its closing zero (unix(7)).
+	// maxSocketPath is the size of sun_path without the terminating zero (unix(7)).
 	maxSocketPath = 107
 )
 
-// Binary returns the path of the driver's program, built once into the test
-// cache.
+// Binary returns the path of the driver's program, built once into the test cache.
 func Binary(t testing.TB) string {
 	t.Helper()
 	bin, err := Build(t.Context(), testbin.CacheDir(t))
@@ -40,14 +39,12 @@ func Binary(t testing.TB) string {
 	return bin
 }
 
-// Start runs the driver on the socket csi.sock below dir, with its state in
-// state below dir and NodeID for its node, and returns its endpoint
-// ("unix://...") once Probe is answered. More arguments of the driver follow,
-// such as "-enable-attach".
+// Start runs the driver on the socket csi.sock below dir, with its state in the directory state below dir and the
+// node id NodeID, and returns its endpoint ("unix://...") once it answers Probe. args are further arguments of the
+// driver, such as "-enable-attach".
 //
-// At the test's end the driver's process group is killed, and what is mounted
-// below dir or attached to a file below dir is taken away. What a test mounts
-// elsewhere is its own to clean up.
+// At the test's end the driver's process group is killed, and mounts below dir and loop devices of files below dir
+// are removed. A test cleans up its mounts elsewhere itself.
 func Start(t testing.TB, dir string, args ...string) (endpoint string) {
 	t.Helper()
 	testbin.RequireRoot(t, "the foreign CSI driver")
@@ -74,8 +71,8 @@ func Start(t testing.TB, dir string, args ...string) (endpoint string) {
 	return endpoint
 }
 
-// launch starts the driver in a process group of its own and returns a channel
-// that is closed when it has ended. Its output is shown when the test fails.
+// launch starts the driver in its own process group and returns a channel that is closed when it has ended. Its
+// output is shown if the test fails.
 func launch(t testing.TB, dir string, args []string) (exited <-chan struct{}) {
 	t.Helper()
 	output, err := os.OpenFile(filepath.Join(dir, "hostpath.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -91,7 +88,7 @@ func launch(t testing.TB, dir string, args []string) (exited <-chan struct{}) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = cmd.Wait() // it is killed, or awaitReady tells that it ended
+		_ = cmd.Wait() // it is killed, or awaitReady reports that it ended
 	}()
 	t.Cleanup(func() {
 		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
@@ -107,7 +104,7 @@ func launch(t testing.TB, dir string, args []string) (exited <-chan struct{}) {
 	return done
 }
 
-// awaitReady returns when the driver answers Probe, and fails when it has ended.
+// awaitReady returns when the driver answers Probe, and fails if the driver has ended.
 func awaitReady(ctx context.Context, endpoint string, exited <-chan struct{}) error {
 	conn, err := grpc.NewClient(endpoint,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -1,6 +1,5 @@
-// Command pseudodevices is a small device plugin for tests and for reading: /dev/zero and
-// /dev/full are its devices, several of the first one and one of the second. It gives
-// real device files and no hardware is needed.
+// Command pseudodevices is a small device plugin for tests and as an example. Its devices are /dev/zero (several)
+// and /dev/full (one), so no hardware is needed.
 package main
 
 import (
@@ -31,16 +30,16 @@ func main() {
 
 // config is the plugin's config block.
 type config struct {
-	// Zeros is how many devices are /dev/zero.
+	// Zeros is the number of /dev/zero devices.
 	Zeros int `json:"zeros"`
-	// Dir is where a workload finds its devices, each under its id.
+	// Dir is the directory where a workload finds its devices by id.
 	Dir string `json:"dir"`
-	// SickDir has a file for each device that is not healthy: it is named by the id and
-	// says why. Empty: all are healthy.
+	// SickDir has a file for each unhealthy device, named by the device's id, with the reason as its content.
+	// Empty: all devices are healthy.
 	SickDir string `json:"sick_dir"`
 }
 
-// lookEvery is the time from one look at SickDir to the next.
+// lookEvery is the interval at which SickDir is read.
 const lookEvery = 50 * time.Millisecond
 
 // devices implements device.Device and device.StatsReader.
@@ -155,7 +154,7 @@ func (d *devices) Reserve(_ context.Context, ids []string) (device.Reservation, 
 	return r, nil
 }
 
-// Stats says of each device that nothing was read from it: the kernel does not count.
+// Stats reports zero bytes read for each device, because the kernel does not count them.
 func (d *devices) Stats(ctx context.Context, interval time.Duration, report func([]device.Stats) error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

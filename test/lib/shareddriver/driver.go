@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// driver is identity, controller and node service of one host.
+// driver is the identity, controller and node service of one host.
 type driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -128,8 +128,8 @@ func (d *driver) ValidateVolumeCapabilities(_ context.Context, req *csi.Validate
 	}}, nil
 }
 
-// ControllerPublishVolume refuses a second node where the access mode is for one (CSI
-// spec, ControllerPublishVolume Errors: "Volume published to another node").
+// ControllerPublishVolume refuses a second node if the access mode is for one node (CSI spec,
+// ControllerPublishVolume Errors: "Volume published to another node").
 func (d *driver) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
@@ -194,7 +194,7 @@ func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return resp, nil
 }
 
-// NodePublishVolume mounts the volume's directory, where it is attached to this node.
+// NodePublishVolume mounts the volume's directory if it is attached to this node.
 func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
@@ -246,7 +246,7 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVo
 	return &csi.NodeUnpublishVolumeResponse{}, d.record(d.node, "unpublish", req.GetVolumeId(), req.GetTargetPath())
 }
 
-// ControllerExpandVolume notes the new size; the nodes are to be told.
+// ControllerExpandVolume records the new size; NodeExpandVolume must follow.
 func (d *driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
@@ -264,7 +264,7 @@ func (d *driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerEx
 		internal(os.WriteFile(d.path(req.GetVolumeId(), "size"), []byte(strconv.FormatInt(size, 10)), 0o600))
 }
 
-// NodeExpandVolume writes down that it was asked to: a directory has no size.
+// NodeExpandVolume only records the call, because a directory has no size.
 func (d *driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {

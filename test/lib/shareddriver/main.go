@@ -1,7 +1,6 @@
-// Command shareddriver is a CSI driver (CSI spec 1.13) for tests and demonstrations with
-// several hosts: its volumes are directories below one that all hosts see, as they would
-// on a storage system. It refuses to attach a volume of one node to a second one, and
-// writes down what it did when.
+// Command shareddriver is a CSI driver (CSI spec 1.13) for tests and demonstrations with several hosts: its
+// volumes are directories below one that all hosts share, like a storage system. It refuses to attach a
+// single-node volume to a second node, and logs what it did and when.
 package main
 
 import (
@@ -75,7 +74,7 @@ func run(ctx context.Context, args []string) error {
 	return server.Serve(l)
 }
 
-// complete refuses a request that lacks what the CSI spec requires.
+// complete refuses a request without a field that the CSI spec requires.
 func complete(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	lacks := func(what string) (any, error) {
 		return nil, status.Errorf(codes.InvalidArgument, "%T has no %s", req, what)
@@ -100,12 +99,12 @@ func complete(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.U
 		return lacks("volume_capabilities")
 	}
 	if r, has := req.(interface{ GetNodeId() string }); has && r.GetNodeId() == "" {
-		return lacks("node_id") // from all nodes is never meant
+		return lacks("node_id") // detaching from all nodes is never intended
 	}
 	return next(ctx, req)
 }
 
-// expands says whether a request is one to expand a volume: its capability is optional.
+// expands says whether the request expands a volume: its capability is optional.
 func expands(req any) bool {
 	switch req.(type) {
 	case *csi.ControllerExpandVolumeRequest, *csi.NodeExpandVolumeRequest:

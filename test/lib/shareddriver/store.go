@@ -12,12 +12,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// store is the directory that all hosts see. A volume NAME is the directory NAME/data;
-// NAME/attached has an empty file for each node that it is attached to. Nodes are
-// files in .nodes.
+// store is the shared directory. A volume NAME is the directory NAME/data; NAME/attached has an empty file for
+// each node that it is attached to. Nodes are files in .nodes.
 type store struct{ dir string }
 
-// join makes the directory, and a node known in it.
+// join makes the directory and registers a node in it.
 func (s store) join(node string) error {
 	if err := os.MkdirAll(filepath.Join(s.dir, ".nodes"), 0o700); err != nil {
 		return err
@@ -32,7 +31,7 @@ func (s store) checkNode(node string) error {
 	return nil
 }
 
-// lock keeps the drivers of other hosts off until unlock.
+// lock keeps the drivers of other hosts out until unlock.
 func (s store) lock() (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -48,7 +47,7 @@ func (s store) path(volume string, part ...string) string {
 	return filepath.Join(append([]string{s.dir, volume}, part...)...)
 }
 
-// check refuses what is no volume.
+// check refuses names that are not volumes.
 func (s store) check(volume string) error {
 	if volume == "" || strings.ContainsAny(volume, "/\x00") || volume[0] == '.' {
 		return status.Errorf(codes.InvalidArgument, "%q is no volume id", volume)
@@ -67,8 +66,8 @@ func (s store) attached(volume string) (nodes []string, err error) {
 	return nodes, err
 }
 
-// record adds a line to the directory's log: nanoseconds of CLOCK_BOOTTIME, which all
-// hosts of a test share, the node, what was done, to what.
+// record adds a line to the directory's log: nanoseconds of CLOCK_BOOTTIME, which all hosts of a test share, the
+// node, the operation and its object.
 func (s store) record(node, what, volume, where string) error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

@@ -1,5 +1,5 @@
-// Package testbin builds this module's own programs for tests and tells what a
-// test needs of the machine. It may be imported by tests only.
+// Package testbin builds this module's programs for tests and checks what the machine allows. It is for tests
+// only.
 package testbin
 
 import (
@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// Root is the top folder of the checkout.
+// Root returns the top directory of the checkout.
 func Root() string {
 	_, file, _, ok := runtime.Caller(0)
 	if !ok {
@@ -24,8 +24,8 @@ func Root() string {
 	return filepath.Join(filepath.Dir(file), "..", "..", "..")
 }
 
-// CacheDir holds what is built once and used by many test runs: a folder
-// outside the tree, $PANNIER_CACHE or pannier in the user's cache folder.
+// CacheDir returns a directory for things that are built once and used by many test runs. It is outside the tree:
+// $PANNIER_CACHE, or pannier in the user's cache directory.
 func CacheDir(t testing.TB) string {
 	t.Helper()
 	_ = os.Getenv(envRun) // what is in the folder may change
@@ -43,24 +43,23 @@ func CacheDir(t testing.TB) string {
 	return dir
 }
 
-// Build compiles one main package of this module, named by its folder such as
-// "drivers/csi-local", and returns the program's path. Concurrent callers, in
-// other test processes too, build it once: the go command skips the link when
-// the program is up to date.
+// Build compiles one main package of this module, named by its directory such as "drivers/csi-local", and returns
+// the program's path. Concurrent callers, in other test processes too, build it once: the go command skips the
+// link if the program is up to date.
 func Build(t testing.TB, pkg string) string {
 	t.Helper()
 	return build(t, Root(), "./"+pkg, filepath.Base(pkg))
 }
 
-// BuildTags is Build with build tags. The program has a path of its own.
+// BuildTags is Build with build tags. The program has a separate path.
 func BuildTags(t testing.TB, pkg string, tags ...string) string {
 	t.Helper()
 	name := filepath.Base(pkg) + "-" + strings.Join(tags, "-")
 	return build(t, Root(), "./"+pkg, name, "-tags", strings.Join(tags, ","))
 }
 
-// BuildDir compiles the main package in a folder that may lie in another
-// module, such as a fixture below testdata.
+// BuildDir compiles the main package in a directory that may be in another module, such as a fixture below
+// testdata.
 func BuildDir(t testing.TB, dir string) string {
 	t.Helper()
 	abs, err := filepath.Abs(dir)
@@ -83,7 +82,7 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 		out += "-race"
 		flags = append(flags, "-race")
 	}
-	// Nobody debugs it: it is linked, copied and hashed faster without the tables for that.
+	// Without debugging tables the program is linked, copied and hashed faster.
 	args := append([]string{"build", "-ldflags=-s -w", "-o", out}, flags...)
 	if _, done := built.Load(out); done {
 		return out
@@ -106,17 +105,16 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	return out
 }
 
-// envRun names an environment variable with another value in each `make test`. A program that
-// one package has built under a value is up to date for all others with the same value; if it
-// is empty, each package asks the go command. The go command notes that a test has read the
-// variable, and does not take the test's result from its cache when the value differs.
+// envRun names an environment variable with a different value in each `make test`. A program that one package has
+// built under a value is up to date for all others with the same value; if it is empty, each package asks the go
+// command. The go command records that a test has read the variable, and does not use a cached test result if the
+// value differs.
 const envRun = "PANNIER_TEST_RUN"
 
-// built are the paths that this process has built: all its tests run the same.
+// built has the paths that this process has built: all its tests run the same programs.
 var built sync.Map
 
-// RequireRoot skips the test when it does not run as root, and says what is
-// then not covered.
+// RequireRoot skips the test if it does not run as root, and says what is not covered then.
 func RequireRoot(t testing.TB, notCovered string) {
 	t.Helper()
 	_ = os.Getenv(envRun) // a result as another user is not to be taken from go's test cache

@@ -1,7 +1,6 @@
-// Package testcluster runs clusters of real agents for tests: each host a process with
-// its own directory and its own network, with certificates that the program itself has
-// made, gossip that is encrypted, and volumes that all hosts can reach. Clusters form by
-// bootstrap_expect, as in production. It needs root.
+// Package testcluster runs clusters of real agents for tests: each host is a process with its own directory and
+// network, certificates made by the program itself, encrypted gossip, and volumes that all hosts can reach.
+// Clusters form by bootstrap_expect, as in production. It needs root.
 package testcluster
 
 import (
@@ -24,21 +23,20 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// Options say what cluster is wanted.
+// Options describe a cluster.
 type Options struct {
 	Servers, Nodes int
-	// Seed decides which packets a bad net loses.
+	// Seed decides which packets a faulty network loses.
 	Seed uint64
-	// Config is HCL for every host, ServerConfig for what a server's server block has
-	// besides.
+	// Config is HCL for every host; ServerConfig is added to the server block of servers.
 	Config, ServerConfig string
-	// Topology is where the driver of a host is, such as rack=R1; nil: nowhere.
+	// Topology is the location that a host's driver reports, such as rack=R1; nil: none.
 	Topology func(host string) string
 	// Plugins besides csi-bridge, by name.
 	Plugins []string
 }
 
-// Cluster is some hosts, of which the servers come first.
+// Cluster is a set of hosts; the servers come first.
 type Cluster struct {
 	t       testing.TB
 	opts    Options
@@ -80,8 +78,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	return c
 }
 
-// Start makes a cluster, starts all of its hosts at once and waits until each is ready
-// and its drivers are healthy.
+// Start makes a cluster, starts all hosts at once and waits until each is ready and its drivers are healthy.
 func Start(t testing.TB, opts Options) *Cluster {
 	t.Helper()
 	c := New(t, opts)
@@ -104,7 +101,7 @@ func (c *Cluster) pannierCmd(args ...string) {
 	}
 }
 
-// Add prepares one more host, and does not start it.
+// Add prepares another host without starting it.
 func (c *Cluster) Add(name string, server bool) *testhost.Host {
 	c.t.Helper()
 	role, block := "node", "enabled = false"
@@ -165,7 +162,7 @@ func (c *Cluster) Cert(role, name string, more ...string) {
 	}, more...)...)
 }
 
-// Host is one by its name.
+// Host returns a host by name.
 func (c *Cluster) Host(name string) *testhost.Host {
 	c.t.Helper()
 	n := slices.IndexFunc(c.Hosts, func(h *testhost.Host) bool { return h.Name == name })
@@ -175,12 +172,12 @@ func (c *Cluster) Host(name string) *testhost.Host {
 	return c.Hosts[n]
 }
 
-// Servers are the hosts that keep the ledger.
+// Servers returns the hosts that keep the ledger.
 func (c *Cluster) Servers() []*testhost.Host {
 	return slices.DeleteFunc(slices.Clone(c.Hosts), func(h *testhost.Host) bool { return !strings.HasPrefix(h.Name, "server-") })
 }
 
-// Leader waits until one of the hosts that run leads, and returns it.
+// Leader waits until one of the running hosts leads, and returns it.
 func (c *Cluster) Leader() *testhost.Host {
 	c.t.Helper()
 	var leader *testhost.Host
@@ -227,8 +224,7 @@ func (c *Cluster) Workload(on *testhost.Host, id string, volumes ...string) (spe
 	return on.Write(id+".workload.hcl", text.String())
 }
 
-// AwaitStarted starts a workload that uses volumes of the same names, as soon as that is
-// possible.
+// AwaitStarted starts a workload that uses volumes of the same names, retrying until that succeeds.
 func (c *Cluster) AwaitStarted(on *testhost.Host, id string, volumes ...string) {
 	c.t.Helper()
 	spec := c.Workload(on, id, volumes...)
@@ -240,14 +236,13 @@ func (c *Cluster) AwaitStarted(on *testhost.Host, id string, volumes ...string) 
 	})
 }
 
-// Data is the folder in which the storage keeps what a volume holds.
+// Data returns the directory with a volume's data in the storage.
 func (c *Cluster) Data(through *testhost.Host, volume string) string {
 	c.t.Helper()
 	return filepath.Join(c.Volumes, through.Volume(volume).GetSpec().GetExternalId(), "data")
 }
 
-// Hold keeps the drivers of all hosts from changing anything, until release or the end of
-// the test.
+// Hold prevents the drivers of all hosts from changing anything, until release or the end of the test.
 func (c *Cluster) Hold(t testing.TB) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(c.Volumes, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -262,8 +257,7 @@ func (c *Cluster) Hold(t testing.TB) (release func()) {
 	return release
 }
 
-// Stage is one part of what a cluster goes through. What comes after one that failed
-// would tell nothing.
+// Stage is one part of a cluster's test. If it fails, the later ones would be meaningless and are not run.
 func (c *Cluster) Stage(t *testing.T, name string, do func(t *testing.T)) {
 	t.Helper()
 	if !t.Run(name, func(t *testing.T) {

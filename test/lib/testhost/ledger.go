@@ -10,7 +10,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// Soon bounds a call that has to be answered.
+// Soon bounds a call that must be answered.
 func Soon(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Wait)
@@ -18,7 +18,7 @@ func Soon(t testing.TB) context.Context {
 	return ctx
 }
 
-// Volume reads one of the default namespace.
+// Volume reads a volume of the default namespace.
 func (h *Host) Volume(id string) *hostv1.Volume {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Wait)
@@ -30,13 +30,13 @@ func (h *Host) Volume(id string) *hostv1.Volume {
 	return res.Msg.GetVolume()
 }
 
-// Claims are those of a volume of the default namespace.
+// Claims returns the claims of a volume of the default namespace.
 func (h *Host) Claims(volume string) []*hostv1.Claim {
 	h.t.Helper()
 	return h.Volume(volume).GetClaims()
 }
 
-// Holder is who has the one claim of a volume, and goes on having it.
+// Holder returns who has the only claim of a volume.
 func (h *Host) Holder(volume string) *hostv1.Claim {
 	h.t.Helper()
 	claims := h.Claims(volume)
@@ -46,7 +46,7 @@ func (h *Host) Holder(volume string) *hostv1.Claim {
 	return claims[0]
 }
 
-// AwaitFree waits until volumes have no claims.
+// AwaitFree waits until the volumes have no claims.
 func (h *Host) AwaitFree(volumes ...string) {
 	h.t.Helper()
 	for _, v := range volumes {
@@ -59,7 +59,7 @@ func (h *Host) AwaitFree(volumes ...string) {
 	}
 }
 
-// Node reads one as the ledger has it.
+// Node reads a node's record in the ledger.
 func (h *Host) Node(name string) (*hostv1.GetNodeResponse, error) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Wait)

@@ -38,7 +38,7 @@ func (h *Host) Mounts() []string {
 	return out
 }
 
-// VolumeMounts are those of Mounts that are volumes.
+// VolumeMounts returns those of Mounts that are volumes.
 func (h *Host) VolumeMounts() []string {
 	h.t.Helper()
 	return slices.DeleteFunc(h.Mounts(), func(m string) bool { return !strings.HasPrefix(m, h.Path("data/csi")+"/") })
@@ -60,8 +60,8 @@ func (h *Host) Loops() []string {
 	return out
 }
 
-// Processes lists the processes, the agent's own and those of the test aside, that
-// were started from or for the host's directory.
+// Processes lists the processes that were started from or for the host's directory, except the agent and the test
+// itself.
 func (h *Host) Processes() []int {
 	h.t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -83,8 +83,8 @@ func (h *Host) Processes() []int {
 	return out
 }
 
-// NothingInUse fails the test unless the host has no claim, no running workload,
-// no mount, no loop device and no directory of one, and no file with a secret.
+// NothingInUse fails the test if the host has a claim, a running workload, a mount, a loop device or a directory
+// of one, or a file with a secret.
 func (h *Host) NothingInUse() {
 	h.t.Helper()
 	h.Eventually("nothing is in use", func() error {
@@ -100,7 +100,7 @@ func (h *Host) NothingInUse() {
 				return fmt.Errorf("%d workloads are %s", n, state)
 			}
 		}
-		// The tmpfs of the secrets stays until the agent ends.
+		// The tmpfs of the secrets stays mounted until the agent ends.
 		if m := slices.DeleteFunc(h.Mounts(), func(m string) bool { return m == h.SecretsDir() }); len(m) > 0 {
 			return fmt.Errorf("mounts %q", m)
 		}
@@ -116,7 +116,7 @@ func (h *Host) NothingInUse() {
 	})
 }
 
-// cleanUp ends and removes everything, whatever the test has left.
+// cleanUp ends and removes everything that the test has left.
 func (h *Host) cleanUp() {
 	if h.agent != nil {
 		_ = h.agent.Process.Kill()
@@ -152,8 +152,8 @@ func (h *Host) cleanUp() {
 	}
 }
 
-// raceFree fails the test for what the race detector found in the agent, and in
-// the plugins whose output the agent logs: it writes a report and lets them go on.
+// raceFree fails the test if the race detector has reported something in the agent, or in plugins whose output the
+// agent logs: a report does not end them.
 func (h *Host) raceFree() {
 	log, err := os.ReadFile(h.Path("agent.log"))
 	if err != nil {

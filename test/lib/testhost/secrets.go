@@ -13,14 +13,13 @@ import (
 	"strings"
 )
 
-// jwt is a JSON Web Token as it is sent (RFC 7519): its header and its claims are JSON
-// objects, and so begin.
+// jwt matches a JSON Web Token in its encoded form (RFC 7519). Its header and its claims are JSON objects, which
+// determines how they begin.
 var jwt = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}`)
 
-// Leaks looks for secrets, and for any JWT, where none may be: in the host's files but
-// those below SecretsDir that are closed to others, whoever may read them, in the
-// arguments and the environments of its processes, and in what its commands tell of it
-// (shown adds to that). It returns the places.
+// Leaks searches for secrets, and for any JWT, where none may be: in the host's files except those below
+// SecretsDir that others cannot read, in the arguments and environments of its processes, in the output of its
+// commands, and in shown. It returns the places.
 func (h *Host) Leaks(secrets []string, shown ...string) (places []string) {
 	h.t.Helper()
 	look := func(place string, text []byte) {
@@ -45,7 +44,7 @@ func (h *Host) Leaks(secrets []string, shown ...string) (places []string) {
 	for _, pid := range pids {
 		for _, name := range []string{"cmdline", "environ"} {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
-			if err == nil { // else it has ended
+			if err == nil { // otherwise it has ended
 				look(fmt.Sprintf("%s of process %d", name, pid), text)
 			}
 		}
@@ -75,7 +74,7 @@ func (h *Host) lookAtFiles(look func(place string, text []byte)) {
 	}
 }
 
-// gone takes what was removed in between for nothing.
+// gone ignores files that were removed meanwhile.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -96,22 +95,20 @@ func readUnlessProgram(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// reveals says whether a text has one of the secrets in it, as it is or as a part of
-// something in base64, or any JWT.
+// reveals says whether a text contains one of the secrets, plain or as part of base64, or any JWT.
 func reveals(text []byte, secrets []string) bool {
 	return jwt.Match(text) || slices.ContainsFunc(secrets, func(secret string) bool {
 		return slices.ContainsFunc(spellings(secret), func(s string) bool { return bytes.Contains(text, []byte(s)) })
 	})
 }
 
-// spellings of a secret: itself, and what is the same of its base64 whatever stands
-// before and after it.
+// spellings returns the secret, and the parts of its base64 form that do not depend on the text around it.
 func spellings(secret string) []string {
 	all := []string{secret}
 	for before := range 3 {
 		text := base64.RawStdEncoding.EncodeToString([]byte("\x00\x00"[:before] + secret))
 		if rest := (before + len(secret)) % 3; rest != 0 {
-			text = text[:len(text)-1] // shared with what comes after
+			text = text[:len(text)-1] // shared with the text after it
 		}
 		all = append(all, text[(before*8+5)/6:])
 	}

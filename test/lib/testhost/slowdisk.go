@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// throttle is the kernel's control group that makes disks slow (Linux
+// throttle is the control group of the kernel that slows disks down (Linux
 // Documentation/admin-guide/cgroup-v1/blkio-controller.rst).
 const throttle = "/sys/fs/cgroup/blkio"
 
-// SlowDisk lets the agent that runs write to its disk so many times in a second only, until
-// undo, or to the end of the test. The error is of a machine that has no such control group.
+// SlowDisk limits the running agent's writes to its disk per second, until undo or the end of the test. It returns
+// an error if the machine has no such control group.
 func (h *Host) SlowDisk(t testing.TB, writes int) (undo func(), err error) {
 	t.Helper()
 	var st unix.Stat_t

@@ -1,6 +1,5 @@
-// Package testhost runs a real agent with its real plugin and drivers for tests:
-// built programs, a temporary directory, a free port. Whatever a test does to
-// them, nothing is left of them when it ends. It needs root.
+// Package testhost runs a real agent with its real plugin and drivers for tests: built programs, a temporary
+// directory, a free port. Nothing of them is left when the test ends. It needs root.
 package testhost
 
 import (
@@ -27,8 +26,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// Wait bounds every wait for something to happen. It is long because the
-// machine may be busy; a wait ends as soon as what it waits for is there.
+// Wait bounds every wait. It is long because the machine may be busy; a wait ends as soon as its condition is met.
 const Wait = 60 * time.Second
 
 // Host is one agent and its directory.
@@ -45,32 +43,31 @@ type Host struct {
 	Name string
 	// Net is the host's network; nil: the test's own. It is set before Start.
 	Net *testnet.Host
-	// Namespace is a process in whose mount namespace the agent and the commands
-	// run; 0 is the test's own. It is set before Start.
+	// Namespace is a process in whose mount namespace the agent and the commands run; 0: the test's own. It is set
+	// before Start.
 	Namespace int
 
 	agent *exec.Cmd
 	ended chan struct{}
 }
 
-// New prepares a host with the csi-bridge plugin, and others by name, and writes its
-// configuration: more is HCL that is added to it, such as csi_driver blocks; ports are
-// free ones unless it says which. Start starts it.
+// New prepares a host with the csi-bridge plugin, and others by name, and writes its configuration: more is HCL
+// that is added to it, such as csi_driver blocks. Ports that it does not set are free ones. Start starts the host.
 func New(t testing.TB, more string, plugins ...string) *Host {
 	t.Helper()
 	return NewNamed(t, "a", more, plugins...)
 }
 
-// NewNamed is New for a node of another name than "a".
+// NewNamed is New for a node with a name other than "a".
 func NewNamed(t testing.TB, name, more string, plugins ...string) *Host {
 	t.Helper()
 	testbin.RequireRoot(t, "volumes mounted by a real agent")
-	// A short path: unix sockets' addresses hold 107 bytes.
+	// A short path, because Unix socket addresses have at most 107 bytes.
 	dir, err := os.MkdirTemp("", "pt-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As /var/lib is: the user of a workload gets through to what is its own.
+	// Like /var/lib: a workload's user can reach its own files.
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it lists nothing
 		t.Fatal(err)
 	}
@@ -105,17 +102,17 @@ csi_driver "local" {
 `, testbin.Build(t, "drivers/csi-local"))
 }
 
-// Path of a file in the host's directory.
+// Path returns the path of a file in the host's directory.
 func (h *Host) Path(name string) string { return filepath.Join(h.Dir, name) }
 
-// Socket is the path of the API's socket.
+// Socket returns the path of the API's socket.
 func (h *Host) Socket() string { return h.Path("api.sock") }
 
-// SecretsDir is where the tokens and bootstraps of workloads are.
+// SecretsDir returns the directory of the tokens and bootstraps of workloads.
 func (h *Host) SecretsDir() string { return h.Path("data/secrets") }
 
-// Write writes a file into the host's directory and returns its path. Whoever reads it
-// meanwhile, finds the whole file or none.
+// Write writes a file into the host's directory and returns its path. Concurrent readers find either the complete
+// file or none.
 func (h *Host) Write(name, content string) string {
 	h.t.Helper()
 	if err := atomicfile.WriteFile(h.Path(name), []byte(content)); err != nil {
@@ -135,14 +132,14 @@ func (h *Host) copy(from, to string) {
 	}
 }
 
-// Start starts the agent and waits until it is ready and its drivers healthy.
+// Start starts the agent and waits until it is ready and its drivers are healthy.
 func (h *Host) Start() {
 	h.t.Helper()
 	h.Launch()
 	h.AwaitDrivers()
 }
 
-// AwaitDrivers waits until all drivers of the agent that runs are healthy.
+// AwaitDrivers waits until all drivers of the running agent are healthy.
 func (h *Host) AwaitDrivers() {
 	h.t.Helper()
 	h.Eventually("the drivers are healthy", func() error {
@@ -159,14 +156,14 @@ func (h *Host) AwaitDrivers() {
 	})
 }
 
-// Launch starts the agent and waits until it is ready, whatever its drivers are.
+// Launch starts the agent and waits until it is ready, whatever the state of its drivers.
 func (h *Host) Launch() {
 	h.t.Helper()
 	h.Begin()
 	h.AwaitReady()
 }
 
-// Begin starts the agent and does not wait for it.
+// Begin starts the agent without waiting for it.
 func (h *Host) Begin() {
 	h.t.Helper()
 	log, err := os.OpenFile(h.Path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -189,7 +186,7 @@ func (h *Host) Begin() {
 	go func() { _ = cmd.Wait(); close(ended) }()
 }
 
-// AwaitReady waits until the agent that runs is ready, whatever its drivers are.
+// AwaitReady waits until the running agent is ready, whatever the state of its drivers.
 func (h *Host) AwaitReady() {
 	h.t.Helper()
 	h.Eventually("the agent is ready", func() error {
@@ -209,13 +206,13 @@ func (h *Host) AwaitReady() {
 	})
 }
 
-// Kill ends the agent as the kernel's out-of-memory killer would.
+// Kill ends the agent with SIGKILL.
 func (h *Host) Kill() { h.end(unix.SIGKILL) }
 
 // Stop ends the agent as systemd does.
 func (h *Host) Stop() { h.end(unix.SIGTERM) }
 
-// Dump ends the agent, which writes what its goroutines are doing into its log.
+// Dump ends the agent, which writes the stacks of its goroutines into its log.
 func (h *Host) Dump() { h.end(unix.SIGQUIT) }
 
 // AwaitEnd waits until the agent has ended by itself.
@@ -224,11 +221,10 @@ func (h *Host) AwaitEnd() {
 	h.awaitEnd("")
 }
 
-// Ended is closed when the agent that runs has ended.
+// Ended is closed when the running agent has ended.
 func (h *Host) Ended() <-chan struct{} { return h.ended }
 
-// Use lets failures count for a test within the one that made the host, until it
-// ends.
+// Use makes failures count for a subtest of the test that made the host, until the subtest ends.
 func (h *Host) Use(t testing.TB) {
 	before := h.t
 	h.t = t
@@ -283,7 +279,7 @@ func (h *Host) Eventually(what string, check func() error) {
 	}
 }
 
-// Status asks for the whole host's.
+// Status returns the status of the whole host.
 func (h *Host) Status() (*hostv1.StatusResponse, error) {
 	c, err := api.New("unix://" + h.Socket())
 	if err != nil {
@@ -312,14 +308,13 @@ func (h *Host) Alive() bool {
 	}
 }
 
-// Result is what a command of the CLI came to.
+// Result is the result of a CLI command.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// InNamespace prepares a program that runs in the host's mount namespace, with
-// the process id that exec.Cmd has.
+// InNamespace prepares a program that runs in the host's mount namespace, with the process id in exec.Cmd.
 func (h *Host) InNamespace(program string, args ...string) *exec.Cmd {
 	if h.Namespace == 0 {
 		return exec.Command(program, args...)
@@ -328,18 +323,17 @@ func (h *Host) InNamespace(program string, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append(enter, args...)...)
 }
 
-// Command prepares a command of the CLI.
+// Command prepares a CLI command.
 func (h *Host) Command(args ...string) *exec.Cmd {
 	cmd := h.InNamespace(h.Pannier, args...)
 	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.Socket(), "NO_COLOR=1")
 	return cmd
 }
 
-// tryAtMost bounds a command of the CLI: one that waits for ever fails its test, and not the
-// run of all tests.
+// tryAtMost bounds a CLI command, so that one that hangs fails its test and not the whole run.
 const tryAtMost = 5 * time.Minute
 
-// Try runs a command of the CLI, whatever it comes to.
+// Try runs a CLI command, which may fail.
 func (h *Host) Try(args ...string) Result {
 	h.t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -360,7 +354,7 @@ func (h *Host) Try(args ...string) Result {
 	return Result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// Run runs a command of the CLI that has to work, and returns its output.
+// Run runs a CLI command that must succeed, and returns its output.
 func (h *Host) Run(args ...string) string {
 	h.t.Helper()
 	r := h.Try(args...)
@@ -370,7 +364,7 @@ func (h *Host) Run(args ...string) string {
 	return r.Stdout
 }
 
-// Refused runs a command that has to fail with a code and to say each of the words.
+// Refused runs a CLI command that must fail with a code and print each of the words.
 func (h *Host) Refused(code int, words []string, args ...string) {
 	h.t.Helper()
 	r := h.Try(args...)
@@ -384,7 +378,7 @@ func (h *Host) Refused(code int, words []string, args ...string) {
 	}
 }
 
-// LogTail is the end of the agent's log.
+// LogTail returns the end of the agent's log.
 func (h *Host) LogTail() string {
 	f, err := os.Open(h.Path("agent.log"))
 	if err != nil {

@@ -1,8 +1,7 @@
-// Package testnet gives tests, and demonstrations, hosts of their own: network namespaces
-// whose packets pass through this process, which loses, delays or holds them back as it is
-// told.
+// Package testnet gives tests and demonstrations separate hosts: network namespaces whose packets pass through
+// this process, which can drop, delay or block them.
 //
-// A namespace has no name and goes with this process and those that run in it. Needs root
+// A namespace has no name and disappears with this process and the processes in it. Needs root and /dev/net/tun.
 // and /dev/net/tun.
 package testnet
 
@@ -28,7 +27,7 @@ type Link struct {
 	Delay time.Duration // of each packet
 }
 
-// Net is some hosts and what lies between them. Its methods may be called at any time.
+// Net is a set of hosts and the links between them. Its methods may be called at any time.
 type Net struct {
 	home  *os.File // the namespace of this process
 	wires sync.WaitGroup
@@ -48,16 +47,16 @@ type Host struct {
 
 	net   *Net
 	space *os.File // its network namespace
-	wire  *os.File // where its packets come out and go in
+	wire  *os.File // its packets are read from and written to this file
 }
 
-// TestNet is a Net whose failures are those of a test.
+// TestNet is a Net whose errors fail a test.
 type TestNet struct {
 	*Net
 	t testing.TB
 }
 
-// New is Open for a test; all goes at its end.
+// New is Open for a test; the net is closed at the test's end.
 func New(t testing.TB, seed uint64) *TestNet {
 	t.Helper()
 	n, err := Open(seed)
@@ -94,7 +93,7 @@ func Open(seed uint64) (*Net, error) {
 	}, nil
 }
 
-// Close takes all of it away, and tells what went wrong with it meanwhile.
+// Close removes all hosts, and returns the errors that happened meanwhile.
 func (n *Net) Close() error {
 	n.mu.Lock()
 	n.closed = true
@@ -110,7 +109,7 @@ func (n *Net) Close() error {
 	return errors.Join(append(append(errs, n.broken...), n.home.Close())...)
 }
 
-// Add makes a host, whose name is new, and connects it to all others.
+// Add makes a host with a new name, and connects it to all others.
 func (n *Net) Add(name string) (*Host, error) {
 	n.mu.Lock()
 	addr := netip.AddrFrom4([4]byte{10, 77, 0, byte(len(n.hosts) + 1)})
@@ -126,7 +125,7 @@ func (n *Net) Add(name string) (*Host, error) {
 	return h, nil
 }
 
-// Set tells what happens to packets from one host to another, in this direction only.
+// Set sets what happens to packets from one host to another, in this direction only.
 func (n *Net) Set(from, to *Host, l Link) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -144,7 +143,7 @@ func (n *Net) SetAll(l Link) {
 	}
 }
 
-// Part cuts all links, both ways, between these hosts and the others.
+// Part cuts all links, in both directions, between these hosts and the others.
 func (n *Net) Part(some ...*Host) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -157,15 +156,15 @@ func (n *Net) Part(some ...*Host) {
 	}
 }
 
-// Heal makes all links whole.
+// Heal restores all links.
 func (n *Net) Heal() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.links)
 }
 
-// Do runs fn in the host's network: what it listens on, dials or starts belongs there,
-// as long as it does so in its own goroutine.
+// Do runs fn in the host's network: whatever it listens on, dials or starts in its own goroutine belongs to that
+// network.
 func (h *Host) Do(fn func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -176,8 +175,8 @@ func (h *Host) Do(fn func() error) error {
 			return
 		}
 		err := fn()
-		// A thread that cannot go back ends with its goroutine. Children that die with
-		// their parent's thread would end then too.
+		// A thread that cannot return to its namespace ends with its goroutine. Children with Pdeathsig would end
+		// then, too.
 		if back := unix.Setns(int(h.net.home.Fd()), unix.CLONE_NEWNET); back == nil {
 			runtime.UnlockOSThread()
 		} else {
@@ -192,7 +191,7 @@ func (h *Host) Do(fn func() error) error {
 func (h *Host) open() error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread is in the new namespace
+		runtime.LockOSThread() // forever: the thread is in the new namespace
 		result <- h.make()
 	}()
 	return <-result
@@ -218,8 +217,7 @@ func (h *Host) make() (err error) {
 
 const wireName = "wire0"
 
-// wireUp makes the TUN device (Linux Documentation/networking/tuntap.rst) and gives it
-// the host's address.
+// wireUp makes the TUN device (Linux Documentation/networking/tuntap.rst) with the host's address.
 func (h *Host) wireUp(tun int) error {
 	dev, err := unix.NewIfreq(wireName)
 	if err != nil {
@@ -262,7 +260,7 @@ func (h *Host) wireUp(tun int) error {
 	return nil
 }
 
-// read passes on what the host sends, until its wire is closed.
+// read forwards the host's packets until its wire is closed.
 func (h *Host) read() {
 	buf := make([]byte, 64<<10)
 	for {
@@ -279,7 +277,7 @@ func (h *Host) read() {
 	}
 }
 
-// pass brings a packet (IPv4, RFC 791) to the host that it is for, or loses it.
+// pass delivers a packet (IPv4, RFC 791) to its destination, or drops it.
 func (n *Net) pass(from *Host, packet []byte) {
 	if len(packet) < 20 || packet[0]>>4 != 4 {
 		return
@@ -299,7 +297,7 @@ func (n *Net) pass(from *Host, packet []byte) {
 	case link.Delay > 0:
 		time.AfterFunc(link.Delay, func() {
 			n.mu.Lock()
-			cut := n.links[between].Cut // what was on its way is lost
+			cut := n.links[between].Cut // packets in transit are lost
 			n.mu.Unlock()
 			if !cut {
 				to.write(packet)
@@ -310,5 +308,5 @@ func (n *Net) pass(from *Host, packet []byte) {
 	}
 }
 
-// write gives a packet to the host. One that it does not take is lost, as on any wire.
+// write delivers a packet to the host. A packet that it does not accept is lost, as on any wire.
 func (h *Host) write(packet []byte) { _, _ = h.wire.Write(packet) }

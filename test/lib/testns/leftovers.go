@@ -16,16 +16,15 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// patience bounds the wait for the end of a process that was killed.
+// patience bounds the wait for the end of a killed process.
 const patience = 30 * time.Second
 
-// runInNamespace runs the tests there, in a process of their own. However that ends, with its
-// tests, interrupted, or as they have taken too long, what it has started and left is ended
-// too: agents, and what outlives them.
+// runInNamespace runs the tests in a separate process there. However that ends (normally, interrupted, or after a
+// timeout), all processes that it started and left, such as agents, are ended too.
 func runInNamespace() (code int, err error) {
-	// The kernel sends Pdeathsig when the thread ends that has started the process.
+	// The kernel sends Pdeathsig when the thread that started the process ends.
 	runtime.LockOSThread()
-	// What the tests leave becomes a child of this process.
+	// Processes that the tests leave become children of this process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 1, fmt.Errorf("become the parent of what the tests leave: %w", err)
 	}
@@ -43,7 +42,7 @@ func runInNamespace() (code int, err error) {
 	return max(status.ExitStatus(), 0), errors.Join(err, endLeftovers())
 }
 
-// interrupt ends the tests when this process is to end, or the one that has started it has.
+// interrupt ends the tests when this process, or its parent, is to end.
 func interrupt(tests *os.Process, signals <-chan os.Signal) {
 	parent := os.Getppid()
 	orphan := time.NewTicker(time.Second)
@@ -59,7 +58,7 @@ func interrupt(tests *os.Process, signals <-chan os.Signal) {
 	}
 }
 
-// await waits for a process, and takes away what is left of orphans that end meanwhile.
+// await waits for a process, and reaps orphans that end meanwhile.
 func await(pid int) (status unix.WaitStatus, err error) {
 	for {
 		ended, err := unix.Wait4(-1, &status, 0, nil)
@@ -75,7 +74,7 @@ func await(pid int) (status unix.WaitStatus, err error) {
 	}
 }
 
-// endLeftovers kills this process's children until there are none: theirs become its own.
+// endLeftovers kills this process's children until there are none; their children become its own.
 func endLeftovers() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		for ended := 1; ended > 0; {
@@ -90,12 +89,12 @@ func endLeftovers() error {
 			return fmt.Errorf("processes %v, which the tests left, do not end within %v of SIGKILL", left, patience)
 		}
 		for _, pid := range left {
-			_ = unix.Kill(pid, unix.SIGKILL) // only this process takes it away: the number is no other's
+			_ = unix.Kill(pid, unix.SIGKILL) // only this process reaps it, so the number cannot be reused
 		}
 	}
 }
 
-// children are this process's.
+// children returns this process's children.
 func children() (pids []int) {
 	all, _ := procfs.Processes()
 	for _, p := range all {

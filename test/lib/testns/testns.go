@@ -1,11 +1,10 @@
-// Package testns runs a package's tests in a mount namespace of their own, in
-// which mounts propagate as they do on a host with systemd.
+// Package testns runs a package's tests in their own mount namespace, in which mounts propagate as on a host with
+// systemd.
 //
-// Without it, every program that makes a namespace meanwhile, in the tests of
-// another package say, would get a copy of our mounts and keep our volumes in use
-// for as long as it runs.
+// Without it, every program that makes a namespace meanwhile, such as in another package's tests, would get a copy
+// of our mounts and keep our volumes in use for as long as it runs.
 //
-// Nothing that the tests have started outlives them, whatever ends them.
+// No process of the tests outlives them, however they end.
 package testns
 
 import (
@@ -25,10 +24,9 @@ import (
 // envParent is set in the namespace, to the process that made it.
 const envParent = "PANNIER_TEST_NAMESPACE"
 
-// Main is what a package's TestMain calls. It does not return. Without root the
-// tests run where they are, and skip what needs root. sideBySide tests run at the same
-// time, where nobody says otherwise: most wait for something most of their time; 0:
-// as many as there are processors.
+// Main is called by a package's TestMain. It does not return. Without root the tests run in the present namespace,
+// and skip what needs root. sideBySide tests run in parallel unless the command line says otherwise, because most
+// tests mostly wait; 0: as many as there are processors.
 func Main(m *testing.M, sideBySide int) {
 	if sideBySide > 0 {
 		SideBySide(sideBySide)
@@ -55,9 +53,9 @@ func Main(m *testing.M, sideBySide int) {
 	}
 }
 
-// SideBySide lets so many of a package's tests run at the same time, unless the flag
-// -test.parallel says otherwise; a process with this one's arguments does the same. A TestMain
-// calls it whose tests mostly wait: else they are as many as there are processors.
+// SideBySide sets how many of a package's tests run in parallel, unless the flag -test.parallel does; a child
+// process with this one's arguments does the same. A TestMain whose tests mostly wait calls it; the default is the
+// number of processors.
 func SideBySide(tests int) {
 	n := strconv.Itoa(tests)
 	flag.Parse()
@@ -72,9 +70,8 @@ func SideBySide(tests int) {
 	os.Args = append(os.Args[:1], append([]string{"-test.parallel=" + n}, os.Args[1:]...)...)
 }
 
-// prepare gives back what the new namespace got a copy of, since it would keep the
-// volumes of others in use, and lets its mounts propagate to the namespaces that are
-// made in it.
+// prepare unmounts the mounts that the new namespace got a copy of, since it would keep others' volumes in use,
+// and lets its mounts propagate to namespaces that are made in it.
 func prepare() error {
 	loops, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return !strings.HasPrefix(m.Source, "/dev/loop"), false

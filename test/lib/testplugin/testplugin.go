@@ -1,5 +1,5 @@
-// Package testplugin runs one of this module's plugins as a host does, without the host:
-// the built program, its handshake and TLS. It may be imported by tests only.
+// Package testplugin runs one of this module's plugins as a host does, but without a host: the built program, with
+// its handshake and TLS. It is for tests only.
 package testplugin
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// Plugin is a running process of a plugin.
+// Plugin is a running plugin process.
 type Plugin struct {
 	// Conn is the connection to it.
 	Conn    *grpc.ClientConn
@@ -29,8 +29,7 @@ type Plugin struct {
 	Log     *Log
 }
 
-// Start runs a plugin of plugins/ by its name, with more in its environment. It ends
-// with the test.
+// Start runs a plugin of plugins/ by its name, with additional environment variables, until the test ends.
 func Start(t testing.TB, name string, env ...string) *Plugin {
 	t.Helper()
 	authority, err := wire.NewAuthority()
@@ -70,13 +69,13 @@ func Start(t testing.TB, name string, env ...string) *Plugin {
 	return &Plugin{Conn: conn.(*grpc.ClientConn), Process: cmd.Process, Log: log}
 }
 
-// Log is what a process writes, to be read while it does.
+// Log collects what a process writes, and can be read meanwhile.
 type Log struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-// Write is io.Writer's.
+// Write implements io.Writer.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +88,7 @@ func (l *Log) String() string {
 	return l.buf.String()
 }
 
-// Await waits until a text was written: what a process says comes a moment after what it does.
+// Await waits until a text was written, because a process's output arrives a moment later.
 func (l *Log) Await(t testing.TB, text string) {
 	t.Helper()
 	for late := time.Now().Add(time.Minute); !strings.Contains(l.String(), text); time.Sleep(time.Millisecond) {

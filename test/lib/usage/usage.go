@@ -1,5 +1,5 @@
-// Package usage is what processes have used of the machine, as the kernel counts it. What
-// else goes on there hardly changes it. It may be imported by tests only.
+// Package usage measures what processes have used of the machine, as counted by the kernel, so that other load has
+// little influence. It is for tests only.
 package usage
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// CPU is the time that processes have had of the CPU so far.
+// CPU returns the CPU time that processes have used so far.
 func CPU(t testing.TB, pids ...int) (used time.Duration) {
 	t.Helper()
 	for _, pid := range pids {
@@ -26,8 +26,8 @@ func CPU(t testing.TB, pids ...int) (used time.Duration) {
 	return used
 }
 
-// CPUHere is the time that this process and its children have had of the CPU so far. A child
-// that has ended does not count any more.
+// CPUHere returns the CPU time that this process and its children have used so far. Children that have ended do
+// not count.
 func CPUHere(t testing.TB) (used time.Duration) {
 	t.Helper()
 	all, err := procfs.Processes()
@@ -42,7 +42,7 @@ func CPUHere(t testing.TB) (used time.Duration) {
 	return used
 }
 
-// Memory is one of a process's numbers, in MiB (proc_pid_status(5)).
+// Memory returns one of a process's values in MiB (proc_pid_status(5)).
 func Memory(t testing.TB, pid int, field string) float64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

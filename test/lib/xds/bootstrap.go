@@ -10,7 +10,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	// The messages that are packed into a bootstrap of Consul's proxies.
+	// The messages that are packed into bootstraps of Consul's proxies.
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/metrics/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
@@ -21,8 +21,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 )
 
-// Read reads the bootstrap in a file. An unknown field, and a value that breaks a rule
-// of Envoy's API, is an error.
+// Read reads the bootstrap in a file. Unknown fields, and values that break a rule of Envoy's API, are errors.
 func Read(path string) (*bootstrapv3.Bootstrap, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -35,7 +34,7 @@ func Read(path string) (*bootstrapv3.Bootstrap, error) {
 	return b, nil
 }
 
-// Parse is Read of a text.
+// Parse is Read for a text.
 func Parse(text []byte) (*bootstrapv3.Bootstrap, error) {
 	b := &bootstrapv3.Bootstrap{}
 	if err := protojson.Unmarshal(text, b); err != nil {
@@ -47,7 +46,7 @@ func Parse(text []byte) (*bootstrapv3.Bootstrap, error) {
 	return b, nil
 }
 
-// Token is what a bootstrap's stream gives as Consul's ACL token.
+// Token returns the ACL token that a bootstrap's stream sends to Consul.
 func Token(b *bootstrapv3.Bootstrap) string {
 	for _, s := range b.GetDynamicResources().GetAdsConfig().GetGrpcServices() {
 		for _, header := range s.GetInitialMetadata() {
@@ -59,8 +58,7 @@ func Token(b *bootstrapv3.Bootstrap) string {
 	return ""
 }
 
-// adsService is the service to which the one stream of a bootstrap goes, and the
-// static cluster in which it is.
+// adsService returns the service of a bootstrap's one stream, and its static cluster.
 func adsService(b *bootstrapv3.Bootstrap) (*corev3.GrpcService, *clusterv3.Cluster, error) {
 	dynamic := b.GetDynamicResources()
 	ads := dynamic.GetAdsConfig()

@@ -1,7 +1,6 @@
-// Package xds is a proxy's side of Consul's xDS for tests and the demo, in which no
-// Envoy is: it does what Envoy does first. It reads a bootstrap strictly, finds the
-// server, its CA, the token and the node id in it and nowhere else, opens the ADS
-// stream and receives the proxy's clusters and listeners.
+// Package xds is the proxy's side of Consul's xDS, for tests and the demo, which have no Envoy. It does what Envoy
+// does first: it parses a bootstrap strictly, takes the server, its CA, the token and the node id only from there,
+// opens the ADS stream and receives the proxy's clusters and listeners.
 //
-// It may be imported by tests and the demo only, and imports nothing of this module.
+// It is for tests and the demo only, and imports nothing of this module.
 package xds

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// target is a static cluster's one endpoint, as gRPC dials it.
+// target returns a static cluster's one endpoint, in the form that gRPC dials.
 func target(c *clusterv3.Cluster) (string, error) {
 	if c.GetType() != clusterv3.Cluster_STATIC {
 		return "", fmt.Errorf("cluster %q is %s, not STATIC", c.GetName(), c.GetType())
@@ -41,7 +41,7 @@ func target(c *clusterv3.Cluster) (string, error) {
 	return "passthrough:///" + net.JoinHostPort(socket.GetAddress(), strconv.Itoa(int(socket.GetPortValue()))), nil
 }
 
-// transport is how the cluster's server is trusted.
+// transport returns how the cluster's server is verified.
 func transport(c *clusterv3.Cluster) (credentials.TransportCredentials, error) {
 	socket := c.GetTransportSocket()
 	if socket == nil {
@@ -63,7 +63,7 @@ func transport(c *clusterv3.Cluster) (credentials.TransportCredentials, error) {
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"h2"},
 		ServerName: conf.GetSni(),
-		// Envoy checks the chain, and a name only where it is told one.
+		// Envoy checks the chain, and a name only if one is configured.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			between := x509.NewCertPool()
@@ -76,8 +76,8 @@ func transport(c *clusterv3.Cluster) (credentials.TransportCredentials, error) {
 	}}, nil
 }
 
-// chainCredentials are TLS as Envoy speaks it. gRPC's own refuse a server that selects
-// no protocol by ALPN, such as Consul's.
+// chainCredentials are TLS credentials like Envoy's. gRPC's own refuse a server that does not select a protocol by
+// ALPN, such as Consul's.
 type chainCredentials struct{ conf *tls.Config }
 
 func (c *chainCredentials) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {

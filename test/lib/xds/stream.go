@@ -18,9 +18,9 @@ const (
 	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 )
 
-// Stream is an open ADS stream and what has come over it. It is for one goroutine.
+// Stream is an open ADS stream with the resources received so far. It is for one goroutine.
 type Stream struct {
-	// Clusters and Listeners of the proxy by name; nil until the first of the kind came.
+	// Clusters and Listeners of the proxy by name; nil until the first ones have come.
 	Clusters  map[string]*clusterv3.Cluster
 	Listeners map[string]*listenerv3.Listener
 
@@ -29,8 +29,8 @@ type Stream struct {
 	ads    discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 }
 
-// Open opens the stream that b describes and asks for all clusters and listeners. A
-// server that refuses it says so in Receive. The stream ends with ctx and with Close.
+// Open opens the stream that b describes and subscribes to all clusters and listeners. If the server refuses it,
+// Receive returns the error. The stream ends with ctx and with Close.
 func Open(ctx context.Context, b *bootstrapv3.Bootstrap) (*Stream, error) {
 	service, cluster, err := adsService(b)
 	if err != nil {
@@ -65,19 +65,19 @@ func (s *Stream) subscribe(ctx context.Context, b *bootstrapv3.Bootstrap) error 
 		return err
 	}
 	s.ads = ads
-	// Where sending fails, the server has ended the stream: Receive has the reason.
+	// If sending fails, the server has ended the stream: Receive returns the reason.
 	_ = ads.Send(&discoveryv3.DeltaDiscoveryRequest{Node: b.GetNode(), TypeUrl: clusterType})
 	_ = ads.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: listenerType})
 	return nil
 }
 
-// Close ends the stream. It may be called again.
+// Close ends the stream. It may be repeated.
 func (s *Stream) Close() error {
 	s.cancel()
 	return s.conn.Close()
 }
 
-// Receive takes one answer and acknowledges it. The error is the server's gRPC status.
+// Receive receives one answer and acknowledges it. The error is the server's gRPC status.
 func (s *Stream) Receive() error {
 	answer, err := s.ads.Recv()
 	if err != nil {

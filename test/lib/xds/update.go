@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// update does to have what an answer says.
+// update applies an answer to have.
 func update[M proto.Message](have map[string]M, answer *discoveryv3.DeltaDiscoveryResponse, newMessage func() M) error {
 	for _, r := range answer.GetResources() {
 		m := newMessage()
