@@ -1,6 +1,6 @@
-// A plugin that emits events: as many a second as its argument says, from its start
-// until it is closed, and as many at once as the node's id of an attachment says. The
-// last one, when it is closed, is of type "last" and says how many there were before.
+// A plugin that emits events: continuously at the rate of its argument, from its start until it is closed, and at
+// once the number in the node id of an attachment. The last one, when it is closed, has the type "last" and the
+// number of events before it.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// The least that a plugin is.
+// The smallest possible plugin.
 package main
 
 import (

@@ -14,7 +14,6 @@ import (
 //
 // An operation counts as done from its beginning until its reversal has succeeded. A call that only repeats what
 // is done already is allowed, and counted.
-// repeats what is there already is allowed, and counted.
 type watch struct {
 	mu         sync.Mutex
 	stagings   map[string]string // path: volume

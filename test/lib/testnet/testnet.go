@@ -2,7 +2,6 @@
 // this process, which can drop, delay or block them.
 //
 // A namespace has no name and disappears with this process and the processes in it. Needs root and /dev/net/tun.
-// and /dev/net/tun.
 package testnet
 
 import (

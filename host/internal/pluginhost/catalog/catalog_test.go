@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// plugins stands for the supervisor: all that it lists are up, on one connection.
+// plugins is a fake supervisor: all plugins that it lists are up, on one connection.
 type plugins struct {
 	list    []supervisor.Status
 	conn    grpc.ClientConnInterface
@@ -145,8 +145,8 @@ func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
 	}
 }
 
-// A plugin that is told to stop may refuse a call a moment before its connection ends. The call is
-// made again then; what a driver says of itself is no end.
+// A plugin that is stopping may refuse a call a moment before its connection ends; the call is then repeated. A
+// driver's own Unavailable does not mean that the plugin has ended.
 func TestWhoIsUnavailable(t *testing.T) {
 	for _, stops := range []bool{true, false} {
 		i := &impl{err: status.Error(codes.Unavailable, "not now")}
@@ -170,7 +170,7 @@ func TestWhoIsUnavailable(t *testing.T) {
 	}
 }
 
-// Nothing else would make a stream leave a process that has been replaced.
+// Without this, a stream would stay on a process that has been replaced.
 func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
 	p := serve(t, &impl{waits: true})
 	p.retired = make(chan struct{})

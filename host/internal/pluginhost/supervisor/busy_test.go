@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A process is told to be busy once in each busySpell of a minute in which it was.
+// A process is reported as busy once in each spell of a minute.
 func TestSpell(t *testing.T) {
 	busy := busyRule{cores: 0.9, after: time.Minute}
 	began := time.Now()

@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// told are the events that were handed over, in that order.
+// told collects the delivered events in order.
 type told struct {
 	t      *testing.T
 	mu     sync.Mutex
@@ -40,8 +40,8 @@ func (l *told) count() int {
 	return len(l.events)
 }
 
-// check says whether each process's events are there: in their order, up to the last
-// one, with as many repeated as may be. It returns how many processes there were.
+// check checks that each process's events were delivered in order and completely up to the last one, with at most
+// the allowed number of repetitions. It returns the number of processes.
 func (l *told) check(repeats int) (processes int) {
 	l.t.Helper()
 	l.mu.Lock()
@@ -74,8 +74,8 @@ func (l *told) check(repeats int) (processes int) {
 	return len(last)
 }
 
-// newEmitter is a world whose plugin emits as many events a second, and who is told. The plugin
-// keeps the last thousand or so: nobody must be away for as long as these take.
+// newEmitter returns a world whose plugin emits events at that rate, and the collector of its events. The plugin
+// keeps about the last thousand, so the host must not be away for longer than these take.
 func newEmitter(t *testing.T, rate int) (*world, *told) {
 	t.Helper()
 	w := newWorld(t)
@@ -87,7 +87,7 @@ func newEmitter(t *testing.T, rate int) (*world, *told) {
 	return w, l
 }
 
-// putEmitter puts the emitter in the fixture's place, as a file that differs by its end.
+// putEmitter replaces the fixture by the emitter, with a different ending so that its checksum differs.
 func (w *world) putEmitter(end string) {
 	w.t.Helper()
 	data, err := os.ReadFile(testbin.BuildDir(w.t, filepath.Join(testbin.Root(), "sdk/testdata/emitter")))
@@ -102,7 +102,7 @@ func (w *world) putFile(data []byte) {
 	w.must(os.Rename(path+".tmp", path))
 }
 
-// emit lets the plugin emit events in a call.
+// emit makes the plugin emit events in a call.
 func emit(t *testing.T, s *supervisor.Supervisor, n int) {
 	t.Helper()
 	handle, err := s.Acquire(within(t), "fixture")
@@ -115,7 +115,7 @@ func emit(t *testing.T, s *supervisor.Supervisor, n int) {
 	}
 }
 
-// Each process tells everything until its end, the one that is replaced too.
+// Each process delivers all its events until its end, including one that is replaced.
 func TestEventsOfSwapsUnderLoad(t *testing.T) {
 	w, l := newEmitter(t, 100)
 	s := w.open()
@@ -141,7 +141,7 @@ func TestEventsOfSwapsUnderLoad(t *testing.T) {
 	t.Logf("%d events", l.count())
 }
 
-// At whatever instant a host is killed, the next one goes on where it was.
+// Whenever a host is killed, the next one continues with the next event.
 func TestEventsOutliveAKilledHost(t *testing.T) {
 	t.Parallel()
 	w, l := newEmitter(t, 20)
@@ -185,7 +185,7 @@ func TestEventsOutliveAKilledHost(t *testing.T) {
 	t.Logf("%d events, %d of them before the last host", l.count(), bytes.Count(data, []byte{'\n'}))
 }
 
-// A process that was replaced just when the host was killed still tells what it has.
+// A process that was replaced just when the host was killed still delivers its events.
 func TestEventsOfAHostKilledInASwap(t *testing.T) {
 	t.Parallel()
 	w, l := newEmitter(t, 100)
@@ -218,7 +218,7 @@ func TestEventsOfAHostKilledInASwap(t *testing.T) {
 	}
 }
 
-// What a plugin dropped is counted, and the newest are there.
+// Dropped events are counted, and the newest are delivered.
 func TestEventsThatNobodyTook(t *testing.T) {
 	t.Parallel()
 	w, l := newEmitter(t, 0)
@@ -245,7 +245,7 @@ func TestEventsThatNobodyTook(t *testing.T) {
 	}
 }
 
-// What a process had sent when it died is told, though the one that was told is slow.
+// Events that a process had sent before it died are delivered, even to a slow receiver.
 func TestEventsOfAPluginThatDies(t *testing.T) {
 	const emitted, tries = 50, 5
 	for range tries { // it may die before it has sent anything
@@ -284,7 +284,7 @@ func TestEventsOfAPluginThatDies(t *testing.T) {
 	t.Errorf("in none of %d times all events were told", tries)
 }
 
-// A plugin of before events, and one of today, with the host of today.
+// An old plugin without events, and a current one, with a current host.
 func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
 	t.Parallel()
 	w, l := newEmitter(t, 0)
@@ -326,7 +326,7 @@ func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
 	}
 }
 
-// recordedWire is the version of the wire of the process that serves.
+// recordedWire returns the wire version of the serving process.
 func recordedWire(t *testing.T, w *world) int {
 	t.Helper()
 	data, err := os.ReadFile(w.cfg.DataDir + "/plugins/fixture.json")

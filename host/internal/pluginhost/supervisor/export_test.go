@@ -2,12 +2,12 @@ package supervisor
 
 import "time"
 
-// SetPatience changes how long a plugin may be silent and unwell.
+// SetPatience changes how long a plugin may be silent and unhealthy.
 func (s *Supervisor) SetPatience(silence, unwell time.Duration) {
 	s.silence, s.unwell = silence, unwell
 }
 
-// SetBusy changes what counts as busy: so many cores for that long.
+// SetBusy changes what counts as busy: the number of cores and the time.
 func (s *Supervisor) SetBusy(cores float64, after time.Duration) {
 	s.busy = busyRule{cores: cores, after: after}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// The plugin directory is overwritten in place, bytes and all: what runs, and
-// what a restart of the process finds in memory, is the verified copy.
+// The plugin directory's file is overwritten in place. The running process, and a restarted one, still use the
+// verified copy.
 func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -35,7 +35,7 @@ func TestOverwrittenBinaryKeepsRunning(t *testing.T) {
 	}
 }
 
-// Copies are kept for the one that runs and the last good one before it.
+// Copies of the running version and of the last good one before it are kept.
 func TestOldCopiesAreCollected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -57,7 +57,7 @@ func TestOldCopiesAreCollected(t *testing.T) {
 	}
 }
 
-// Another host's certificate, or none, opens no connection to a plugin.
+// A client with another host's certificate, or none, cannot connect to a plugin.
 func TestWrongCertificateIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -133,7 +133,7 @@ func TestFilesThatAreNoPlugins(t *testing.T) {
 	}
 }
 
-// Sockets have short addresses, data directories need not.
+// A Unix socket's address is short, but a data directory's path may be long.
 func TestDeepDataDirectory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// A generation is drained by its last handle, and gives out none once it is
-// retired. An immediate drain is one that did not have to wait.
-func TestLeases(t *testing.T) {
+// A generation is drained when its last user releases it, and cannot be acquired once it is retired.
+func TestRetiredGenerationDrains(t *testing.T) {
 	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	first, ok := g.acquire()
 	if !ok {
@@ -34,7 +33,7 @@ func TestLeases(t *testing.T) {
 	g.drain(time.Hour, nil)
 }
 
-func TestRetireWithoutLeases(t *testing.T) {
+func TestRetireWithoutUsers(t *testing.T) {
 	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	g.retire()
 	if !isDrained(g) {
@@ -42,7 +41,7 @@ func TestRetireWithoutLeases(t *testing.T) {
 	}
 }
 
-func TestDrainHasAnEnd(t *testing.T) {
+func TestDrainTimesOut(t *testing.T) {
 	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	if _, ok := g.acquire(); !ok {
 		t.Fatal("no lease")

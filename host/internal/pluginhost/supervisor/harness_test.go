@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// sideBySide is how many tests run at the same time: they mostly wait for processes.
+// sideBySide is how many tests run in parallel: they mostly wait for processes.
 const sideBySide = 4
 
 func TestMain(m *testing.M) {
@@ -30,8 +30,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// world is a plugin directory and a data directory, whose processes are gone
-// when the test ends.
+// world is a plugin directory and a data directory. Its processes have ended when the test ends.
 type world struct {
 	t   *testing.T
 	cfg supervisor.Config
@@ -44,7 +43,7 @@ type world struct {
 	events []supervisor.Event
 }
 
-// newWorld has a plugin "fixture" in its plugin directory.
+// newWorld returns a world with a plugin "fixture" in its plugin directory.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sv") // short: sockets go below it
@@ -84,8 +83,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// install puts the fixture into the plugin directory under a name, as an
-// operator would: the new file has the place of the old one at once.
+// install puts the fixture into the plugin directory under a name, as an operator would: the new file replaces the
+// old one atomically.
 func (w *world) install(name string) {
 	w.t.Helper()
 	path := filepath.Join(w.cfg.PluginDir, name)
@@ -139,15 +138,15 @@ func (w *world) open() *supervisor.Supervisor {
 	return s
 }
 
-// configure gives a plugin a configuration, in place of the one it had.
+// configure sets a plugin's configuration.
 func (w *world) configure(p supervisor.Plugin) {
-	// A program that was built with the race detector else sleeps when it exits.
+	// Otherwise a program with the race detector sleeps when it exits.
 	p.Env = append(p.Env, "GORACE=atexit_sleep_ms=0")
 	w.cfg.Plugins = slices.DeleteFunc(w.cfg.Plugins, func(old supervisor.Plugin) bool { return old.Name == p.Name })
 	w.cfg.Plugins = append(w.cfg.Plugins, p)
 }
 
-// pids are the processes that run from the copies in the data directory.
+// pids returns the processes that run from the copies in the data directory.
 func (w *world) pids() (pids []int) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, d := range dirs {
@@ -171,7 +170,7 @@ func (w *world) count(what supervisor.EventType) (n int) {
 	return n
 }
 
-// within is a context that ends with the test's patience.
+// within returns a context that ends with the test's patience.
 func within(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -179,7 +178,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// call makes the fixture do something in a call, and gives its answer.
+// call makes the fixture do something in a call, and returns its answer.
 func call(t *testing.T, s *supervisor.Supervisor, name, do string) (map[string]string, error) {
 	t.Helper()
 	ctx := within(t)
@@ -212,7 +211,7 @@ func status(t *testing.T, s *supervisor.Supervisor, name string) supervisor.Stat
 	return supervisor.Status{}
 }
 
-// await waits for the status of one plugin.
+// await waits for a status of one plugin.
 func await(t *testing.T, s *supervisor.Supervisor, name string, ok func(supervisor.Status) bool) supervisor.Status {
 	t.Helper()
 	var last supervisor.Status

@@ -15,8 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
-// hostile are the plugins that a host must stand, and what it says of each: that of
-// most, why they do not come up.
+// hostile lists plugins that must not harm the host, with the error that the host reports.
 var hostile = []struct {
 	args     string // the fixture's
 	says     string // in the status's last error
@@ -41,8 +40,8 @@ var hostile = []struct {
 	{args: "eat 800", says: "it uses"},
 }
 
-// A hostile plugin beside a good one: the host tells which it is and why, ends all of
-// it, and the good one does not notice.
+// A hostile plugin runs beside a good one: the host reports which one it is and why, ends it completely, and the
+// good one is unaffected.
 func TestHostilePlugins(t *testing.T) {
 	t.Parallel()
 	for _, tc := range hostile {
@@ -82,7 +81,7 @@ func TestHostilePlugins(t *testing.T) {
 	}
 }
 
-// One that serves and will not stop is ended, and what it goes on with nobody waits for.
+// A plugin that serves but does not stop is killed, and nobody waits for its remaining calls.
 func TestPluginThatHangsInStop(t *testing.T) {
 	t.Parallel()
 	t.Run("when it is replaced", func(t *testing.T) {
@@ -111,8 +110,8 @@ func TestPluginThatHangsInStop(t *testing.T) {
 	})
 }
 
-// A GiB of complaints fills neither the host's disk nor its log, and who prints it can
-// be called all the while.
+// A GiB of output fills neither the host's disk nor its log, and the plugin that prints it can be called
+// meanwhile.
 func TestFloodIsBounded(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: unflooded{w.log}, Level: hclog.Debug})
@@ -146,7 +145,7 @@ func TestFloodIsBounded(t *testing.T) {
 	}
 }
 
-// A binary that cannot be copied is not to blame: it takes over when it can be.
+// A binary that cannot be copied is not refused: it takes over when it can be copied.
 func TestBinaryThatCannotBeCopied(t *testing.T) {
 	t.Parallel()
 	t.Run("others may write it", func(t *testing.T) {
@@ -205,7 +204,7 @@ func (u unflooded) Write(p []byte) (int, error) {
 	return u.output.Write(p)
 }
 
-// children are the pids that a plugin's process has printed.
+// children returns the pids that a plugin's process has printed.
 func (w *world) children(name string) []string {
 	w.t.Helper()
 	data, err := os.ReadFile(filepath.Join(w.cfg.DataDir, "plugins", "logs", name+".log"))

@@ -15,11 +15,11 @@ import (
 
 const mib = 1 << 20
 
-// tooMuch is how the end of a plugin with limits{memory = 256MiB} is told of.
+// tooMuch matches the error of a plugin with limits{memory = 256MiB}.
 var tooMuch = regexp.MustCompile(`it uses \d+ MiB of memory, its plugin block allows 256 MiB`)
 
-// What eats memory ends, its binary goes back to the one before where there is one, and
-// other plugins see nothing of it.
+// A process that uses too much memory is ended, its binary is rolled back if there was one before, and other
+// plugins are unaffected.
 func TestMemoryEater(t *testing.T) {
 	t.Parallel()
 	limits := supervisor.Limits{Memory: 256 * mib}
@@ -74,7 +74,7 @@ func TestMemoryEater(t *testing.T) {
 		if !tooMuch.MatchString(st.Refused[bad.SHA256]) {
 			t.Errorf("refused: %v", st.Refused)
 		}
-		// Callers had it until the other one was up.
+		// Callers used the old process until the other one was up.
 		if last := st.Swaps[len(st.Swaps)-1]; !last.Rollback || last.To.Generation == 0 || w.count(supervisor.EventEnded) != 0 {
 			t.Errorf("swap %+v, %d ends", last, w.count(supervisor.EventEnded))
 		}
@@ -158,7 +158,7 @@ func TestForkBomb(t *testing.T) {
 		w.configure(supervisor.Plugin{Name: "fixture", Limits: supervisor.Limits{Processes: 70}})
 		s := w.open()
 		before := mustCall(t, s, "fixture", "")["pid"]
-		// Go cannot go on without a thread: the call may fail with the process.
+		// Go programs fail when they cannot make a thread: the process may end during the call.
 		answer, _ := call(t, s, "fixture", "bomb 100")
 		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
 		if !regexp.MustCompile(`it wants more processes and threads than its plugin block allows: 70|the process ended`).MatchString(st.LastError) {
@@ -177,7 +177,7 @@ func TestForkBomb(t *testing.T) {
 	})
 }
 
-// A plugin has no more rights, files and groups than it should.
+// A plugin does not have more privileges, files and groups than it should.
 func TestIsolation(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -195,7 +195,7 @@ func TestIsolation(t *testing.T) {
 	for path, wants := range map[string][]string{
 		pid + "/status":        {"Uid: 65534 65534", "Gid: 1 1", "NoNewPrivs: 1"},
 		pid + "/oom_score_adj": {"500"},
-		// The other user's would need CAP_SYS_RESOURCE.
+		// Changing another user's limit would need CAP_SYS_RESOURCE.
 		mustCall(t, s, "own", "")["pid"] + "/limits": {"Max open files 321 321"},
 	} {
 		data, err := os.ReadFile("/proc/" + path)
@@ -222,7 +222,7 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-// cgroups are the control groups of a plugin's processes, out of its record.
+// cgroups returns the control groups in a plugin's record.
 func (w *world) cgroups(name string) (dirs []string) {
 	w.t.Helper()
 	data, err := os.ReadFile(filepath.Join(w.cfg.DataDir, "plugins", name+".json"))

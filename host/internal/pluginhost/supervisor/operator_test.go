@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
-// What runs already can be pinned, and unpinned when nothing else is to run.
+// The running copy can be pinned, and unpinned if no other binary should run.
 func TestPinWhatRuns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -27,7 +27,7 @@ func TestPinWhatRuns(t *testing.T) {
 	}
 }
 
-// A copy that cannot take over is not pinned: the next host would start it.
+// A copy that cannot take over is not pinned, because the next host would start it.
 func TestPinOfABadCopy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -58,7 +58,7 @@ func TestRollbackOfAPinnedPlugin(t *testing.T) {
 	}
 }
 
-// A plugin's own rollback window counts, not that of the others.
+// A plugin's own rollback window has priority over the default.
 func TestRollbackWindowOfAPlugin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -72,7 +72,7 @@ func TestRollbackWindowOfAPlugin(t *testing.T) {
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.2.3" && st.State == supervisor.Running })
 }
 
-// Plugins that would be left running end with a host that is told so.
+// StopWithHost ends plugins that would otherwise keep running.
 func TestStopWithHost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// hostProcess runs a real host, to be killed.
+// hostProcess is a real host process, to be killed.
 type hostProcess struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -27,7 +27,7 @@ type hostProcess struct {
 	out   *bufio.Reader
 }
 
-// host starts one; args follow the plugin's name.
+// host starts a host process; args follow the plugin's name.
 func (w *world) host(args ...string) *hostProcess {
 	w.t.Helper()
 	arg, err := json.Marshal(struct {
@@ -58,7 +58,7 @@ func (w *world) host(args ...string) *hostProcess {
 	return h
 }
 
-// up waits for the plugin and gives its pid.
+// up waits for the plugin and returns its pid.
 func (h *hostProcess) up() int {
 	h.t.Helper()
 	line, err := h.out.ReadString('\n')
@@ -72,7 +72,7 @@ func (h *hostProcess) up() int {
 	return pid
 }
 
-// kill is kill -9.
+// kill ends the process like kill -9.
 func (h *hostProcess) kill() {
 	h.cmd.Process.Kill()
 	h.cmd.Wait()
@@ -108,7 +108,7 @@ func TestPluginOutlivesAKilledHost(t *testing.T) {
 	waitFor(t, "its log line", func() bool { return strings.Contains(w.log.String(), "after the kill") })
 }
 
-// Close leaves the plugins running, and the same program can open them again.
+// Close leaves the plugins running, and the same process can open them again.
 func TestCloseLeavesPluginsRunning(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -121,7 +121,7 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 	if after := mustCall(t, second, "fixture", ""); after["pid"] != before["pid"] {
 		t.Errorf("pid %s, then %s", before["pid"], after["pid"])
 	}
-	// It is not our child any more, but we still see it die and replace it.
+	// It is not our child any more, but its death is still noticed and it is replaced.
 	if _, err := call(t, second, "fixture", "exit"); err == nil {
 		t.Fatal("it did not exit")
 	}
@@ -131,8 +131,7 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 	}
 }
 
-// At whatever instant a host is killed, in the middle of a swap too, the next one
-// comes to have exactly one process.
+// Whenever a host is killed, even during a swap, the next one ends up with exactly one process.
 func TestHostKilledAtAnyInstant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -164,8 +163,8 @@ func TestHostKilledAtAnyInstant(t *testing.T) {
 	}
 }
 
-// The instants around the fork are the ones that matter most: the record has the
-// intent, and the process is not there yet, or is not recorded yet.
+// The most important instants are around the fork: the intent is in the record, but the process does not exist or
+// is not recorded yet.
 func TestHostKilledAroundTheFork(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -174,7 +173,7 @@ func TestHostKilledAroundTheFork(t *testing.T) {
 	w.hostProgram = testbin.BuildTags(t, "host/internal/pluginhost/supervisor/testdata/host", "failpoint")
 	w.hostEnv = []string{"PANNIER_FAILPOINT=" + points}
 	for i, point := range []string{"intended", "forked", "forked", "intended", "forked"} {
-		// One that would answer ends itself: nobody reads what it prints.
+		// A process that would answer ends itself, because nobody reads its output.
 		w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"hang", strconv.Itoa(i)}})
 		w.must(os.WriteFile(points, []byte("process:"+point), 0o600))
 		h := w.host()
@@ -197,15 +196,15 @@ func TestHostKilledAroundTheFork(t *testing.T) {
 	}
 }
 
-// settled waits until one process of the fixture serves and no other is left.
+// settled waits until one process of the fixture serves and no other exists.
 func (w *world) settled(s *supervisor.Supervisor) {
 	w.t.Helper()
 	await(w.t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running && st.Draining == 0 })
 	waitFor(w.t, "one process", func() bool { return len(w.pids()) == 1 })
 }
 
-// What the next host would start differently is not reattached but replaced, and
-// so is what does not prove that it is ours.
+// A process that the next host would start differently, or that cannot prove its identity, is replaced and not
+// reattached.
 func TestReplacedInsteadOfReattached(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
@@ -243,7 +242,7 @@ func TestReplacedInsteadOfReattached(t *testing.T) {
 	}
 }
 
-// A pid that a stranger has by now is left alone.
+// A process that now has the pid of a recorded process is left alone.
 func TestStrangerIsNotTouched(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

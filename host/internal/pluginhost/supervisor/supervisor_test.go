@@ -57,8 +57,7 @@ func TestPluginComesUp(t *testing.T) {
 	}
 }
 
-// A plugin that does not come up says why, leaves nothing behind, and holds up
-// nobody.
+// A plugin that does not come up reports why, leaves nothing behind, and does not delay others.
 func TestBrokenPlugins(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -197,7 +196,7 @@ func TestCrashLoopBacksOff(t *testing.T) {
 	start := time.Now()
 	s := w.open()
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts+w.count(supervisor.EventFailed) >= 5 })
-	// With half the waits at the least: 25 + 50 + 100 + 200 ms lie between five ends.
+	// At least half of each pause: 25 + 50 + 100 + 200 ms between five ends.
 	if took := time.Since(start); took < 375*time.Millisecond {
 		t.Errorf("five ends in %v: it does not back off", took)
 	}
@@ -221,7 +220,7 @@ func TestPanicEndsOnlyItsCall(t *testing.T) {
 	waitFor(t, "the stack in the log", func() bool { return strings.Contains(w.log.String(), "testdata/plugin/main.go") })
 }
 
-func TestUnwellPluginIsReported(t *testing.T) {
+func TestUnhealthyPluginIsReported(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"unwell"}})
@@ -233,8 +232,8 @@ func TestUnwellPluginIsReported(t *testing.T) {
 	mustCall(t, s, "fixture", "")
 }
 
-// A plugin that hangs, or does not get well again, is replaced.
-func TestPatienceEnds(t *testing.T) {
+// A plugin that hangs, or does not become healthy again, is replaced.
+func TestHungOrUnhealthyPluginIsReplaced(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		mode            string
@@ -260,7 +259,7 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-func TestFloodOfOutput(t *testing.T) { // alone: the flood is one of the processor too
+func TestFloodOfOutput(t *testing.T) { // not parallel: the flood also uses the processor
 	w := newWorld(t)
 	w.install("printer")
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"flood"}})

@@ -23,14 +23,14 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// bad are the ways in which a new binary fails before it takes over.
+// bad lists the ways in which a new binary fails before it takes over.
 var bad = []string{
 	"exit", "hang", "garbage", "endless-line", "wrong-cookie", "wrong-wire", "wrong-socket", "plain", "bad-version", "wrong-kind",
 	"panic", "unwell", "hang-in-validate", "hang-in-configure", "refuses", "exit-in-configure", "other-certificate",
 	"exit-after-handshake",
 }
 
-// calls are one for each kind of plugin that the fixture can be.
+// calls has one call for each kind that the fixture can be.
 var calls = map[string]func(ctx context.Context, conn grpc.ClientConnInterface) error{
 	"storage": func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := storage.NewClient(conn).Attach(ctx, storage.Driver{ID: "d"}, storage.AttachRequest{})
@@ -49,8 +49,7 @@ var calls = map[string]func(ctx context.Context, conn grpc.ClientConnInterface) 
 	},
 }
 
-// load calls the plugin from several goroutines until it is told to stop, and
-// counts what fails.
+// load calls the plugin from several goroutines until it is stopped, and counts failures.
 type load struct {
 	calls, failed atomic.Int64
 	mu            sync.Mutex
@@ -60,7 +59,7 @@ type load struct {
 	wg            sync.WaitGroup
 }
 
-// startLoad makes so many calls of a kind a second.
+// startLoad makes that many calls of a kind per second.
 func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *load {
 	const callers = 8
 	l := &load{stop: make(chan struct{})}
@@ -84,7 +83,7 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *l
 	return l
 }
 
-// one makes one call, on a lease of its own.
+// one makes one call on a newly acquired generation.
 func (l *load) one(s *supervisor.Supervisor, kind string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -116,13 +115,13 @@ func (l *load) end() {
 	l.wg.Wait()
 }
 
-// Half of the new binaries are bad, each in its own way. Callers see nothing of it.
+// Half of the new binaries are bad, each in a different way. Callers notice nothing.
 func TestSwapUnderLoad(t *testing.T) {
 	t.Parallel()
 	swapsUnderLoad(t, "storage", 400, bad)
 }
 
-// The other kinds share the bad ways among themselves, and the machine.
+// The other kinds share the bad binaries, and the machine.
 func TestSwapUnderLoadOfTheOtherKinds(t *testing.T) {
 	t.Parallel()
 	kinds := []string{"identity", "registration", "bootstrap"}
@@ -206,7 +205,7 @@ func TestCallsEndWhereTheyBegan(t *testing.T) {
 	w.settled(s)
 }
 
-// The ways in which a file may come to be where it is.
+// The ways in which a file may be put into the plugin directory.
 func TestHowABinaryArrives(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -245,13 +244,13 @@ func TestHowABinaryArrives(t *testing.T) {
 		put(w.binary("good", want))
 		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == want })
 	}
-	// A lower version beside it changes nothing; with the highest gone it is its turn.
+	// A lower version changes nothing; when the highest is removed, the lower one runs.
 	w.must(os.WriteFile(path+"_v1.8.0", w.binary("good", "1.8.0"), 0o755))
 	w.must(os.Remove(path + "_v1.9.0"))
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.8.0" })
 }
 
-// What fails soon after it has taken over goes back by itself, and is not tried again.
+// A version that fails soon after it has taken over is rolled back, and is not tried again.
 func TestRollback(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]string{"it dies": "exit", "it becomes unhealthy": "unwell"} {
@@ -269,7 +268,7 @@ func TestRollback(t *testing.T) {
 				t.Errorf("status %+v", st)
 			}
 			waitFor(t, "the event", func() bool { return w.count(supervisor.EventRolledBack) == 1 })
-			// Until it changes.
+			// It is tried again when it changes.
 			w.put("fixture", "good", "1.3.1")
 			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.1" })
 			w.settled(s)
@@ -277,7 +276,7 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-func TestOrders(t *testing.T) {
+func TestOperatorRequests(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
@@ -317,8 +316,8 @@ func TestOrders(t *testing.T) {
 	w.settled(s)
 }
 
-// A lease tells its holder of a stream that another process has taken over.
-func TestLeaseTellsOfASwap(t *testing.T) {
+// Handle.Retired reports that another process has taken over.
+func TestHandleReportsASwap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
@@ -339,7 +338,7 @@ func TestLeaseTellsOfASwap(t *testing.T) {
 	}
 }
 
-// A plugin that is put there later is started, with nobody asking.
+// A plugin that is added later is started automatically.
 func TestNewPluginIsStarted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -349,8 +348,7 @@ func TestNewPluginIsStarted(t *testing.T) {
 	await(t, s, "second", func(st supervisor.Status) bool { return st.Version == "3.0.0" })
 }
 
-// put puts a fixture that behaves as mode says into the plugin directory, as an
-// operator would.
+// put puts a fixture that behaves as mode says into the plugin directory, as an operator would.
 func (w *world) put(name, mode, version string) {
 	w.t.Helper()
 	path := filepath.Join(w.cfg.PluginDir, name)
@@ -358,7 +356,7 @@ func (w *world) put(name, mode, version string) {
 	w.must(os.Rename(path+".tmp", path))
 }
 
-// binary is the fixture with a last line that says how it behaves.
+// binary returns the fixture with a last line that says how it behaves.
 func (w *world) binary(mode, version string) []byte {
 	w.t.Helper()
 	data, err := os.ReadFile(fixture(w.t, "plugin"))

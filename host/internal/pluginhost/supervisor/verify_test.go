@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
-// candidate is a fixture in a folder beside the plugin directory.
+// candidate puts a fixture into a directory beside the plugin directory.
 func (w *world) candidate(file, mode, version string) string {
 	w.t.Helper()
 	dir := filepath.Join(filepath.Dir(w.cfg.PluginDir), "new")
@@ -25,7 +25,7 @@ func (w *world) candidate(file, mode, version string) string {
 	return path
 }
 
-// traces are the files of the supervisor, but for what changes by itself.
+// traces returns the supervisor's files, except those that change by themselves.
 func (w *world) traces() []string {
 	w.t.Helper()
 	var all []string
@@ -63,7 +63,7 @@ func TestVerify(t *testing.T) {
 		t.Errorf("verified %+v, %v; want %+v", v, err, want)
 	}
 	untouched("good")
-	// The very file that serves has a copy, which stays.
+	// The file that serves has a copy, which must stay.
 	if v, err = s.Verify(within(t), filepath.Join(w.cfg.PluginDir, "fixture")); err != nil || v.SHA256 != before.SHA256 {
 		t.Errorf("verified what serves: %+v, %v", v, err)
 	}
@@ -83,7 +83,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// What the plugin directory would not take is refused before it runs.
+// A file that the plugin directory would not accept is refused before it runs.
 func TestVerifyRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -149,7 +149,7 @@ func TestCloseEndsAVerification(t *testing.T) {
 	}
 }
 
-// What a host that is killed was verifying, the next one ends.
+// If a host is killed during a verification, the next one ends it.
 func TestHostKilledWhileItVerifies(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -157,7 +157,7 @@ func TestHostKilledWhileItVerifies(t *testing.T) {
 	w.cfg.StartTimeout = time.Minute
 	h := w.host(w.candidate("fixture", "hang-in-configure", "2.0.0"))
 	pid := h.up()
-	// One that is stopped does not end because its host is gone.
+	// A stopped process does not end when its host is gone.
 	waitFor(t, "the process that is verified", func() bool {
 		all := slices.DeleteFunc(w.pids(), func(p int) bool { return p == pid })
 		return len(all) == 1 && unix.Kill(all[0], unix.SIGSTOP) == nil

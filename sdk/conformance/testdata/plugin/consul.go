@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// tokens is an identity plugin. A token is a file under its secret.
+// tokens is an identity plugin. A token is a file named by its secret.
 type tokens struct{ *plugin }
 
 func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string, error) {

@@ -1,6 +1,6 @@
-// A plugin for the tests of the kit: plugin MODE KIND STATE. MODE is "good" or says how
-// it misbehaves, STATE is the folder that its backend keeps everything in. The
-// backend itself is an HTTP server on the socket that a call names.
+// A plugin for the kit's tests: plugin MODE KIND STATE. MODE is "good" or says how it misbehaves, STATE is the
+// directory where its backend keeps everything. The backend itself is an HTTP server on the socket that a call
+// names.
 package main
 
 import (
@@ -158,7 +158,7 @@ func (p *plugin) Close() error {
 	return nil
 }
 
-// reach asks a backend, and passes it a secret. name is what the call is about.
+// reach calls a backend and passes it a secret. name is the object of the call.
 func (p *plugin) reach(ctx context.Context, endpoint, name, secret string) error {
 	if err := p.enter(name); err != nil {
 		return err
@@ -204,7 +204,7 @@ func (p *plugin) reach(ctx context.Context, endpoint, name, secret string) error
 	return nil
 }
 
-// enter is where several modes look at who calls.
+// enter implements several modes that depend on the caller.
 func (p *plugin) enter(name string) error {
 	path := filepath.Join(p.state, name)
 	if !calls(name) {
@@ -222,7 +222,7 @@ func (p *plugin) enter(name string) error {
 	return nil
 }
 
-// calls tells the names of the checks of calls from those of all others.
+// calls distinguishes the names used by the checks of calls from all others.
 func calls(name string) bool { return strings.HasPrefix(name, "conf-call-") }
 
 func (p *plugin) leave(name string) {
@@ -231,7 +231,7 @@ func (p *plugin) leave(name string) {
 	}
 }
 
-// lock takes a lock that the process keeps.
+// lock takes a lock and keeps it until the process ends.
 func (p *plugin) lock(path string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -250,7 +250,7 @@ func (p *plugin) lock(path string) error {
 	return nil
 }
 
-// done keeps that something was made; made tells whether it is there.
+// done records that something was made; made says whether it exists.
 func (p *plugin) done(name string) error {
 	return os.WriteFile(filepath.Join(p.state, name), nil, 0o600)
 }
@@ -262,7 +262,7 @@ func (p *plugin) made(name string) bool {
 
 func (p *plugin) gone(name string) { _ = os.Remove(filepath.Join(p.state, name)) }
 
-// again is another text each time, in one process.
+// again returns a different text at each call of one process.
 func (p *plugin) again() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

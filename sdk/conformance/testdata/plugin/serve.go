@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// serve is a plugin without sdk.Main, which would not misbehave so.
+// serve serves a plugin without sdk.Main, which would not misbehave like this.
 func serve(mode string, info sdk.Info, kind sdk.Plugin) {
 	if os.Getenv(wire.Handshake.MagicCookieKey) == "" {
 		os.Stderr.WriteString("not by hand\n")
@@ -95,7 +95,7 @@ func (p *ownService) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.Sto
 	return &pluginv1.StopResponse{}, nil
 }
 
-// call keeps the process for as long as a call is in flight.
+// call keeps the process running while a call is in flight.
 func (p *ownService) call(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	p.calls.Add(1)
 	defer p.calls.Done()

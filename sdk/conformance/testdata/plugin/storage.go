@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// volumes is a storage plugin. A volume is a file in the state, a published one a tmpfs.
+// volumes is a storage plugin. A volume is a file in STATE; a published one is a tmpfs.
 type volumes struct{ *plugin }
 
 func (v *volumes) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
@@ -53,7 +53,7 @@ func (v *volumes) Probe(context.Context, storage.Driver, time.Duration) (bool, e
 	return true, nil
 }
 
-// call is the way of every call on a volume: reached, and never in another's way.
+// call makes the part that all calls on a volume have in common.
 func (v *volumes) call(ctx context.Context, d storage.Driver, what string, vol storage.Volume) error {
 	if vol.Name == "" {
 		switch v.mode {

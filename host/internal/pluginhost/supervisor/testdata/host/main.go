@@ -1,7 +1,6 @@
-// A host for tests: it opens a supervisor with the configuration in its first
-// argument (JSON) and prints the pid of the plugin in its second once that is up. It
-// then verifies the file in its third, if there is one.
-// It ends when it is killed, or properly when its standard input ends.
+// A host for tests: it opens a supervisor with the configuration in its first argument (JSON) and prints the pid
+// of the plugin in its second once that is up. It then verifies the file in its third, if there is one. It ends
+// when it is killed, or normally when its standard input ends.
 package main
 
 import (

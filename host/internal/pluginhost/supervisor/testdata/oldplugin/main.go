@@ -1,5 +1,4 @@
-// A plugin from before version 2 of the wire: it serves version 1 only, with nothing
-// of the SDK's that could have learned more since.
+// A plugin from before version 2 of the wire: it serves version 1 only, without the current SDK.
 package main
 
 import (

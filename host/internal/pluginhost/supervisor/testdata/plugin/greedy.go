@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// eaten keeps what eat takes.
+// eaten keeps the memory that eat takes.
 var eaten [][]byte
 
-// eat takes so many MiB of memory, at about 1 GiB a second, and keeps it.
+// eat takes that many MiB of memory, at about 1 GiB a second, and keeps it.
 func eat(mib int) {
 	for range mib {
 		piece := make([]byte, 1<<20)
@@ -23,7 +23,7 @@ func eat(mib int) {
 	}
 }
 
-// spin uses all the time of the machine that it can get.
+// spin uses as much CPU time as it can get.
 func spin() {
 	for range 8 {
 		go func() {
@@ -34,8 +34,8 @@ func spin() {
 	}
 }
 
-// bomb starts children that nothing but SIGKILL ends and that hide: each has a session
-// of its own and nothing in its environment. It tells their pids.
+// bomb starts hidden children that only SIGKILL ends: each has its own session and an empty environment. It prints
+// their pids.
 func bomb(children int) (pids string) {
 	for range children {
 		cmd := exec.Command("/bin/sh", "-c", "trap '' TERM HUP INT; exec sleep 1000")
@@ -49,7 +49,7 @@ func bomb(children int) (pids string) {
 	return pids
 }
 
-// mib is the last of a mode's arguments, such as the 600 in "eat 600".
+// mib returns the last of a mode's arguments, such as the 600 in "eat 600".
 func mib() int {
 	n, err := strconv.Atoi(os.Args[len(os.Args)-1])
 	if err != nil {

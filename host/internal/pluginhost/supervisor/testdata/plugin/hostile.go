@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// hangs serves a plugin that hangs in one call of its life, whatever its caller does,
-// and answers the others. What the SDK does for an author it does not do.
+// hangs serves a plugin that hangs in one call of its lifecycle, whatever its caller does, and answers the others.
+// It does not use the SDK's server.
 func hangs(in string) {
 	life := &hanging{in: in}
 	goplugin.Serve(&goplugin.ServeConfig{
@@ -76,8 +76,8 @@ func (h *hanging) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.StopRe
 	return &pluginv1.StopResponse{}, nil
 }
 
-// forge replaces the certificate that the host issued for this process by one of
-// another host's, for the same name.
+// forge replaces the certificate that the host issued for this process by one of another authority for the same
+// name.
 func forge() {
 	bundle := os.Getenv(wire.EnvTLSBundle)
 	issued, err := os.ReadFile(bundle)
@@ -107,7 +107,7 @@ func forge() {
 	os.Setenv(wire.EnvTLSBundle, path)
 }
 
-// spill writes so many MiB to the standard error, as fast as it can.
+// spill writes that many MiB to standard error, as fast as it can.
 func spill(mib int) {
 	line := strings.Repeat("x", 1023) + "\n"
 	piece := []byte(strings.Repeat(line, 1024))

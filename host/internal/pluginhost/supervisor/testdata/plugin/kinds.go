@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// kinds are what the fixture can be. Each has one call that answers.
+// kinds are the kinds that the fixture can be. Each has one call that answers.
 var kinds = map[string]func(*impl) sdk.Plugin{
 	"storage":      func(i *impl) sdk.Plugin { return storage.Plugin(i) },
 	"identity":     func(i *impl) sdk.Plugin { return identity.Plugin(reader{life: i}) },

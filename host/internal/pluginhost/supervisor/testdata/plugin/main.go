@@ -1,7 +1,6 @@
-// A plugin for tests. Its first argument says how it misbehaves, or a line "#fixture
-// MODE VERSION" at the end of its executable; with neither it is a good one. It is a
-// storage plugin, whose calls do what the volume's name says, unless the line names
-// another kind after the version.
+// A plugin for tests. Its first argument, or a line "#fixture MODE VERSION" at the end of its executable, says how
+// it misbehaves; without either it is a good plugin. It is a storage plugin, whose calls do what the volume's name
+// says, unless the line names another kind after the version.
 package main
 
 import (
@@ -61,7 +60,7 @@ func main() {
 		fmt.Println("1|1|unix|/run/somebody-elses.sock|grpc|")
 		time.Sleep(time.Hour)
 	case "plain":
-		// No TLS: something listens, and does not prove who it is.
+		// No TLS: a server listens, but does not prove its identity.
 		l := os.Getenv("PLUGIN_UNIX_SOCKET_DIR") + "/plugin1"
 		go serveHTTP(l)
 		fmt.Println("1|1|unix|" + l + "|grpc|")
@@ -74,7 +73,7 @@ func main() {
 		hangs(strings.TrimPrefix(mode, "hang-in-"))
 		os.Exit(0)
 	case "exit-after-handshake":
-		// A dying process's last deed: it says where it would have listened.
+		// The process prints where it would have listened, and dies.
 		fmt.Println("1|1|unix|" + os.Getenv("PLUGIN_UNIX_SOCKET_DIR") + "/plugin1|grpc|")
 		os.Exit(4)
 	case "panic":
@@ -103,7 +102,7 @@ func main() {
 	sdk.Main(sdk.Info{Name: "fixture", Version: version}, kind)
 }
 
-// trailer is what the last line of this executable says.
+// trailer parses the last line of this executable.
 func trailer() (mode, version, kind string, ok bool) {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {
