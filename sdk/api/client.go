@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
-// DefaultAddress is that of an agent with no configuration.
+// DefaultAddress is the default address of an agent.
 const DefaultAddress = "unix:///run/pannier/pannier.sock"
 
 const (
@@ -24,7 +24,7 @@ const (
 	maxMessage = 64 << 20
 )
 
-// Client calls one agent. Its methods may be used by many goroutines at once.
+// Client calls one agent. It is safe for concurrent use.
 type Client struct {
 	Volumes   hostv1connect.VolumeServiceClient
 	Drivers   hostv1connect.DriverServiceClient
@@ -43,10 +43,10 @@ type Client struct {
 	transport *http.Transport
 }
 
-// TokenHeader carries the secret of the ACL token that a call is made with.
+// TokenHeader is the header with the secret of the caller's ACL token.
 const TokenHeader = "X-Pannier-Token"
 
-// Option changes how a Client calls.
+// Option configures a Client.
 type Option func(*settings)
 
 type settings struct {
@@ -54,12 +54,11 @@ type settings struct {
 	tls   TLS
 }
 
-// WithToken makes all calls with the secret of an ACL token. It is not sent over http://,
-// where anyone could read it.
+// WithToken sends the secret of an ACL token with all calls. It is not sent over http://, where anyone could read it.
 func WithToken(secret string) Option { return func(s *settings) { s.token = secret } }
 
-// New makes a client for an agent's address: unix:///path, https://host:port or http://host:port.
-// It does not connect yet: an agent that is not there is told by the first call.
+// New returns a client for an agent's address: unix:///path, https://host:port or http://host:port. It does not
+// connect yet: if the agent cannot be reached the first call fails.
 func New(address string, options ...Option) (*Client, error) {
 	var set settings
 	for _, option := range options {
@@ -121,7 +120,7 @@ func New(address string, options ...Option) (*Client, error) {
 	}, nil
 }
 
-// Close closes the connections that no call uses. It may be called more than once.
+// Close closes idle connections. It may be called more than once.
 func (c *Client) Close() error {
 	c.transport.CloseIdleConnections()
 	return nil
@@ -132,7 +131,7 @@ func parseAddress(address string) (network, target, baseURL string, err error) {
 		if !strings.HasPrefix(path, "/") {
 			return "", "", "", fmt.Errorf("address %q: unix:// and an absolute path is needed, such as %s", address, DefaultAddress)
 		}
-		// The host in the URL is not looked at: the socket is dialled.
+		// The host in the URL is ignored: the socket is dialled.
 		return "unix", path, "http://pannier", nil
 	}
 	u, err := url.Parse(address)
@@ -150,8 +149,7 @@ func parseAddress(address string) (network, target, baseURL string, err error) {
 	return "tcp", net.JoinHostPort(u.Hostname(), port), u.Scheme + "://" + u.Host, nil
 }
 
-// doer adds the token to each call, and takes net/http's wrapping off an
-// UnreachableError, whose text is complete.
+// doer adds the token to each call, and removes net/http's wrapping of UnreachableError, whose text is complete.
 type doer struct {
 	client *http.Client
 	token  string

@@ -1,12 +1,7 @@
-// Package api is the Go client of a Pannier agent. The services themselves are
-// protobuf (proto/pannier/host/v1), served by connect: the command line, curl
-// with JSON and programs through this package all use the same ones.
+// Package api is the Go client of a Pannier agent. The services are protobuf (proto/pannier/host/v1), served by Connect:
+// the command line, curl with JSON and programs that use this package all call the same ones.
 //
-// An agent's way in is its unix socket, which root and the socket's group may
-// use; the agent takes the caller from the socket's peer credentials. One that has
-// certificates is called over https too (WithTLS). Errors are
-// *connect.Error with a code; an agent that cannot be reached is an
-// *UnreachableError inside one with CodeUnavailable.
-//
-// It imports the generated code and connect, and nothing else of this module.
+// Agents listen on a unix socket for root and the socket's group, and identify the caller by the socket's peer
+// credentials. An agent with certificates is called over https too (WithTLS). Errors are *connect.Error with a code. If an
+// agent cannot be reached, the code is CodeUnavailable and the error wraps an *UnreachableError.
 package api

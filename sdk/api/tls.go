@@ -9,18 +9,17 @@ import (
 	"os"
 )
 
-// TLS is how an agent is called at https://host:port. Each field may be empty.
+// TLS configures calls to https://host:port. Each field may be empty.
 type TLS struct {
-	// CAFile has the certificates of those who may have signed the agent's; empty: the system's.
+	// CAFile has the certificates of authorities that may have signed the agent's; empty: the system's.
 	CAFile string
-	// CertFile and KeyFile are the caller's own.
+	// CertFile and KeyFile are the caller's.
 	CertFile, KeyFile string
-	// ServerName is the name that the agent's certificate has to have; empty: the address's.
+	// ServerName is the name in the agent's certificate; empty: the address's host.
 	ServerName string
 }
 
-// WithTLS says how an agent is called whose address is https://host:port. Other
-// addresses do not use it.
+// WithTLS configures calls to an address of the form https://host:port. Other addresses ignore it.
 func WithTLS(t TLS) Option { return func(s *settings) { s.tls = t } }
 
 // config reads the files, for an address at host.
@@ -49,7 +48,7 @@ func (t TLS) config(host string) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// handshake gives raw's connection in TLS, or closes it.
+// handshake wraps raw in TLS, or closes it.
 func handshake(ctx context.Context, raw net.Conn, cfg *tls.Config) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -12,15 +12,14 @@ import (
 	"syscall"
 )
 
-// UnreachableError says that no connection to the agent could be made. No call
-// was sent then, so it can be repeated.
+// UnreachableError is returned if no connection to the agent could be made. No call was sent, so it can be repeated.
 type UnreachableError struct {
-	// Address as given to New.
+	// Address is the one given to New.
 	Address string
 	Err     error
 }
 
-// Error says which address was tried, why it failed and what to do.
+// Error names the address, the cause and what to do.
 func (e *UnreachableError) Error() string {
 	path, isUnix := strings.CutPrefix(e.Address, "unix://")
 	verification := (*tls.CertificateVerificationError)(nil)
@@ -41,10 +40,10 @@ func (e *UnreachableError) Error() string {
 	}
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// whoMay names who can use a socket, as far as its owner shows.
+// whoMay names who can use a socket, as far as its owner and mode show.
 func whoMay(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -1,9 +1,8 @@
-// Package cli is the pannier command: one file a noun, and what they share.
+// Package cli is the pannier command: one file for each noun, and what they share.
 //
-// What stays true:
-//   - Standard output carries what was asked for, and nothing else; progress,
-//     warnings and errors go to standard error.
-//   - The exit code gives the kind of failure (exit.go), and an error ends
+// What must stay true:
+//   - Standard output carries the answer and nothing else; progress, warnings and errors go to standard error.
+//   - The exit code is the kind of failure (exit.go), and an error ends
 //     with what to do next.
 //   - Text from the agent, from drivers above all, reaches a terminal without
 //     control characters.

@@ -9,29 +9,28 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Agent is the configuration of an agent, complete and valid. docs/configuration.md
-// tells each field.
+// Agent is the complete and valid configuration of an agent. docs/configuration.md describes each field.
 type Agent struct {
 	// Name of this node, unique in the cluster.
 	Name       string
 	Datacenter string
-	// DataDir holds all that lasts; absolute.
+	// DataDir has all persistent data; absolute.
 	DataDir string
 	// PluginDir holds the plugins' binaries; absolute.
 	PluginDir string
 	// Socket is the path of the API's unix socket; absolute.
 	Socket string
-	// SocketGroup may use the socket beside root; a name or a number, empty: root only.
+	// SocketGroup is the name or number of a group that may use the socket besides root; empty: root only.
 	SocketGroup string
-	// BindAddr is the IP address on which everything is served that is on TCP.
+	// BindAddr is the IP address of all TCP listeners.
 	BindAddr string
 	// AdvertiseAddr is the IP address at which other agents reach this one; empty: BindAddr.
 	AdvertiseAddr string
-	// HTTPPort serves health and metrics, and the API where there is a TLS; 0: any free one.
+	// HTTPPort serves health and metrics and, with TLS, the API; 0: any free port.
 	HTTPPort int
-	// RPCPort serves other agents, SerfPort gossips with them; 0: any free one.
+	// RPCPort serves other agents, SerfPort is for gossip; 0: any free port.
 	RPCPort, SerfPort int
-	// MinDynamicPort and MaxDynamicPort bound the ports that workloads are given.
+	// MinDynamicPort and MaxDynamicPort bound the ports that workloads get.
 	MinDynamicPort, MaxDynamicPort int
 	// SecretsDir holds the secrets of workloads, on a tmpfs; absolute.
 	SecretsDir string
@@ -40,10 +39,9 @@ type Agent struct {
 	// LogFormat is text or json.
 	LogFormat string
 	Server    Server
-	// TLS is this host's certificate; nil: it is a host of its own, which opens no port
-	// for other agents.
+	// TLS is this host's certificate; nil: the host is in no cluster, and opens no port for other agents.
 	TLS *TLS
-	// RetryJoin are the serf addresses, host:port, of agents that are asked until one answers.
+	// RetryJoin are serf addresses, host:port, of agents to join. They are tried until one answers.
 	RetryJoin []string
 	// Gossip is encrypted with this key.
 	Gossip    KeySource
@@ -51,31 +49,31 @@ type Agent struct {
 	// Ledger is encrypted on disk with this key.
 	Ledger KeySource
 	ACL    ACL
-	// AuditPath is the file that tells who called what; absolute. Empty: there is none.
+	// AuditPath is the audit log's file; absolute. Empty: there is none.
 	AuditPath string
-	// Plugins by name; a plugin of the directory that has no entry runs with the defaults.
+	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
 	// Drivers by id.
 	Drivers []Driver
-	// Consuls by name; empty: services have nowhere to go.
+	// Consuls by name; empty: workloads can have no services.
 	Consuls []Consul
 	// LeavePluginsOnStop leaves plugins and drivers running when the agent stops, so
 	// that the next one finds them.
 	LeavePluginsOnStop bool
 	GC                 GC
-	// Dev says that the agent was started for trying out, with a data directory that
-	// was made for it and goes with it. One that was named is kept: Dev is then false.
+	// Dev says that the agent was started with -dev and a temporary data directory, which is removed with it. It is
+	// false if the data directory was given, which is then kept.
 	Dev bool
 }
 
-// Server is this agent's part in the ledger.
+// Server is this agent's role in the ledger.
 type Server struct {
-	// Enabled keeps a copy of the ledger here and votes.
+	// Enabled says that the agent keeps a copy of the ledger and votes.
 	Enabled bool
-	// BootstrapExpect is how many servers meet before the ledger is begun; 0: this one never
-	// begins one, it waits to be added to a cluster.
+	// BootstrapExpect is how many servers form a new ledger; 0: this one never does, and waits to be added to a
+	// cluster.
 	BootstrapExpect int
-	// Liveness is what this server promises nodes while it leads.
+	// Liveness has the timeouts for nodes while this server leads.
 	Liveness claim.Liveness
 }
 
@@ -85,23 +83,23 @@ type Plugin struct {
 	Name string
 	// Args follow the program's name.
 	Args []string
-	// User that runs it; empty: the agent's.
+	// User runs it; empty: the agent's.
 	User string
-	// Group that it runs as; empty: the user's.
+	// Group runs it; empty: the user's.
 	Group string
-	// Limits of what it may use.
+	// Limits of its resources.
 	Limits Limits
-	// Checksum is "sha256:" and 64 hex digits; empty: any binary is taken.
+	// Checksum is "sha256:" and 64 hex digits; empty: any binary is accepted.
 	Checksum string
-	// Version constrains what the plugin says of itself, such as "~> 1.2"; empty: any.
+	// Version constrains the version that the plugin reports, such as "~> 1.2"; empty: any.
 	Version string
-	// RollbackWindow is how long after a swap a failure brings the binary before it back.
+	// RollbackWindow is how long after a swap a failure restores the previous binary.
 	RollbackWindow time.Duration
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
 }
 
-// Limits bound what a plugin may use, together with what it starts. 0: the default.
+// Limits bound the resources of a plugin and the processes that it starts. 0: the default.
 type Limits struct {
 	// Memory in bytes.
 	Memory int64
@@ -118,9 +116,9 @@ type Driver struct {
 	Type string
 	// Endpoint is the driver's socket: "unix://" and an absolute path.
 	Endpoint string
-	// Command runs the driver; empty: it is run by someone else.
+	// Command runs the driver; empty: something else runs it.
 	Command []string
-	// User that runs it; empty: the agent's.
+	// User runs it; empty: the agent's.
 	User string
 	// MountDir and StagePublishBaseDir are where a driver in a container sees its
 	// folder and its staging and publish paths; both empty: it sees the host's paths.
@@ -130,31 +128,30 @@ type Driver struct {
 	HealthTimeout time.Duration
 }
 
-// Consul is one Consul datacenter that services of workloads may name.
+// Consul is a Consul datacenter that services may name.
 type Consul struct {
 	service.Consul
-	// Audience is the aud of the JWT that a login is made with.
+	// Audience is the aud claim of the JWT for a login.
 	Audience string
-	// IdentityTimeout bounds the whole derivation of a service's token.
+	// IdentityTimeout bounds the derivation of a service's token.
 	IdentityTimeout time.Duration
 }
 
-// GC tells when what nobody uses is looked for.
+// GC configures garbage collection.
 type GC struct {
-	// Interval between two looks.
+	// Interval between two collections.
 	Interval time.Duration
-	// ClaimThreshold is the age from which a claim is looked at.
+	// ClaimThreshold is the age from which claims are checked.
 	ClaimThreshold time.Duration
-	// DriverThreshold is how long a driver is gone before the ledger forgets it.
+	// DriverThreshold is how long a driver has been gone when its record is removed.
 	DriverThreshold time.Duration
-	// WorkloadThreshold is how long an ended workload can still be read.
+	// WorkloadThreshold is how long the record of an ended workload is kept.
 	WorkloadThreshold time.Duration
-	// NodeThreshold is how long a node is down, and holds nothing, before the ledger
-	// forgets it.
+	// NodeThreshold is how long a node without workloads and claims has been down when its record is removed.
 	NodeThreshold time.Duration
 }
 
-// The defaults that others tell too.
+// Defaults that help texts show.
 const (
 	DefaultDataDir  = "/var/lib/pannier"
 	DefaultSocket   = "/run/pannier/pannier.sock"
@@ -162,16 +159,16 @@ const (
 	DefaultRPCPort  = 7421
 	DefaultSerfPort = 7422
 
-	// The range is Nomad's.
+	// The same range as in Nomad.
 	defaultMinDynamicPort = 20000
 	defaultMaxDynamicPort = 32000
 
 	defaultHealthTimeout  = 30 * time.Second
 	defaultRollbackWindow = time.Minute
-	// defaultConsulAddress is where a Consul agent listens when nobody tells it otherwise.
+	// defaultConsulAddress is a Consul agent's default address.
 	defaultConsulAddress   = "127.0.0.1:8500"
 	defaultIdentityTimeout = 5 * time.Minute
-	// defaultAudience is what Nomad's own documentation of auth methods uses.
+	// defaultAudience is from Nomad's documentation of auth methods.
 	defaultAudience = "consul.io"
 
 	systemPluginDir = "/usr/lib/pannier/plugins"
@@ -208,7 +205,7 @@ func defaults() *Agent {
 	}
 }
 
-// DefaultEndpoint is where the agent reaches a driver that names no endpoint.
+// DefaultEndpoint is the endpoint of a driver that is declared without one.
 func DefaultEndpoint(dataDir, id string) string {
 	return "unix://" + filepath.Join(dataDir, "csi", id, "csi.sock")
 }

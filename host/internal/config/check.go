@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
-// complete adds what dev mode has by itself and puts the blocks in order.
+// complete adds dev mode's settings and sorts the blocks.
 func (l *loader) complete() {
 	a := l.agent
 	const id = "local"
@@ -41,7 +41,7 @@ func (l *loader) complete() {
 	l.completeCluster()
 }
 
-// check looks at the values that files, environment and flags share.
+// check validates the values that files, environment and flags share.
 func (l *loader) check() {
 	a := l.agent
 	whole := func(key, format string, args ...any) {
@@ -92,8 +92,8 @@ func (l *loader) check() {
 	}
 }
 
-// CheckEndpoint refuses what is not a CSI driver's endpoint: "unix://" and an
-// absolute path that fits into a socket's address (CSI spec, CSI_ENDPOINT).
+// CheckEndpoint returns an error unless endpoint is "unix://" and an absolute path that fits into a socket's address
+// (CSI spec, CSI_ENDPOINT).
 func CheckEndpoint(endpoint string) error {
 	socket, isUnix := strings.CutPrefix(endpoint, "unix://")
 	if !isUnix || !strings.HasPrefix(socket, "/") {
@@ -105,7 +105,7 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-// completeCluster fills in what follows from the rest.
+// completeCluster fills in defaults that depend on other values.
 func (l *loader) completeCluster() {
 	a, at := l.agent, l.cluster
 	if a.TLS != nil && at.socketRoot == (hcl.Range{}) {
@@ -121,8 +121,7 @@ func (l *loader) completeCluster() {
 	}
 }
 
-// checkCluster looks at what hosts need to be a cluster, and refuses what cannot work
-// together.
+// checkCluster validates the settings of clusters, and those that exclude one another.
 func (l *loader) checkCluster() {
 	a, at := l.agent, l.cluster
 	if err := lease.Check(a.Server.Liveness); err != nil {
@@ -143,7 +142,7 @@ func (l *loader) checkCluster() {
 	l.checkTogether()
 }
 
-// checkAlone refuses on a host without TLS what only others give a meaning.
+// checkAlone refuses settings that only mean something in a cluster, on a host without TLS.
 func (l *loader) checkAlone() {
 	a, at := l.agent, l.cluster
 	const why = "other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier tls ca create and pannier tls cert create make them), or leave this out"
@@ -160,7 +159,7 @@ func (l *loader) checkAlone() {
 	needs(at.autopilot != hcl.Range{}, at.autopilot, "autopilot")
 }
 
-// checkTogether refuses what keeps a host with TLS from being reached, or from others.
+// checkTogether refuses settings with which a host with TLS could not be reached, or not reach others.
 func (l *loader) checkTogether() {
 	a, at := l.agent, l.cluster
 	for _, file := range []struct{ key, path string }{
@@ -190,7 +189,7 @@ func (l *loader) checkTogether() {
 	l.checkAddresses()
 }
 
-// checkAddresses refuses addresses that nobody can dial, and two ports that are one.
+// checkAddresses refuses addresses that cannot be dialled, and equal ports.
 func (l *loader) checkAddresses() {
 	a, at := l.agent, l.cluster
 	if bind, err := netip.ParseAddr(a.BindAddr); err == nil && a.AdvertiseAddr == "" {

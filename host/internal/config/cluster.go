@@ -12,32 +12,32 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// TLS is where an agent's certificate is, in PEM; all three are absolute paths.
+// TLS has the paths of an agent's certificate, in PEM; all three are absolute.
 type TLS struct {
-	// CAFile has the certificates of those who sign for this cluster.
+	// CAFile has the certificates of the cluster's authorities.
 	CAFile string
-	// CertFile and KeyFile are this host's own.
+	// CertFile and KeyFile are this host's.
 	CertFile, KeyFile string
 }
 
-// ACL says whether callers need tokens.
+// ACL configures access control.
 type ACL struct {
-	// Enabled denies what no policy allows.
+	// Enabled denies everything that no policy allows.
 	Enabled bool
-	// SocketRoot lets root on the unix socket do everything; never with a TLS.
+	// SocketRoot allows root everything over the unix socket. It is never set with TLS.
 	SocketRoot bool
 }
 
-// Autopilot is how the leader looks after the other servers while no operator has said otherwise.
+// Autopilot has the settings that apply until an operator changes them in the ledger.
 type Autopilot struct {
-	// CleanupDeadServers removes a server that has failed once another has taken its place.
+	// CleanupDeadServers removes a failed server once another one has replaced it.
 	CleanupDeadServers bool
-	// LastContactThreshold is the silence after which a server counts as failed.
+	// LastContactThreshold is how long a healthy server may be silent.
 	LastContactThreshold time.Duration
 	// ServerStabilizationTime is how long a new server is healthy before it votes.
 	ServerStabilizationTime time.Duration
-	// MinQuorum is how many voters are left at the least when dead ones are removed; 0:
-	// as many as formed the cluster.
+	// MinQuorum is the number of voters that the removal of dead servers must leave; 0: as many as formed the
+	// cluster.
 	MinQuorum int
 }
 
@@ -55,13 +55,13 @@ var (
 	encryptionFields = fields{attrs: []string{"key_file"}}
 )
 
-// clusterPlaces are where the last word on something was, for problems that only all
-// files together show.
+// clusterPlaces are the places of the last values of some settings, for problems that show only after all files are
+// read.
 type clusterPlaces struct {
 	name, bind, advertise, join, encrypt, expect, server, liveness, tls, socketRoot, ports, autopilot hcl.Range
 }
 
-// note keeps where a field was written.
+// note records where a field was written.
 func (s *section) note(dst *hcl.Range, names ...string) {
 	for _, name := range names {
 		if s.has(name) {
@@ -70,7 +70,7 @@ func (s *section) note(dst *hcl.Range, names ...string) {
 	}
 }
 
-// clusterBlocks reads what makes a host a part of a cluster; relative paths start at dir.
+// clusterBlocks reads the settings of clusters. Relative paths start at dir.
 func (l *loader) clusterBlocks(s *section, dir string) {
 	a, at := l.agent, &l.cluster
 	s.note(&at.name, "name")
@@ -158,7 +158,7 @@ func (l *loader) autopilot(s *section) {
 	l.cluster.autopilot = block.DefRange
 }
 
-// clusterFlags are the settings from outside the files.
+// clusterFlags applies the settings from outside the files.
 func (l *loader) clusterFlags(o Overrides) {
 	a, at := l.agent, &l.cluster
 	set(&a.Server.Enabled, o.Server)
@@ -177,10 +177,10 @@ func (l *loader) clusterFlags(o Overrides) {
 	}
 }
 
-// joinAddress gives an address to join with its port; ok is false for what is none.
+// joinAddress adds the default port to an address to join; ok is false for an invalid one.
 func joinAddress(text string) (address string, ok bool) {
 	host, port, err := net.SplitHostPort(text)
-	if err != nil { // a host alone, or an IPv6 address alone
+	if err != nil { // a host or an IPv6 address without a port
 		host, port = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), strconv.Itoa(DefaultSerfPort)
 		if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
 			return "", false

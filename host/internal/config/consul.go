@@ -18,10 +18,10 @@ var consulFields = fields{attrs: []string{
 	"datacenter", "namespace", "partition", "auth_method", "audience", "identity_timeout",
 }}
 
-// consulBlock is a Consul while the files are read.
+// consulBlock is a Consul that is being read.
 type consulBlock struct {
 	Consul
-	// at is where it was last written of, for problems found at the end.
+	// at is the place of its last block, for problems found at the end.
 	at hcl.Range
 }
 
@@ -78,7 +78,7 @@ func (l *loader) consul(in *section, dir, name string) {
 	c.at = in.at("cert_file")
 }
 
-// consulAddress reads where an API of Consul's is.
+// consulAddress reads the address of a Consul API.
 func (s *section) consulAddress(name string, dst *string) {
 	var address string
 	if !s.str(name, &address) {
@@ -91,8 +91,8 @@ func (s *section) consulAddress(name string, dst *string) {
 	*dst = address
 }
 
-// checkConsulAddress takes a host with a port, with http:// or https:// or without, and
-// unix:// with an absolute path.
+// checkConsulAddress accepts a host with a port, with or without http:// or https://, and unix:// with an absolute
+// path.
 func checkConsulAddress(address string) error {
 	bad := fmt.Errorf(`%q is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`, address)
 	if socket, isUnix := strings.CutPrefix(address, "unix://"); isUnix {

@@ -10,7 +10,7 @@ import (
 	ctyjson "github.com/zclconf/go-cty/cty/json"
 )
 
-// freeForm gives a block of any shape as a JSON object.
+// freeForm returns a block of any shape as a JSON object.
 func (s *section) freeForm(name string, block *hcl.Block) []byte {
 	object := map[string]json.RawMessage{}
 	s.freeBody(s.key(name), block.Body, object)
@@ -52,8 +52,8 @@ func (s *section) freeBody(key string, body hcl.Body, into map[string]json.RawMe
 	}
 }
 
-// freeBlocks adds the blocks that stand in a free-form block: one of a type is
-// an object, several are a list of them; labels nest.
+// freeBlocks adds the blocks inside a free-form block: one of a type becomes an object, several a list of objects.
+// Labels nest.
 func (s *section) freeBlocks(key string, body *hclsyntax.Body, into map[string]json.RawMessage) {
 	byType := map[string][]json.RawMessage{}
 	for _, block := range body.Blocks {
@@ -87,8 +87,7 @@ func (s *section) freeBlocks(key string, body *hclsyntax.Body, into map[string]j
 	}
 }
 
-// object reads what may be any JSON object, written as a block or as an object; nil
-// where it is absent.
+// object reads any JSON object, written as a block or as an object; nil if it is absent.
 func (s *section) object(name string) map[string]any {
 	var text []byte
 	switch block := s.one(name); {
@@ -117,8 +116,8 @@ func (s *section) object(name string) map[string]any {
 	return object
 }
 
-// texts reads an object of strings, written as a block or as an object; numbers and
-// booleans are taken as they are written. It is nil where it is absent.
+// texts reads an object of strings, written as a block or as an object. Numbers and booleans are taken as written. It
+// is nil if absent.
 func (s *section) texts(name string) map[string]string {
 	switch block := s.one(name); {
 	case block != nil && s.has(name):

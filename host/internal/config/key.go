@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// Key is a secret key of AES, in base64: of 16, 24 or 32 bytes. Empty: there is none.
-// It is never printed.
+// Key is an AES key of 16, 24 or 32 bytes, in base64; empty: none. It is never printed.
 type Key string
 
 // Format keeps the key out of logs and errors.
@@ -20,7 +19,7 @@ func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[REDACTED]"
 // MarshalText keeps the key out of JSON.
 func (k Key) MarshalText() ([]byte, error) { return []byte("[REDACTED]"), nil }
 
-// Bytes are the key itself; nil where there is none.
+// Bytes returns the key itself; nil if there is none.
 func (k Key) Bytes() []byte {
 	key, err := base64.StdEncoding.DecodeString(string(k))
 	if err != nil || len(key) == 0 {
@@ -34,7 +33,7 @@ var (
 	errKey   = errors.New("the base64 of 16, 24 or 32 bytes is required: " + howToMakeKey)
 )
 
-// howToMakeKey is what to do next where a key is missing or is none.
+// howToMakeKey is the advice for a missing or invalid key.
 const howToMakeKey = "make a key with: head -c 32 /dev/urandom | base64"
 
 func parseKey(text string) (Key, error) {
@@ -45,16 +44,16 @@ func parseKey(text string) (Key, error) {
 	return key, nil
 }
 
-// KeySource is where a key is: in the configuration or in a file of its own.
+// KeySource is where a key is: in the configuration or in a file.
 type KeySource struct {
-	// Key is the key where it was written itself.
+	// Key is the key if it is in the configuration.
 	Key Key
-	// File is absolute; empty: there is none.
+	// File is the file's absolute path; empty: none.
 	File string
 }
 
-// Read gives the key, empty where there is none. A file has to have the key alone in
-// it, in base64, and not be readable by every user.
+// Read returns the key, or an empty one if there is none. A file must contain nothing but the key, in base64, and not
+// be readable by everyone.
 func (k KeySource) Read() (Key, error) {
 	if k.File == "" {
 		return k.Key, nil
@@ -73,7 +72,7 @@ func (k KeySource) Read() (Key, error) {
 	return key, nil
 }
 
-// gossipKey reads encrypt or encrypt_file, whichever was written.
+// gossipKey reads encrypt or encrypt_file.
 func (s *section) gossipKey(dir string, dst *KeySource) {
 	switch {
 	case s.has("encrypt") && s.has("encrypt_file"):
@@ -98,7 +97,7 @@ func (s *section) gossipKey(dir string, dst *KeySource) {
 	}
 }
 
-// checkPrivate refuses a file with a secret that every user may read.
+// checkPrivate returns an error for a file that everyone can read.
 func checkPrivate(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

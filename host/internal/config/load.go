@@ -12,29 +12,28 @@ import (
 	"github.com/zclconf/go-cty/cty"
 )
 
-// Overrides are settings from outside the files; nil leaves one alone.
+// Overrides are settings from outside the files; nil changes nothing.
 type Overrides struct {
 	Name, DataDir, PluginDir, Socket, LogLevel *string
 	HTTPPort, BootstrapExpect                  *int
 	Server                                     *bool
-	// Join replaces retry_join; nil leaves it alone.
+	// Join replaces retry_join; nil changes nothing.
 	Join []string
 }
 
-// Source says where the agent's configuration comes from. A later source wins:
-// the defaults, the files in their order, the environment, the flags.
+// Source has the sources of the agent's configuration. Later ones override earlier ones: defaults, files in order,
+// environment, flags.
 type Source struct {
 	// Paths are files, or folders whose *.hcl and *.json are read by name.
 	Paths []string
-	// Environment is os.LookupEnv, or a test's own.
+	// Environment is os.LookupEnv, or a replacement in tests.
 	Environment func(string) (string, bool)
 	Flags       Overrides
-	// BinDir is the folder of the running program, for what lies beside it.
+	// BinDir is the folder of the running program.
 	BinDir string
-	// Dev adds what an agent for trying out has: a socket in its data directory and
-	// a csi-local driver with the id "local".
+	// Dev adds a socket in the data directory and a csi-local driver with the id "local".
 	Dev bool
-	// TempDir makes the data directory of such an agent where nothing names one.
+	// TempDir makes the data directory with Dev if none is given.
 	TempDir func() (string, error)
 }
 
@@ -66,19 +65,19 @@ type loader struct {
 	drivers  map[string]*Driver
 	consuls  map[string]*consulBlock
 	problems Problems
-	// places say where a driver was declared, for problems found at the end.
+	// places are where drivers were declared, for problems found at the end.
 	places  map[string]hcl.Range
 	cluster clusterPlaces
 }
 
-// root is one file that was parsed.
+// root is one parsed file.
 type root struct {
 	body hcl.Body
 	// dir is what relative paths in the file start from.
 	dir string
 }
 
-// environment reads the PANNIER_* variables that are settings of the agent.
+// environment reads the agent's settings from PANNIER_* variables.
 func (l *loader) environment() Overrides {
 	lookup := l.src.Environment
 	if lookup == nil {
@@ -156,10 +155,10 @@ var rootFields = fields{
 	named:    []string{"consul"},
 }
 
-// identity settles the values that the others may interpolate.
+// identity reads the values that others may interpolate.
 func (l *loader) identity(env Overrides) {
 	a := l.agent
-	// Unknown keys are told by rest: here the problems of opening a file are left out.
+	// rest reports unknown keys: problems of opening a file are dropped here.
 	sections := make([]*section, len(l.roots))
 	for i, r := range l.roots {
 		var ignored Problems
@@ -174,7 +173,7 @@ func (l *loader) identity(env Overrides) {
 		setPath(&a.DataDir, o.DataDir)
 	}
 	if a.Name == "" {
-		// Where there is no hostname either, check asks for a name.
+		// Without a hostname, check asks for a name.
 		a.Name, _ = os.Hostname()
 	}
 	l.dataDir()
@@ -190,7 +189,7 @@ func (l *loader) identity(env Overrides) {
 	}
 }
 
-// dataDir chooses the data directory where nothing names one.
+// dataDir chooses the data directory if none is given.
 func (l *loader) dataDir() {
 	switch {
 	case l.agent.DataDir != "":
@@ -205,7 +204,7 @@ func (l *loader) dataDir() {
 	}
 }
 
-// rest reads everything else, file by file, so that a later one wins.
+// rest reads everything else, file by file, so that later files override earlier ones.
 func (l *loader) rest(env Overrides) {
 	a := l.agent
 	if l.src.Dev {
@@ -238,7 +237,7 @@ func (l *loader) rest(env Overrides) {
 	}
 }
 
-// variables are what an expression may interpolate, with more of its own.
+// variables returns what expressions may interpolate, including more.
 func (l *loader) variables(more map[string]cty.Value) *hcl.EvalContext {
 	vars := map[string]cty.Value{
 		"node": cty.ObjectVal(map[string]cty.Value{
@@ -256,7 +255,7 @@ func (l *loader) variables(more map[string]cty.Value) *hcl.EvalContext {
 	return &hcl.EvalContext{Variables: vars}
 }
 
-// file reads a path; one that is relative starts at dir.
+// file reads a path. Relative paths start at dir.
 func (s *section) file(name, dir string, dst *string) {
 	var text string
 	if !s.str(name, &text) {
@@ -284,7 +283,7 @@ func setPath(dst, v *string) {
 	}
 }
 
-// absolute makes a path absolute and clean, from the working directory.
+// absolute makes a path absolute, from the working directory, and clean.
 func absolute(path string) string {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -293,7 +292,7 @@ func absolute(path string) string {
 	return abs
 }
 
-// firstThatIs is the first path that is there, or the last one.
+// firstThatIs returns the first path that exists, or else the last one.
 func firstThatIs(paths ...string) string {
 	for _, path := range paths {
 		if _, err := os.Stat(path); err == nil {

@@ -50,7 +50,7 @@ func (l *loader) pluginBlocks(s *section) {
 	}
 }
 
-// limits reads the block of what a plugin may use.
+// limits reads a plugin's limits block.
 func (s *section) limits(dst *Limits) {
 	block := s.one("limits")
 	if block == nil {
@@ -65,7 +65,7 @@ func (s *section) limits(dst *Limits) {
 	in.count("processes", minProcesses, &dst.Processes)
 }
 
-// What a plugin that does nothing yet needs at the least.
+// The least that an idle plugin needs.
 const (
 	minMemory    = 16 << 20
 	minOpenFiles = 64
@@ -78,7 +78,7 @@ func (s *section) count(name string, lowest int64, dst *int) {
 	*dst = int(n)
 }
 
-// label checks a block's name, which may stand once in a file.
+// label checks a block's name, which may be used once per file.
 func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool {
 	name := block.Labels[0]
 	if err := claim.CheckID(name); err != nil {
@@ -95,8 +95,8 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 
 var driverFields = fields{attrs: []string{"type", "endpoint", "command", "user", "mount_dir", "stage_publish_base_dir", "health_timeout"}}
 
-// driverBlocks reads the drivers of all files: their endpoints first, since
-// ${endpoint} in a command means the one that won.
+// driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
+// final one.
 func (l *loader) driverBlocks(roots []*section) {
 	l.drivers, l.places = map[string]*Driver{}, map[string]hcl.Range{}
 	var blocks []*section
@@ -130,7 +130,7 @@ func (l *loader) driverBlocks(roots []*section) {
 	}
 }
 
-// driver gives the entry of a driver, with the defaults when it is new.
+// driver returns the entry of a driver, with the defaults if it is new.
 func (l *loader) driver(id string) *Driver {
 	d := l.drivers[id]
 	if d == nil {

@@ -10,15 +10,15 @@ import (
 	"github.com/hashicorp/hcl/v2"
 )
 
-// maxProblems bounds how many problems one error tells.
+// maxProblems bounds the problems in one error.
 const maxProblems = 20
 
-// Problem is one thing that is wrong in a file.
+// Problem is one mistake in a file.
 type Problem struct {
 	File string
-	// Line counts from 1; 0 means the file as a whole.
+	// Line counts from 1; 0: the file as a whole.
 	Line int
-	// Text names the key and says what is wrong with it.
+	// Text names the key and the mistake.
 	Text string
 }
 
@@ -34,11 +34,10 @@ func (p Problem) String() string {
 	}
 }
 
-// Problems is everything that is wrong with what was read. It is the error of
-// every function of this package that reads a file.
+// Problems are all mistakes in what was read. It is the error of all functions of this package that read files.
 type Problems []Problem
 
-// Error has one line a problem, at most 20 of them.
+// Error has one line for each problem, at most 20.
 func (p Problems) Error() string {
 	var b strings.Builder
 	for i, problem := range p {
@@ -54,7 +53,7 @@ func (p Problems) Error() string {
 	return b.String()
 }
 
-// err is nil without problems; otherwise they come in the order of the files, by line.
+// err is nil without problems. Otherwise they are sorted by file, in the order of the files, and line.
 func (p Problems) err() error {
 	if len(p) == 0 {
 		return nil
@@ -75,8 +74,7 @@ func (p *Problems) add(at hcl.Range, format string, args ...any) {
 	*p = append(*p, Problem{File: at.Filename, Line: at.Start.Line, Text: fmt.Sprintf(format, args...)})
 }
 
-// addDiags turns hcl's diagnostics into problems, each in one line. key names
-// where they came up; it may be empty.
+// addDiags adds hcl's diagnostics, each in one line. key names where they occurred; it may be empty.
 func (p *Problems) addDiags(key string, diags hcl.Diagnostics) {
 	for _, d := range diags {
 		if d.Severity != hcl.DiagError {
@@ -99,7 +97,7 @@ var (
 	suggestion  = regexp.MustCompile(`Did you mean (.+\?)$`)
 )
 
-// shortened are hcl's summaries of an unknown name, whose detail only repeats them.
+// shortened are hcl's summaries for unknown names, whose detail only repeats them.
 var shortened = map[string]string{
 	"Unsupported argument":            "unsupported argument",
 	"Unsupported block type":          "unsupported block",
@@ -109,7 +107,7 @@ var shortened = map[string]string{
 	"Variables not allowed":           "variables are not allowed here; write $${ for a literal ${",
 }
 
-// oneLine says a diagnostic in one line, shorter than hcl does.
+// oneLine describes a diagnostic in one line.
 func oneLine(d *hcl.Diagnostic) string {
 	detail := strings.Join(strings.Fields(d.Detail), " ")
 	text, known := shortened[d.Summary]

@@ -21,17 +21,17 @@ import (
 type fields struct {
 	attrs  []string
 	blocks []string
-	// labelled blocks carry one label: a name.
+	// labelled blocks have one label, a name.
 	labelled []string
-	// named blocks carry their name as a label or in the argument name, or have none.
+	// named blocks have a name, as a label or in the argument name, or none.
 	named []string
-	// maps are written as a block or as an object.
+	// maps can be written as blocks or as objects.
 	maps []string
-	// refused are keys that others have, as arguments or blocks, and why they are none here.
+	// refused are keys that Nomad has, as arguments or blocks, and why they are not supported.
 	refused map[string]string
 }
 
-// schema of a body in HCL's own syntax or in JSON, where an object is always a block.
+// schema returns the schema of a body in HCL's own syntax or in JSON, where an object is always a block.
 func (f fields) schema(native bool) *hcl.BodySchema {
 	schema := &hcl.BodySchema{}
 	attr := func(name string) { schema.Attributes = append(schema.Attributes, hcl.AttributeSchema{Name: name}) }
@@ -62,18 +62,18 @@ func (f fields) schema(native bool) *hcl.BodySchema {
 	return schema
 }
 
-// section is one block that is being read. Its getters note a problem when the
-// value is not what they give, and leave the destination alone when the key is absent.
+// section is one block that is being read. Its getters report a problem if the value has another type, and change
+// nothing if the key is absent.
 type section struct {
 	// path names the block in problems, such as `plugin "csi-bridge"`; empty for the root.
 	path    string
 	content *hcl.BodyContent
 	eval    *hcl.EvalContext
-	// later are the variables that stay in this section's texts; nil: none.
+	// later are the variables that this section's texts keep; nil: none.
 	later    *later
 	missing  hcl.Range
 	problems *Problems
-	// failed are the fields that a problem was told of: one a field is enough.
+	// failed are the fields with a reported problem: one per field is enough.
 	failed map[string]bool
 }
 
@@ -100,7 +100,7 @@ func (s *section) key(name string) string {
 	return s.path + ": " + name
 }
 
-// at is where a field stands, or the section when it is absent.
+// at returns the place of a field, or of the section if the field is absent.
 func (s *section) at(name string) hcl.Range {
 	if attr := s.content.Attributes[name]; attr != nil {
 		return attr.Range
@@ -113,7 +113,7 @@ func (s *section) at(name string) hcl.Range {
 	return s.missing
 }
 
-// fail notes a problem with a field, unless one was noted before.
+// fail reports a problem with a field, unless it has one.
 func (s *section) fail(name, format string, args ...any) {
 	if s.failed[name] {
 		return
@@ -122,7 +122,7 @@ func (s *section) fail(name, format string, args ...any) {
 	s.problems.add(s.at(name), "%s: %s", s.key(name), fmt.Sprintf(format, args...))
 }
 
-// has says whether the field was written.
+// has reports whether the field was written.
 func (s *section) has(name string) bool {
 	_, ok := s.content.Attributes[name]
 	return ok
@@ -153,7 +153,7 @@ func (s *section) value(name string) (v cty.Value, ok bool) {
 	return v, true
 }
 
-// str reads a string and says whether there was one.
+// str reads a string and reports whether there was one.
 func (s *section) str(name string, dst *string) bool {
 	v, ok := s.value(name)
 	if !ok {
@@ -251,7 +251,7 @@ func (s *section) oneOf(name string, allowed []string, dst *string) {
 	*dst = text
 }
 
-// one gives the block of a type that may stand once, or nil.
+// one returns the block of a type that may occur once, or nil.
 func (s *section) one(typeName string) *hcl.Block {
 	blocks := s.content.Blocks.OfType(typeName)
 	for _, extra := range blocks[min(1, len(blocks)):] {
@@ -264,11 +264,11 @@ func (s *section) one(typeName string) *hcl.Block {
 	return blocks[0]
 }
 
-// inner opens a block that stands in this one.
+// inner opens a block of this section.
 func (s *section) inner(block *hcl.Block, f fields) *section {
 	path := block.Type
 	for _, label := range block.Labels {
-		if label != "" { // that of a named block without one
+		if label != "" { // empty for a named block without a label
 			path += fmt.Sprintf(" %q", label)
 		}
 	}
@@ -277,15 +277,15 @@ func (s *section) inner(block *hcl.Block, f fields) *section {
 	return in
 }
 
-// plain is this section for fields that may have no variables.
+// plain returns this section for fields that may not contain variables.
 func (s *section) plain() *section {
 	p := *s
 	p.eval, p.later = nil, nil
 	return &p
 }
 
-// free reads a block of free keys whose values are strings; numbers and booleans
-// are taken as they are written. With secret set no problem tells a value.
+// free reads a block of free keys with strings as values. Numbers and booleans are taken as written. With secret set
+// no problem contains a value.
 func (s *section) free(typeName string, secret bool) map[string]string {
 	block := s.one(typeName)
 	if block == nil {
@@ -325,7 +325,7 @@ func asString(v cty.Value) (string, bool) {
 	return v.AsString(), true
 }
 
-// asText is asString that takes numbers and booleans too.
+// asText is asString for strings, numbers and booleans.
 func asText(v cty.Value) (string, bool) {
 	if v.IsNull() || !v.IsKnown() {
 		return "", false
@@ -362,7 +362,7 @@ func kindOf(v cty.Value) string {
 	}
 }
 
-// absolutePath reads a path of a container, which is never made absolute here.
+// absolutePath reads a path in a container, which must be absolute.
 func (s *section) absolutePath(name string, dst *string) {
 	var text string
 	if !s.str(name, &text) {
@@ -375,21 +375,20 @@ func (s *section) absolutePath(name string, dst *string) {
 	*dst = text
 }
 
-// checkAbsolute wants an absolute path without . and .. in it.
+// checkAbsolute requires an absolute path without . and .. elements.
 func checkAbsolute(path string) error {
 	switch {
 	case !strings.HasPrefix(path, "/"):
 		return fmt.Errorf("%q is not an absolute path", path)
 	case path != filepath.Clean(path):
 		return fmt.Errorf("%q is not a clean path; write %q", path, filepath.Clean(path))
-	case strings.ContainsFunc(path, unicode.IsControl): // it may go into lines for systemd and Docker
+	case strings.ContainsFunc(path, unicode.IsControl): // it may be printed in lines for systemd and Docker
 		return fmt.Errorf("%q has a control character", path)
 	}
 	return nil
 }
 
-// id checks a field that names something; problems stand at the field, or at the
-// section when it is absent.
+// id checks the id in a field. Problems are reported at the field, or at the section if it is absent.
 func (s *section) id(name, value string) {
 	if value == "" {
 		s.fail(name, "is required")

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Keys of Nomad's that mean nothing here, or something else, and why.
+// Keys of Nomad that have no meaning, or another one, here, and why.
 var (
 	serviceFields = fields{
 		attrs: []string{
@@ -51,11 +51,11 @@ const noScripts = `scripts are not run; let the program answer a check of type h
 
 // serviceReader reads the services of one workload.
 type serviceReader struct {
-	// places are the sections by their pointers, as in service.Problem.
+	// places maps the pointers of service.Problem to sections.
 	places map[string]*section
 }
 
-// services reads and checks the service blocks. labels are those of the workload's ports.
+// services reads and checks the service blocks. labels are the labels of the workload's ports.
 func (s *section) services(labels []string) []service.Service {
 	blocks := s.content.Blocks.OfType("service")
 	r := &serviceReader{places: map[string]*section{}}
@@ -75,7 +75,7 @@ func (s *section) services(labels []string) []service.Service {
 	return services
 }
 
-// tell notes a problem where its field stands in the file.
+// tell reports a problem at the place of its field.
 func (r *serviceReader) tell(p *service.Problem) {
 	place, rest := p.Pointer, ""
 	for r.places[place] == nil {
@@ -87,7 +87,7 @@ func (r *serviceReader) tell(p *service.Problem) {
 	switch text := strings.Join(append(keys[1:], p.Text), ": "); {
 	case rest == "":
 		in.problems.add(in.missing, "%s: %s", in.path, p.Text)
-	case in.failed[keys[0]]: // it could not be read at all
+	case in.failed[keys[0]]: // already reported when it was read
 	default:
 		in.problems.add(in.at(keys[0]), "%s: %s", in.key(keys[0]), text)
 	}
@@ -123,8 +123,7 @@ func (r *serviceReader) service(in *section, at, label string) (s service.Servic
 	return s
 }
 
-// named gives the name that a block has as its label or in its argument name, and puts
-// it into the section's path.
+// named returns the name of a block, from its label or its argument name, and adds it to the section's path.
 func (s *section) named(label string) string {
 	name := label
 	given := s.plain().str("name", &name)
@@ -138,14 +137,14 @@ func (s *section) named(label string) string {
 	return name
 }
 
-// title reads the field that people know the block by.
+// title reads the field that identifies the block to people.
 func (s *section) title(name string, dst *string) {
 	if s.str(name, dst) && *dst != "" {
 		s.path += fmt.Sprintf(" %q", *dst)
 	}
 }
 
-// provider is Nomad's key for who keeps the services.
+// provider is Nomad's key for the service registry.
 func (s *section) provider() {
 	var provider string
 	if s.plain().str("provider", &provider) && provider != "consul" {
@@ -153,7 +152,7 @@ func (s *section) provider() {
 	}
 }
 
-// addressMode is Nomad's key: a workload here has the addresses of its node only.
+// addressMode is Nomad's key. Here workloads only have their node's addresses.
 func (s *section) addressMode() {
 	var mode string
 	if s.plain().str("address_mode", &mode) && mode != "auto" && mode != "host" {
@@ -161,7 +160,7 @@ func (s *section) addressMode() {
 	}
 }
 
-// consulName is the agent's consul block; Nomad calls it a cluster.
+// consulName names the agent's consul block. Nomad calls it a cluster.
 func (s *section) consulName() (name string) {
 	plain := s.plain()
 	plain.str("consul", &name)
@@ -187,7 +186,7 @@ func (s *section) numberOrLabel(name string, dst *string) {
 	*dst, _ = asText(v)
 }
 
-// small reads a number whose bounds are checked with the service.
+// small reads a number. Its bounds are checked with the service.
 func (s *section) small(name string, dst *int32) {
 	n := int64(*dst)
 	s.integer(name, -1<<31, 1<<31-1, &n)
@@ -223,7 +222,7 @@ func (r *serviceReader) check(in *section, at string) (c service.Check) {
 	return c
 }
 
-// header reads names with a list of values each.
+// header reads names with lists of values.
 func (s *section) header() map[string]service.HeaderValues {
 	object := s.object("header")
 	if object == nil {
@@ -247,8 +246,7 @@ func (s *section) header() map[string]service.HeaderValues {
 	return out
 }
 
-// messages converts what was read; its values are of JSON, so that it cannot fail but
-// for a fault of the model.
+// messages converts the services to protobuf. Their values are JSON, so it cannot fail unless the model is wrong.
 func (s *section) messages(services []service.Service) []*servicev1.Service {
 	var out []*servicev1.Service
 	for _, one := range services {
@@ -262,7 +260,7 @@ func (s *section) messages(services []service.Service) []*servicev1.Service {
 	return out
 }
 
-// list reads the blocks of a type with one function.
+// list reads the blocks of a type with a function.
 func list[T any](blocks hcl.Blocks, read func(i int, block *hcl.Block) T) []T {
 	var out []T
 	for i, block := range blocks {

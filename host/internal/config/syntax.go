@@ -13,15 +13,14 @@ import (
 	"github.com/hashicorp/hcl/v2/json"
 )
 
-// maxFile bounds a file of configuration, in bytes: far above what anyone writes,
-// and low enough that hcl's recursive parser cannot use up the stack on it.
+// maxFile bounds a configuration file, in bytes: hcl's recursive parser could exhaust the stack on larger ones.
 const maxFile = 128 << 10
 
-// maxDepth bounds how deep expressions and blocks nest: hcl's parsers recurse.
+// maxDepth bounds the nesting of expressions and blocks: hcl's parsers recurse.
 const maxDepth = 64
 
-// parse reads one file's syntax: JSON when its name ends so, or when a file
-// without a name that tells starts with a brace; HCL otherwise.
+// parse parses a file: as JSON if its name ends in .json, or if the name does not say and it starts with a brace;
+// otherwise as HCL.
 func parse(name string, src []byte, problems *Problems) hcl.Body {
 	whole := hcl.Range{Filename: name}
 	if len(src) > maxFile {
@@ -49,8 +48,8 @@ func parse(name string, src []byte, problems *Problems) hcl.Body {
 	return file.Body
 }
 
-// tooDeep returns the first line whose brackets nest deeper than maxDepth, or 0.
-// It does not tell strings from code: no honest file comes near the bound.
+// tooDeep returns the first line whose brackets nest deeper than maxDepth, or 0. It also counts brackets in strings:
+// real files are far below the bound.
 func tooDeep(src []byte) int {
 	line, depth := 1, 0
 	for _, c := range src {
@@ -69,7 +68,7 @@ func tooDeep(src []byte) int {
 	return 0
 }
 
-// readFile reads a file, one byte further than parse takes at most.
+// readFile reads at most one byte more than parse accepts.
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -79,11 +78,10 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
-// contentOf reads a body by its fields. Each named block then has one label, which is
-// empty where none was written.
+// contentOf reads a body by its fields. Each named block then has one label, which is empty if none was written.
 //
-// HCL wants the same labels on all blocks of a type, so in its own syntax an empty one
-// is added. In JSON an object of nothing but objects is taken for blocks with labels.
+// HCL requires the same labels on all blocks of a type, so an empty one is added in its own syntax. In JSON an object
+// that contains only objects is taken for blocks with labels.
 func contentOf(body hcl.Body, f fields) (*hcl.BodyContent, hcl.Diagnostics) {
 	native, isNative := body.(*hclsyntax.Body)
 	schema := f.schema(isNative)
@@ -115,7 +113,7 @@ func contentOf(body hcl.Body, f fields) (*hcl.BodyContent, hcl.Diagnostics) {
 	return content, diags
 }
 
-// withLabels is the body with an empty label on the blocks of a type that have none.
+// withLabels returns the body with an empty label on those blocks of a type that have none.
 func withLabels(body *hclsyntax.Body, typeName string) *hclsyntax.Body {
 	out := *body
 	out.Blocks = slices.Clone(body.Blocks)
@@ -129,8 +127,7 @@ func withLabels(body *hclsyntax.Body, typeName string) *hclsyntax.Body {
 	return &out
 }
 
-// labelsOfJSON is a block of JSON with its label: several blocks where its object has
-// several labels.
+// labelsOfJSON returns a JSON block with its label: several blocks if its object has several labels.
 func labelsOfJSON(block *hcl.Block) hcl.Blocks {
 	attrs, _ := block.Body.JustAttributes()
 	labelled := len(attrs) > 0
@@ -154,7 +151,7 @@ func labelsOfJSON(block *hcl.Block) hcl.Blocks {
 	return out
 }
 
-// isBlock says whether a value of JSON may be the body of a block, or of several.
+// isBlock reports whether a JSON value can be the body of a block, or of several.
 func isBlock(expr hcl.Expression) bool {
 	v, diags := expr.Value(nil)
 	if diags.HasErrors() || v.IsNull() {

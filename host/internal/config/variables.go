@@ -11,11 +11,10 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/vars"
 )
 
-// later are variables that have no value where a spec is read: a text keeps them as
-// they are written, for package interpolate, and a literal ${ is escaped.
+// later are variables that have no value yet when a spec is read. Texts keep them as written, to be replaced when the
+// workload runs, and a literal ${ stays escaped.
 //
-// While an expression is evaluated a mark stands for each of them. Its NUL
-// characters are in no text that is taken.
+// While an expression is evaluated each is replaced by a mark with NUL characters, which no accepted text contains.
 type later struct {
 	names []string
 	eval  *hcl.EvalContext
@@ -54,7 +53,7 @@ func values(tree map[string]any) map[string]cty.Value {
 	return out
 }
 
-// evaluate gives an expression's value, with the section's variables in it.
+// evaluate returns an expression's value, with the section's variables.
 func (s *section) evaluate(expr hcl.Expression) (cty.Value, hcl.Diagnostics) {
 	if s.later == nil {
 		return expr.Value(s.eval)
@@ -96,13 +95,13 @@ func (l *later) evaluate(expr hcl.Expression) (cty.Value, hcl.Diagnostics) {
 	case len(used) == 0 && kept > 0:
 		fail(expr.Range(), "must not contain a NUL character")
 	case kept != len(used):
-		// An operation or an object's key has swallowed one.
+		// The mark got lost in an operation or in an object's key.
 		fail(expr.Range(), "a variable can only stand in a text, as in \"${%s}\": it has no value yet", nameOf(used[0]))
 	}
 	return v, diags
 }
 
-// keep puts the variables back in the place of their marks, and says how many.
+// keep replaces the marks by their variables, and counts them.
 func (l *later) keep(text string) (string, int, error) {
 	parts := strings.Split(text, nul)
 	if len(parts)%2 == 0 {
@@ -124,7 +123,7 @@ func (l *later) keep(text string) (string, int, error) {
 	return strings.Join(parts, ""), len(parts) / 2, nil
 }
 
-// nameOf is a variable as it is written: its names, with dots between.
+// nameOf returns a variable as written: its names, separated by dots.
 func nameOf(traversal hcl.Traversal) string {
 	var names []string
 	for _, step := range traversal {

@@ -36,9 +36,8 @@ func ReadVolume(path string) (*hostv1.VolumeSpec, error) {
 	return ParseVolume(name, src)
 }
 
-// ParseVolume reads a volume spec; name stands in problems. Files that secrets_from
-// names are read here and now. A spec that names no namespace has an empty one, for
-// the caller to settle. The error is Problems.
+// ParseVolume reads a volume spec; problems contain name. Files in secrets_from are read. The namespace is empty if
+// the spec has none. The error is Problems.
 func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
 	var problems Problems
 	body := parse(name, src, &problems)
@@ -148,7 +147,7 @@ func (s *section) capabilities() []*hostv1.VolumeCapability {
 	return list
 }
 
-// modes reads access_mode and attachment_mode, which the caller lets be absent or not.
+// modes reads access_mode and attachment_mode. Both may be absent.
 func (s *section) modes(access, attachment *string) {
 	s.oneOf("access_mode", names(claim.AccessModes), access)
 	s.oneOf("attachment_mode", names(claim.AttachmentModes), attachment)
@@ -235,9 +234,8 @@ func secretRange(block *hcl.Block, name string) hcl.Range {
 	return block.DefRange
 }
 
-// ReadSecret reads the file of a file:// reference, of 1 MiB at most, without the
-// newline at its end. Its errors do not repeat a reference that is none: it may be
-// the secret.
+// ReadSecret reads the file of a file:// reference, of at most 1 MiB, without the newline at its end. Errors do not
+// contain an invalid reference, which may be the secret itself.
 func ReadSecret(ref string) (string, error) {
 	path, isFile := strings.CutPrefix(ref, "file://")
 	if !isFile || !strings.HasPrefix(path, "/") {

@@ -37,8 +37,8 @@ func ReadWorkload(path string) (*hostv1.WorkloadSpec, error) {
 	return ParseWorkload(name, src)
 }
 
-// ParseWorkload reads a workload spec; name stands in problems. A spec that names no
-// namespace has an empty one, for the caller to settle. The error is Problems.
+// ParseWorkload reads a workload spec; problems contain name. The namespace is empty if the spec has none. The error
+// is Problems.
 func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
 	var problems Problems
 	body := parse(name, src, &problems)
@@ -99,8 +99,7 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	return spec
 }
 
-// awaited reads the names of other workloads: ID or NAMESPACE/ID. others are those that
-// were read before.
+// awaited reads names of other workloads, ID or NAMESPACE/ID. others are those that were read before.
 func (s *section) awaited(name, own string, others map[string]bool, dst *[]string) {
 	s.strings(name, dst)
 	for _, ref := range *dst {
@@ -173,7 +172,7 @@ func (s *section) request(block *hcl.Block, seen map[string]bool, destinations m
 	return r
 }
 
-// Nomad's network block; a workload here has its node's network.
+// Nomad's network block. Here workloads use their node's network.
 var (
 	networkFields = fields{
 		attrs: []string{"mode"}, labelled: []string{"port"},
@@ -228,8 +227,7 @@ func (s *section) ports() []*hostv1.Port {
 
 var validEnv = regexp.MustCompile(`^[^=\x00]+$`)
 
-// exec reads the workload's program. Its arguments and its environment keep their
-// variables; what is run is no variable.
+// exec reads the workload's program. Arguments and environment keep their variables; the command may not contain any.
 func (s *section) exec(variables *later) *hostv1.Exec {
 	block := s.one("exec")
 	if block == nil {
@@ -258,8 +256,7 @@ func (s *section) env() map[string]string {
 	return env
 }
 
-// sidecars reads the programs beside the workload's own: each is the proxy of one of
-// the services.
+// sidecars reads the programs beside the workload's own. Each is the proxy of one of the services.
 func (s *section) sidecars(variables *later, services []service.Service) []*hostv1.Sidecar {
 	var proxied []string
 	for _, one := range services {
@@ -284,8 +281,7 @@ func (s *section) sidecars(variables *later, services []service.Service) []*host
 	})
 }
 
-// proxyOf checks which service a sidecar is the proxy of; proxied are those that have
-// one.
+// proxyOf checks which service a sidecar is the proxy of. proxied are the services with a proxy.
 func (s *section) proxyOf(name string, proxied []string, taken map[string]bool) {
 	switch {
 	case len(proxied) == 0:

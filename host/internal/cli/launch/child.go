@@ -21,14 +21,14 @@ import (
 const (
 	ordersFD  = 3
 	reportsFD = 4
-	// namespaceFD is the mount namespace to go into, for a child that is to join one.
+	// namespaceFD is the mount namespace for a child that joins one.
 	namespaceFD = 5
 )
 
-// Child is the whole life of the child: it only returns, with an exit code, when
-// the program could not be run. main calls it before anything else.
+// Child runs the child. It returns, with an exit code, only if the program could not be run. main calls it before
+// anything else.
 func Child() int {
-	// The thread that makes the exec carries the parent-death signal.
+	// The thread that calls exec carries the parent-death signal.
 	runtime.LockOSThread()
 	unix.CloseOnExec(ordersFD)
 	unix.CloseOnExec(reportsFD)
@@ -38,7 +38,7 @@ func Child() int {
 	if !errors.As(err, &failure) {
 		failure = &Error{CodeNotRun, err.Error()}
 	}
-	// Without a parent nobody reads it.
+	// It fails only if the parent is gone.
 	_ = reports.Encode(report{Code: failure.Code, Error: failure.Text})
 	return failure.Code
 }
@@ -64,7 +64,7 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 	return execProgram(plan)
 }
 
-// enterNamespace makes the plan's mount namespace, or joins an existing one.
+// enterNamespace creates the plan's mount namespace, or joins an existing one.
 func enterNamespace(plan Plan) error {
 	if plan.Join {
 		return join(namespaceFD)
@@ -75,9 +75,8 @@ func enterNamespace(plan Plan) error {
 	return detachVolumes(plan.VolumesDir)
 }
 
-// join goes into a mount namespace, with this thread alone: it is the one that makes
-// the exec. The kernel wants a thread for that which shares its root and working
-// directory with no other, and moves both to the namespace's root (setns(2)).
+// join enters a mount namespace with this thread, which also calls exec. The kernel requires that the thread shares
+// its root and working directory with no other, and moves both to the namespace's root (setns(2)).
 func join(namespace int) error {
 	unix.CloseOnExec(namespace)
 	dir, err := os.Getwd()
@@ -103,7 +102,7 @@ func execProgram(plan Plan) error {
 			return fmt.Errorf("become user %d: %w", u.UID, err)
 		}
 	}
-	// A change of user takes the parent-death signal away, and it is the thread's.
+	// A change of user clears the parent-death signal of the thread.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("follow the parent's death: %w", err)
 	}
@@ -165,8 +164,8 @@ func lookPath(command string, env []string) (string, error) {
 	return "", fmt.Errorf("%w: not in %s", exec.ErrNotFound, path)
 }
 
-// bindAll binds every mount at its destination. Sources are opened first: a
-// destination may cover the place where another source lies.
+// bindAll binds every mount at its destination. All sources are opened first, because a destination may cover another
+// source.
 func bindAll(mounts []Mount) error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make the mount namespace a slave of the host's: %w", err)
@@ -179,7 +178,7 @@ func bindAll(mounts []Mount) error {
 			return fmt.Errorf("open the volume's mount %s: %w", m.Source, err)
 		}
 	}
-	// A destination inside another one comes after it.
+	// Destinations inside another one come after it.
 	order := make([]int, len(mounts))
 	for i := range order {
 		order[i] = i
@@ -242,8 +241,8 @@ func bind(source int, m Mount) error {
 	return nil
 }
 
-// makeDestination makes the folder, or for a device or a file a file, to bind on. It is the
-// host's own file system that it appears in, as with docker run -v.
+// makeDestination creates the folder to bind on or, for a device or a file, a file. It is created in the host's file
+// system, as by docker run -v.
 func makeDestination(m Mount) error {
 	if !m.Block {
 		return os.MkdirAll(m.Destination, 0o755)

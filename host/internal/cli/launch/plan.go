@@ -7,28 +7,26 @@ import (
 	"strings"
 )
 
-// Plan is what the child does. It reaches the child through a pipe, so nothing of
-// it is in an argument list.
+// Plan is what the child does. It is passed through a pipe, so that it is not visible in an argument list.
 type Plan struct {
-	// Join says that the child goes into the mount namespace that it was given, where
-	// all is bound already; startIn sets it.
+	// Join says that the child enters the given mount namespace, where everything is bound already. startIn sets it.
 	Join   bool    `json:"join,omitempty"`
 	Mounts []Mount `json:"mounts"`
-	// VolumesDir is where the host mounts everyone's volumes: the namespace's copies of
-	// these mounts are taken away. Empty: there are none.
+	// VolumesDir is where the host mounts all volumes. The namespace's copies of these mounts are unmounted. Empty:
+	// there are none.
 	VolumesDir string `json:"volumes_dir,omitempty"`
-	// Command is looked up in the PATH of Env, in the new namespace.
+	// Command is looked up in Env's PATH, in the new namespace.
 	Command string   `json:"command"`
 	Args    []string `json:"args"`
 	// Env is the program's whole environment, as KEY=value.
 	Env []string `json:"env"`
 	// User of the program; nil: the caller's.
 	User *User `json:"user,omitempty"`
-	// Parent is the process that the child may not outlive; Start sets it.
+	// Parent is the process with which the child ends; Start sets it.
 	Parent int `json:"parent"`
 }
 
-// Mount binds what the host has mounted at the place where the workload wants it.
+// Mount binds a mount of the host at the workload's destination.
 type Mount struct {
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
@@ -42,13 +40,13 @@ type User struct {
 	UID    int   `json:"uid"`
 	GID    int   `json:"gid"`
 	Groups []int `json:"groups"`
-	// Name and Home are empty where the system has no such user.
+	// Name and Home are empty if the system has no such user.
 	Name string `json:"name,omitempty"`
 	Home string `json:"home,omitempty"`
 }
 
-// LookupUser reads USER or USER:GROUP, each a name or a number. A number needs no
-// entry in the system; its group is then the same number.
+// LookupUser reads USER or USER:GROUP, each a name or a number. A number needs no entry in the system; the group is
+// then the same number.
 func LookupUser(text string) (*User, error) {
 	name, group, hasGroup := strings.Cut(text, ":")
 	u := &User{}
@@ -83,7 +81,7 @@ func LookupUser(text string) (*User, error) {
 	return u, nil
 }
 
-// joinGroups adds the groups that the system has the user in.
+// joinGroups adds the user's supplementary groups.
 func (u *User) joinGroups(known *user.User) error {
 	u.Groups = []int{u.GID}
 	if known == nil {

@@ -13,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ChildArg is the first argument by which main knows that it is the child, and
-// then calls Child.
+// ChildArg is the first argument that makes main call Child.
 const ChildArg = "__exec"
 
-// The exit codes for a program that did not run, as docker has them.
+// The exit codes for a program that did not run, as Docker's.
 const (
 	CodeNotRun        = 125
 	CodeNotExecutable = 126
@@ -50,9 +49,8 @@ type Process struct {
 	waitErr error
 }
 
-// Start runs a child in a new mount namespace and returns when it has bound the
-// volumes. The standard streams, the working directory and the process group are
-// the caller's. An *Error says what could not be bound.
+// Start runs a child in a new mount namespace and returns when it has bound the volumes. The child has the caller's
+// standard streams, working directory and process group. An *Error says what could not be bound.
 func Start(plan Plan) (*Process, error) {
 	return start(plan, &exec.Cmd{
 		Stdin: os.Stdin, Stdout: os.Stdout,
@@ -60,9 +58,8 @@ func Start(plan Plan) (*Process, error) {
 	})
 }
 
-// startIn runs a child in a mount namespace that is there, in a session of its own
-// and without an input; what it writes goes to the standard error. It returns when
-// the child is in the namespace.
+// startIn runs a child in an existing mount namespace, in its own session and without standard input. Its output goes
+// to standard error. It returns when the child is in the namespace.
 func startIn(namespace *os.File, plan Plan) (*Process, error) {
 	plan.Join = true
 	return start(plan, &exec.Cmd{
@@ -71,11 +68,10 @@ func startIn(namespace *os.File, plan Plan) (*Process, error) {
 	})
 }
 
-// start runs a child and gives it its plan. cmd says what is not the same for all.
+// start runs a child and sends it its plan. cmd has what differs between children.
 func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	plan.Parent = os.Getpid()
-	// Whatever the program leaves behind becomes a child of this process, for
-	// EndLeftovers to find.
+	// Orphans of the program become children of this process, so that EndLeftovers finds them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the parent of orphans: %w", err)
 	}
@@ -94,7 +90,7 @@ func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	p := &Process{cmd: cmd, orders: ordersIn, reports: json.NewDecoder(reportsOut), pipe: reportsOut, done: make(chan struct{})}
 	err = p.start()
-	// Only the child has its ends now: when it dies, its reports end.
+	// Close our copies, so that the reports end when the child dies.
 	err = errors.Join(err, reportsIn.Close(), ordersOut.Close())
 	if err != nil {
 		p.close()
@@ -143,15 +139,15 @@ func (p *Process) await() error {
 
 // close closes this process's ends of the pipes; it may be called more than once.
 func (p *Process) close() {
-	// A pipe's end holds nothing that closing could lose.
+	// Closing a pipe loses nothing.
 	_, _ = p.orders.Close(), p.pipe.Close()
 }
 
-// PID is the child's, and then the program's, process id.
+// PID is the process id of the child, and then of the program.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Go lets the child execute the program; nil means that it has. An *Error says why
-// it could not; the child has then ended.
+// Go makes the child execute the program; nil means that it has. An *Error says why it could not; the child has then
+// ended.
 func (p *Process) Go() error {
 	_, err := io.WriteString(p.orders, `{"go":true}`+"\n")
 	if err != nil && !errors.Is(err, unix.EPIPE) {
@@ -159,7 +155,7 @@ func (p *Process) Go() error {
 		return &Error{CodeNotRun, fmt.Sprintf("tell the child to go: %v", err)}
 	}
 	defer p.close()
-	// The pipe closes at the exec, or with the child, whose end Wait tells.
+	// The pipe closes at the exec, or when the child ends, which Wait reports.
 	var r report
 	if err := p.reports.Decode(&r); err != nil {
 		return nil
@@ -168,15 +164,14 @@ func (p *Process) Go() error {
 	return &Error{r.Code, r.Error}
 }
 
-// Abort ends a child that is not to go, and waits for its end. It may be called
-// more than once.
+// Abort kills a child that shall not execute the program, and waits for it. It may be called more than once.
 func (p *Process) Abort() {
 	_ = p.cmd.Process.Kill() // It may have ended by itself.
 	p.close()
 	<-p.done
 }
 
-// Signal sends a signal to the program; one that has ended is no error.
+// Signal sends a signal to the program. It is no error if the program has ended.
 func (p *Process) Signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send %v to process %d: %w", sig, p.PID(), err)
@@ -187,8 +182,7 @@ func (p *Process) Signal(sig os.Signal) error {
 // Done is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait waits for the program's end and gives its exit code: 128 and the signal's
-// number where one ended it.
+// Wait waits for the program and returns its exit code: 128 plus the signal's number if a signal ended it.
 func (p *Process) Wait() (int, error) {
 	<-p.done
 	exit := (*exec.ExitError)(nil)

@@ -1,6 +1,6 @@
-// Package newplugin writes the module of a new plugin: what an author starts from. It
-// builds, passes its tests and comes up under an agent as it is.
+// Package newplugin writes the module of a new plugin, which builds, passes its tests and runs under an agent
+// unchanged.
 //
-// What it writes is in templates/: the files of every kind, and plugin.go and
-// plugin_test.go of each. A kind is one that has these two.
+// templates/ has the files of every kind, and plugin.go and plugin_test.go of each kind. A kind is a folder with
+// these two.
 package newplugin

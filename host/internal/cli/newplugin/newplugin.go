@@ -16,15 +16,14 @@ import (
 	"text/template"
 )
 
-// SDK is the module of the packages that a plugin is written with.
+// SDK is the module that plugins are written with.
 const SDK = "github.com/pannier/pannier/sdk"
 
-// Plugin says what is to be written.
+// Plugin is what to write.
 type Plugin struct {
 	// Kind is one of Kinds.
 	Kind string
-	// Dir is where it goes: a folder that is empty or not there yet. Its name is the
-	// plugin's.
+	// Dir is the target: a folder that is empty or does not exist. Its name is the plugin's.
 	Dir string
 	// Module is the module's path; empty: example.com/NAME.
 	Module string
@@ -36,9 +35,9 @@ type Plugin struct {
 	SDKVersion string
 }
 
-// Kinds are the kinds that a plugin can be written of.
+// Kinds lists the kinds of plugins that have templates.
 func Kinds() []string {
-	files, _ := fs.Glob(templates, "templates/*/plugin.go.tmpl") // the pattern is right
+	files, _ := fs.Glob(templates, "templates/*/plugin.go.tmpl") // the pattern is valid
 	kinds := make([]string, 0, len(files))
 	for _, f := range files {
 		kinds = append(kinds, filepath.Base(filepath.Dir(f)))
@@ -49,15 +48,14 @@ func Kinds() []string {
 //go:embed templates
 var templates embed.FS
 
-// filled is what the templates are filled with.
+// filled has the values for the templates.
 type filled struct {
 	Plugin
 	Name string
 	SDK  string
 }
 
-// Write writes the module and returns the files' names within it. Nothing that is there
-// is overwritten.
+// Write writes the module and returns the names of its files. It overwrites nothing.
 func Write(p Plugin) (files []string, err error) {
 	f, err := p.check()
 	if err != nil {
@@ -77,7 +75,7 @@ func Write(p Plugin) (files []string, err error) {
 				continue
 			}
 			if name == "gitignore" {
-				name = "." + name // go:embed leaves out what begins with a dot
+				name = "." + name // go:embed skips files that begin with a dot
 			}
 			if err := f.write(dir+"/"+e.Name(), name); err != nil {
 				return nil, err
@@ -90,7 +88,7 @@ func Write(p Plugin) (files []string, err error) {
 }
 
 func (f *filled) write(from, name string) error {
-	// Not {{ and }}, which Go has too.
+	// {{ and }} occur in Go.
 	t, err := template.New(path.Base(from)).Delims("[[", "]]").ParseFS(templates, from)
 	if err != nil {
 		return err
@@ -101,7 +99,7 @@ func (f *filled) write(from, name string) error {
 	}
 	content := text.Bytes()
 	if path.Ext(name) == ".go" {
-		if content, err = format.Source(content); err != nil { // the order of imports hangs on the kind
+		if content, err = format.Source(content); err != nil { // the order of imports depends on the kind
 			return fmt.Errorf("format %s: %w", name, err)
 		}
 	}
@@ -116,10 +114,10 @@ func (f *filled) write(from, name string) error {
 	return nil
 }
 
-// goodName is what the agent takes for the name of a plugin's file.
+// goodName matches valid file names of plugins.
 var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
 
-// goodModule is a module's path, roughly: the go command knows it exactly.
+// goodModule matches module paths roughly; the go command checks them exactly.
 var goodModule = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._~/-]*$`)
 
 func (p Plugin) check() (*filled, error) {
