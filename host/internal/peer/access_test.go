@@ -23,8 +23,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Each method has its row, or is one of those that no agent serves.
-func TestEachMethodHasItsRow(t *testing.T) {
+// Each method is in the table of access, or is one that no agent serves.
+func TestEachMethodIsInTheTable(t *testing.T) {
 	unserved := []string{"Probe", "Stage", "Unstage", "Publish", "Unpublish", "ExpandNode", "VolumeStats"}
 	others := map[string]access{"SecretsKeys": amongServers, "OfferSecretsKey": byServers}
 	rows := 0
@@ -60,7 +60,7 @@ func names[T any](all []T, name func(n int) string) (out []string) {
 	return out
 }
 
-// applied is the error of a call with one command: its own, or the command's.
+// applied returns the error of a call with one command: that of the call, or of the command.
 func applied(resp *peerv1.ApplyResponse, err error) error {
 	if err != nil || len(resp.GetApplied()) != 1 {
 		return errors.Join(err, fmt.Errorf("%d answers", len(resp.GetApplied())))
@@ -69,7 +69,7 @@ func applied(resp *peerv1.ApplyResponse, err error) error {
 	return err
 }
 
-// What a node tries that it may not: each is refused and logged, and changes nothing.
+// Each call that a node may not make is refused and logged, and changes nothing.
 func TestAMaliciousNode(t *testing.T) {
 	w := form(t, 1, "good", "evil")
 	good, evil := w.agents["good"], w.agents["evil"]

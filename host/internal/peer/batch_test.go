@@ -17,7 +17,7 @@ import (
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 )
 
-// Commands of a node that go together succeed and fail each for itself.
+// Commands that are sent together succeed or fail individually.
 func TestCommandsGoTogether(t *testing.T) {
 	w := form(t, 1, "one")
 	one := w.agents["one"]
@@ -57,7 +57,7 @@ func TestCommandsGoTogether(t *testing.T) {
 	}
 }
 
-// slow is a server that answers when it is told to.
+// slow is a server that answers when the test says so.
 type slow struct {
 	peerv1.ServersServiceClient
 	calls  chan [][]byte
@@ -74,9 +74,9 @@ func (s *slow) Apply(_ context.Context, req *peerv1.ApplyRequest, _ ...grpc.Call
 	return resp, err
 }
 
-// What comes while two calls are under way waits for the next one, without those whose callers have
-// left; and an error of a call is that of all that it carries.
-func TestBatchs(t *testing.T) {
+// Commands that arrive while two calls are running wait for the next one, without those whose callers have gone. The
+// error of a call is that of all its commands.
+func TestBatches(t *testing.T) {
 	s := &slow{calls: make(chan [][]byte), answer: make(chan error)}
 	b := newBatcher("one", Secret{})
 	to := service{s, &grpc.ClientConn{}}
@@ -122,7 +122,7 @@ func TestBatchs(t *testing.T) {
 	await(t, b, func() bool { return len(b.to) == 0 })
 }
 
-// await waits until something is so of what is on its way.
+// await waits until a condition on the waiting commands is true.
 func await(t *testing.T, b *batcher, is func() bool) {
 	t.Helper()
 	for ctx := within(t); ctx.Err() == nil; runtime.Gosched() {

@@ -33,7 +33,7 @@ type plant struct {
 	registry *drivers.Registry
 }
 
-// grow starts csi-bridge and a driver on a node. Its controller attaches.
+// grow starts csi-bridge and a driver with a controller that attaches on a node.
 func grow(t *testing.T, name, shared, topology string) *plant {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "peer") // a socket's path must be short
@@ -60,7 +60,7 @@ func grow(t *testing.T, name, shared, topology string) *plant {
 	return p
 }
 
-// record is what the node says of its driver.
+// record is what the node reports of its driver.
 func (p *plant) record(t *testing.T) map[string]claim.NodeDriver {
 	t.Helper()
 	d, err := p.registry.Get("shared")
@@ -72,8 +72,8 @@ func (p *plant) record(t *testing.T) map[string]claim.NodeDriver {
 	}}
 }
 
-// The leader has no driver: it makes a volume and attaches it through the controllers of
-// nodes, over real TLS, real plugins and real drivers; and through the one that is left.
+// The leader has no driver: it creates a volume and attaches it through the controllers of nodes, over real TLS, real
+// plugins and real drivers, and then through the only one that is left.
 func TestControllersOnNodes(t *testing.T) {
 	w := form(t, 1)
 	shared := t.TempDir()
@@ -120,12 +120,12 @@ func TestControllersOnNodes(t *testing.T) {
 		must(t, attach())
 	}
 
-	// One driver is away: the other is asked, though the ledger says nothing yet.
+	// One driver is away: the other is used, even before the ledger knows.
 	must(t, plants["n1"].registry.Close(true))
 	for range 4 {
 		must(t, attach())
 	}
-	// One node is away too: nobody is left, and the error says of each why.
+	// One node is away too: none is left, and the error says why for each.
 	must(t, w.agents["n2"].server.Close())
 	must(t, w.agents["n2"].port.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -138,7 +138,7 @@ func TestControllersOnNodes(t *testing.T) {
 	must(t, ledger.Read(within(t), func(tx *state.ReadTx) error { _, err := tx.Volume(v.VolumeRef); return err }))
 }
 
-// A driver's own answer comes back as it is, with its code, and is asked for once.
+// A driver's error comes back unchanged, with its code, and the call is made only once.
 func TestADriversAnswerTravels(t *testing.T) {
 	w := form(t, 1)
 	p := grow(t, "n1", t.TempDir(), "rack=R1")

@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// timeout is what a slow machine may need.
+// timeout is long enough for a slow machine.
 const timeout = 2 * time.Minute
 
 func must(t *testing.T, err error) {
@@ -50,8 +50,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// world is a cluster: real servers with their ledgers, and agents around them and beside
-// them that call one another over real TLS.
+// world is a cluster: real servers with their ledgers, and other agents, that call each other over real TLS.
 type world struct {
 	servers *clustertest.Cluster
 	ca      pkitest.Authority
@@ -151,7 +150,7 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 	return a
 }
 
-// close ends what the agent serves; its ledger goes on.
+// close stops the agent's server; its ledger continues.
 func (a *agent) close() error { return errors.Join(a.server.Close(), a.port.Close(), a.dialer.Close()) }
 
 func (w *world) members() []route.Member {
@@ -177,7 +176,7 @@ func (w *world) member(name string) (route.Member, bool) {
 	return all[at], true
 }
 
-// leader is the agent of the server that leads.
+// leader returns the agent that leads.
 func (w *world) leader(t *testing.T) *agent { return w.agents[w.servers.WaitLeader(t).Name] }
 
 // client is an agent's way to the ledger.
@@ -211,7 +210,7 @@ func wants(v claim.Volume) claim.Claim {
 	return claim.Claim{Volume: v.VolumeRef, Mode: claim.Write, AccessMode: writer.AccessMode, AttachmentMode: writer.AttachmentMode}
 }
 
-// call is a client of the leader with this agent's certificate, and the secret that is given.
+// call returns a client of the leader with this agent's certificate and the given secret.
 func (a *agent) call(t *testing.T, w *world, secret string) (context.Context, peerv1.ServersServiceClient) {
 	t.Helper()
 	at, _ := w.member(w.leader(t).name)
@@ -220,7 +219,7 @@ func (a *agent) call(t *testing.T, w *world, secret string) (context.Context, pe
 	return metadata.AppendToOutgoingContext(within(t), secretKey, secret), peerv1.NewServersServiceClient(conn)
 }
 
-// noDrivers are those of a node that has none.
+// noDrivers is a node without drivers.
 type noDrivers struct{}
 
 func (noDrivers) Get(id string) (drivers.Driver, error) {
@@ -228,7 +227,7 @@ func (noDrivers) Get(id string) (drivers.Driver, error) {
 }
 func (noDrivers) Changed() <-chan struct{} { return nil }
 
-// works are the workloads of a node; they write down what they were asked.
+// works are the workloads of a node; they record their calls.
 type works struct {
 	mu    sync.Mutex
 	asked []string
@@ -286,7 +285,7 @@ func (w *works) Stats(_ context.Context, v claim.Volume, at mounts.Place) (stora
 	return storage.Stats{Usage: []storage.Usage{{Unit: storage.Bytes, Total: 9}}}, w.note("stats", v.ID, at.Target)
 }
 
-// beats answer heartbeats, the first ones not.
+// beats answers heartbeats, except the first ones.
 type beats struct {
 	mu      sync.Mutex
 	refuse  int
@@ -304,7 +303,7 @@ func (b *beats) Answer(_ context.Context, node string, seq uint64) (lease.Answer
 	return lease.Answer{Status: claim.NodeReady, Liveness: lease.Default, Index: seq}, nil
 }
 
-// tokens are Consul's.
+// tokens is Consul's part.
 type tokens struct {
 	mu    sync.Mutex
 	asked []string

@@ -30,7 +30,7 @@ var (
 )
 
 // A node and a server that does not lead reach the leader, and the next one when it ends.
-func TestAskedFromAnywhere(t *testing.T) {
+func TestEveryAgentReachesTheLeader(t *testing.T) {
 	w := form(t, 3, "n1")
 	v, free := w.volume(t, "v", "d"), w.volume(t, "free", "d")
 	n1 := w.agents["n1"]
@@ -58,7 +58,7 @@ func TestAskedFromAnywhere(t *testing.T) {
 	}
 }
 
-// Where no server leads, the error says who was asked and what is known of the call.
+// If no server leads, the error says who was asked and whether the call may have had an effect.
 func TestNoServerLeads(t *testing.T) {
 	w := form(t, 1, "n1")
 	n1 := w.agents["n1"]
@@ -143,8 +143,7 @@ func TestTokensThroughTheLeader(t *testing.T) {
 	if all, err := tokens.OnNode(within(t), "n1"); err != nil || len(all) != 1 || all[0].ID != token.ID {
 		t.Errorf("%+v, %v", all, err)
 	}
-	// What the ledger has noted is revoked, whatever accessor the node names; what it does
-	// not know is nobody's.
+	// The token in the ledger is revoked, whatever accessor the node names; an unknown one belongs to nobody.
 	token.Accessor = "99999999-2222-3333-4444-555555555555"
 	must(t, tokens.Revoke(within(t), token, ""))
 	token.ID = "22222222-2222-3333-4444-555555555555"
@@ -158,7 +157,7 @@ func TestTokensThroughTheLeader(t *testing.T) {
 	}
 }
 
-func TestTheLeaderAsksNodes(t *testing.T) {
+func TestTheLeaderCallsNodes(t *testing.T) {
 	w := form(t, 1, "n1")
 	leader, n1 := w.leader(t), w.agents["n1"]
 	v := claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "default", ID: "mounted"}, PluginID: "d", ExternalID: "ext"}
@@ -196,7 +195,7 @@ func TestTheLeaderAsksNodes(t *testing.T) {
 	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.Aborted || err.Error() != "the driver is busy" {
 		t.Errorf("the driver's words: %v", err)
 	}
-	// What a driver cannot do, or does not allow, is no call that was refused.
+	// An error of a driver is not logged as a refused call.
 	for _, code := range []codes.Code{codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated} {
 		n1.works.err = status.Error(code, "no, says the driver")
 		if _, err := leader.nodes.VolumeStats(within(t), "n1", v); status.Code(err) != code {
@@ -210,7 +209,7 @@ func TestTheLeaderAsksNodes(t *testing.T) {
 	if _, err := leader.nodes.Owns(within(t), c); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `node "nowhere"`) {
 		t.Errorf("a node that nobody knows: %v", err)
 	}
-	// Ids become paths: what is none of the ledger's is refused.
+	// IDs become paths, so those that the ledger would not accept are refused.
 	c.Node = "n1"
 	c.Workload.ID = "../../etc"
 	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.InvalidArgument {
@@ -226,7 +225,7 @@ func TestTheLeaderAsksNodes(t *testing.T) {
 	}
 }
 
-// A workload that waits for another may have it stopped, wherever that runs.
+// A workload may have another one stopped that it waits for, wherever that runs.
 func TestReplacing(t *testing.T) {
 	w := form(t, 1, "n1", "n2")
 	n1, n2 := w.agents["n1"], w.agents["n2"]

@@ -42,8 +42,7 @@ func use(t *testing.T, s *Sealer, active string, named, removed []string, missin
 	}
 }
 
-// What is sealed with a key can be opened until the ledger says that the key is gone, and
-// that says which files there are.
+// A key can be used for unsealing until the ledger removes it, and the key files match the ledger.
 func TestKeysFollowTheLedger(t *testing.T) {
 	dir := t.TempDir()
 	s := openFiles(t, dir, false)
@@ -85,8 +84,8 @@ func TestKeysFollowTheLedger(t *testing.T) {
 	}
 }
 
-// A host of several does not seal before the ledger names a key that it has.
-func TestAHostOfSeveralWaitsForTheLedger(t *testing.T) {
+// A cluster's server does not seal before the ledger names a key that it has.
+func TestServerOfAClusterWaitsForTheLedger(t *testing.T) {
 	dir := t.TempDir()
 	s := openFiles(t, dir, true)
 	key := NewKey()

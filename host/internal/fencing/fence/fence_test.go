@@ -19,7 +19,7 @@ import (
 
 var redis = claim.WorkloadRef{Namespace: "default", ID: "redis"}
 
-// notBefore fails the test where something happened before the deadline.
+// notBefore fails the test if something happened before the deadline.
 func notBefore(t *testing.T, what string, at, deadline boottime.Instant) {
 	t.Helper()
 	if at < deadline {
@@ -27,7 +27,7 @@ func notBefore(t *testing.T, what string, at, deadline boottime.Instant) {
 	}
 }
 
-// Whoever has a volume, and however: at the deadline it is killed, and the volume is gone.
+// However a process uses a volume: at the deadline it is killed, and the volume is unmounted.
 func TestHoldersAreKilledAtTheDeadline(t *testing.T) {
 	for kind, make := range map[string]func(*testing.T) volume{"bound folder": bound, "ext4": ext4} {
 		for name, hold := range map[string]func(t *testing.T, v volume) *child{
@@ -91,8 +91,8 @@ func TestHoldersAreKilledAtTheDeadline(t *testing.T) {
 	}
 }
 
-// Who only has a copy of everything, and nothing of the volume open, lives on without it.
-func TestACopyIsTakenAwayInItsNamespace(t *testing.T) {
+// A process whose namespace has a copy of the volume, but that has nothing of it open, survives and loses the copy.
+func TestCopyIsUnmountedInItsNamespace(t *testing.T) {
 	v, dir := bound(t), folder(t)
 	c := open(t, dir)
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
@@ -120,8 +120,8 @@ func TestACopyIsTakenAwayInItsNamespace(t *testing.T) {
 	}
 }
 
-// A file system that was detached while a file of it was open is in no table.
-func TestWhatWasDetachedIsFoundByItsFileSystem(t *testing.T) {
+// A mount that was detached while a file of it was open is in no mount table.
+func TestDetachedMountIsFoundByItsFileSystem(t *testing.T) {
 	v, dir := ext4(t), folder(t)
 	c := open(t, dir)
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
@@ -133,7 +133,7 @@ func TestWhatWasDetachedIsFoundByItsFileSystem(t *testing.T) {
 	finished(t, dir, 1)
 }
 
-// A workload's own process ends whatever it has open.
+// A workload's own process is killed whether or not it has a volume open.
 func TestNamedProcessesAreKilled(t *testing.T) {
 	dir := folder(t)
 	c := open(t, dir)
@@ -158,8 +158,8 @@ func startTime(t *testing.T, c *child) uint64 {
 	return st.StartTime
 }
 
-// The fence does nothing while its deadline is put off, or where it has none.
-func TestADeadlineThatIsPutOff(t *testing.T) {
+// The fence does nothing while its deadline is postponed, or if it has none.
+func TestPostponedDeadline(t *testing.T) {
 	for tries := 1; !putOff(t); tries++ {
 		if tries == 10 {
 			t.Fatal("the deadline was never put off in time")
@@ -167,7 +167,7 @@ func TestADeadlineThatIsPutOff(t *testing.T) {
 	}
 }
 
-// putOff is false where the first deadline was over before it was put off.
+// putOff returns false if the first deadline had passed before it was postponed.
 func putOff(t *testing.T) bool {
 	t.Helper()
 	v, dir := bound(t), folder(t)
@@ -197,9 +197,9 @@ func putOff(t *testing.T) bool {
 	return true
 }
 
-// A mount is in no table any more while the kernel still writes what it has of it: the fence is
-// done only after that, and says what was unmounted.
-func TestAnUnmountThatTakesLong(t *testing.T) {
+// A mount is in no table any more while the kernel still writes its data. The fence is done only after that, and
+// reports what was unmounted.
+func TestSlowUnmount(t *testing.T) {
 	a := newActor(folder(t), hclog.NewNullLogger(), func() bool { return true })
 	defer a.close()
 	a.report = &Report{}
@@ -216,8 +216,8 @@ func TestAnUnmountThatTakesLong(t *testing.T) {
 	}
 }
 
-// A driver that was just making a mount finishes after the deadline.
-func TestAMountThatComesLate(t *testing.T) {
+// A driver finishes a mount after the deadline.
+func TestMountAfterTheDeadline(t *testing.T) {
 	v, dir := newVolume(t), folder(t)
 	c := open(t, dir)
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })

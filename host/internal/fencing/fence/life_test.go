@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 )
 
-// agent is a process with a client of its own.
+// agent is a process with a Client.
 type agent struct {
 	*exec.Cmd
 	in  io.WriteCloser
@@ -45,7 +45,7 @@ func startAgent(t *testing.T, dir string) *agent {
 	return a
 }
 
-// tell makes the agent tell its fence.
+// tell makes the agent send its fence a state.
 func (a *agent) tell(t *testing.T, s State) {
 	t.Helper()
 	must(t, json.NewEncoder(a.in).Encode(s))
@@ -54,7 +54,7 @@ func (a *agent) tell(t *testing.T, s State) {
 	}
 }
 
-// fencePID is the process that listens for a folder.
+// fencePID returns the process that listens for a folder.
 func fencePID(t *testing.T, dir string) int {
 	t.Helper()
 	var lock unix.Stat_t
@@ -73,7 +73,7 @@ func fencePID(t *testing.T, dir string) int {
 	return 0
 }
 
-// What an agent was told stands, whatever becomes of the agent.
+// What the fence has confirmed stays in effect, whatever happens to the agent.
 func TestAnAgentThatIsStoppedOrKilled(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
@@ -97,8 +97,8 @@ func TestAnAgentThatIsStoppedOrKilled(t *testing.T) {
 	}
 }
 
-// An agent that is back before the deadline puts it off, and nothing was taken away.
-func TestTheNextAgentGoesOn(t *testing.T) {
+// An agent that is back before the deadline postpones it, and nothing has been unmounted.
+func TestNextAgentRenewsTheLease(t *testing.T) {
 	v, dir := bound(t), folder(t)
 	a := startAgent(t, dir)
 	deadline := boottime.Now().Add(time.Hour)
@@ -115,7 +115,7 @@ func TestTheNextAgentGoesOn(t *testing.T) {
 	}
 }
 
-// A fence that is killed, or stopped, comes back with all that it knew.
+// A fence that is killed or stopped is restarted with its state.
 func TestAFenceThatIsKilledOrStopped(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestAFenceThatIsKilledOrStopped(t *testing.T) {
 	}
 }
 
-// Agent and fence are killed: the next fence acts by what the one before wrote down.
+// If agent and fence are killed, the next fence acts on the state that the previous one saved.
 func TestAgentAndFenceAreKilled(t *testing.T) {
 	v, dir := bound(t), folder(t)
 	a := startAgent(t, dir)
@@ -178,7 +178,7 @@ func TestOneFenceForAFolder(t *testing.T) {
 	update(t, other, func(c Change) { c.Release(Mount{Path: "/nowhere"}) })
 }
 
-// A fence ends with its agent when it has nothing to guard, and only then.
+// A fence ends with its agent if it has nothing to guard, and only then.
 func TestAFenceThatIsClosed(t *testing.T) {
 	dir := folder(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -212,8 +212,8 @@ func TestAFenceThatIsClosed(t *testing.T) {
 	}
 }
 
-// What another start of the machine has left is not guarded.
-func TestAStateOfAnotherBoot(t *testing.T) {
+// The state of another boot is ignored.
+func TestStateOfAnotherBoot(t *testing.T) {
 	dir := t.TempDir()
 	data, err := json.Marshal(kept{BootID: "another", State: State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}}})
 	must(t, err)

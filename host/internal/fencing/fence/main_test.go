@@ -23,8 +23,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// What the test binary is when it is started with one of these in its environment: the
-// folder of a fence, or of an agent's client, or the orders of a writer.
+// With one of these in its environment the test binary is a fence (its folder), an agent's client (its folder), or a
+// writer (its orders).
 const (
 	envFence  = "PANNIER_TEST_FENCE"
 	envAgent  = "PANNIER_TEST_FENCE_AGENT"
@@ -53,8 +53,7 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// beAgent opens a client and sets what it reads from its input, line by line, each
-// answered by a line.
+// beAgent opens a client and sets the states that it reads from its input, one per line; it answers each with a line.
 func beAgent(dir string) error {
 	c, err := Open(context.Background(), config(dir))
 	if err != nil {
@@ -77,7 +76,7 @@ func beAgent(dir string) error {
 	return errors.New("the test is over")
 }
 
-// beWriter appends the time to the file orders, a line each millisecond or so.
+// beWriter appends the time to the file in orders, a line about each millisecond.
 func beWriter(file string) error {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -92,7 +91,7 @@ func beWriter(file string) error {
 	}
 }
 
-// lastWritten is the last time that a writer has written.
+// lastWritten returns when a writer last wrote.
 func lastWritten(t *testing.T, file string) boottime.Instant {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -120,7 +119,7 @@ func config(dir string) Config {
 	}
 }
 
-// folder is a fence's. What runs there ends with the test.
+// folder makes a fence's folder. Processes that run there are killed when the test ends.
 func folder(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -140,7 +139,7 @@ func folder(t *testing.T) string {
 	return dir
 }
 
-// open opens a client that is closed with the test.
+// open opens a client that is closed when the test ends.
 func open(t *testing.T, dir string) *Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -158,7 +157,7 @@ func update(t *testing.T, c *Client, change func(Change)) {
 	must(t, c.Update(ctx, change))
 }
 
-// setDeadline sets it, and the stop with it.
+// setDeadline sets both times to the deadline.
 func setDeadline(t *testing.T, c *Client, at boottime.Instant) {
 	t.Helper()
 	update(t, c, func(c Change) { c.SetTimes(Times{Stop: at, Deadline: at}) })
@@ -173,7 +172,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// finished waits for the n-th report to be done, and gives it.
+// finished waits until the n-th report is done, and returns it.
 func finished(t *testing.T, dir string, n int) Report {
 	t.Helper()
 	var r Report
@@ -189,7 +188,7 @@ func finished(t *testing.T, dir string, n int) Report {
 	return r
 }
 
-// child is a process of the test, killed at its end.
+// child is a process that is killed when the test ends.
 type child struct {
 	*exec.Cmd
 	ended chan struct{}
@@ -223,7 +222,7 @@ func start(t *testing.T, cmd *exec.Cmd) *child {
 	return c
 }
 
-// ends waits for its end.
+// ends waits until it has ended.
 func (c *child) ends(t *testing.T) boottime.Instant {
 	t.Helper()
 	select {
@@ -250,13 +249,13 @@ func writer(t *testing.T, file string) *child {
 	return start(t, cmd)
 }
 
-// shell runs a script, which says ready and goes on.
+// shell runs a script, which prints ready and continues.
 func shell(t *testing.T, script string, args ...string) *child {
 	t.Helper()
 	return start(t, exec.Command("sh", append([]string{"-ec", script, "sh"}, args...)...))
 }
 
-// volume is something mounted at a staging path, and bound at a published one.
+// volume is something that is mounted at a staging path and bound at a published one.
 type volume struct {
 	staging, target string
 	mounts          []Mount
@@ -264,7 +263,7 @@ type volume struct {
 	image           bool
 }
 
-// bound is a volume that is a folder of the host's file system.
+// bound makes a volume that is a folder of the host's file system.
 func bound(t *testing.T) volume {
 	t.Helper()
 	v := newVolume(t)
@@ -274,7 +273,7 @@ func bound(t *testing.T) volume {
 	return v
 }
 
-// ext4 is a volume with a file system of its own, on a loop device.
+// ext4 makes a volume with a file system of its own, on a loop device.
 func ext4(t *testing.T) volume {
 	t.Helper()
 	v := newVolume(t)
@@ -311,7 +310,7 @@ func unmountQuietly(path string) {
 	}
 }
 
-// read gives a file of the volume after that was unmounted.
+// read returns a file of the volume after it was unmounted.
 func (v volume) read(t *testing.T, name string) string {
 	t.Helper()
 	if !v.image {
@@ -339,7 +338,7 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// mounted says whether something is mounted at a path, or below it.
+// mounted reports whether something is mounted at or below a path.
 func mounted(t *testing.T, path string) bool {
 	t.Helper()
 	table, err := mountuse.Read(mountuse.Self)

@@ -22,13 +22,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// quick promises run out in a test, and long ones do not.
+// quick timeouts expire in a test, and long ones do not.
 var (
 	quick = claim.Liveness{HeartbeatTTL: 400 * time.Millisecond, StopAfter: 600 * time.Millisecond, Margin: 2 * time.Second}
 	long  = claim.Liveness{HeartbeatTTL: time.Hour, StopAfter: time.Hour, Margin: 10 * time.Hour}
 )
 
-// fakeLedger is a real ledger that notes when statuses were set, and fails where fail says so.
+// fakeLedger is a real ledger that records when statuses were set, and returns errors as fail says.
 type fakeLedger struct {
 	*clustertest.Server
 	mu   sync.Mutex
@@ -53,7 +53,7 @@ func (l *fakeLedger) SetNodeStatus(ctx context.Context, name string, status clai
 	return l.Server.SetNodeStatus(ctx, name, status, by)
 }
 
-// first is the first time that a node got a status.
+// first returns when a node first got a status.
 func (l *fakeLedger) first(node string, status claim.NodeStatus) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,7 +167,7 @@ func TestNodeThatNeverSendsAHeartbeatGoesDown(t *testing.T) {
 	}
 }
 
-// A new leader knows of no heartbeat: it counts from when its term began, and keeps what earlier leaders promised.
+// A new leader has seen no heartbeat: it counts from the begin of its term, and keeps what earlier leaders promised.
 func TestNewLeaderKeepsEarlierPromises(t *testing.T) {
 	l := &fakeLedger{Server: clustertest.Start(t)}
 	l.put(t, "a")
@@ -220,7 +220,7 @@ func TestOnlyALeaderAnswers(t *testing.T) {
 	}
 }
 
-// Many nodes at once: no claim is released before its time, and all are in the end.
+// With many nodes no claim is released too early, and all are released in the end.
 func TestAThousandNodes(t *testing.T) {
 	const nodes = 1000
 	l := &fakeLedger{Server: clustertest.Start(t)}

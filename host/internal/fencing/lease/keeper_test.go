@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// servers answer heartbeats as they are told to.
+// servers answers heartbeats as the test says.
 type servers struct {
 	mu     sync.Mutex
 	answer Answer
@@ -37,7 +37,7 @@ func (s *servers) say(a Answer, err error) {
 	s.answer, s.err = a, err
 }
 
-// keep runs a keeper and gives what it calls.
+// keep runs a keeper and returns channels with its calls.
 func keep(t *testing.T, s *servers, back func(Answer) error) (l *Lease, lost chan string, backs chan Answer) {
 	t.Helper()
 	l, lost, backs = newLease(t, &noted{}), make(chan string, 100), make(chan Answer, 100)
@@ -68,7 +68,7 @@ func next[T any](t *testing.T, what string, c <-chan T) (v T) {
 
 var well = func(Answer) error { return nil }
 
-func TestServersThatGoAndComeBack(t *testing.T) {
+func TestServersAreAwayForAWhile(t *testing.T) {
 	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Second, Margin: 3 * time.Second}
 	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}
 	l, lost, backs := keep(t, s, well)
@@ -81,7 +81,7 @@ func TestServersThatGoAndComeBack(t *testing.T) {
 	next(t, "the comparison after that", backs)
 }
 
-// A node that was never given a lease says what the servers say to it.
+// The error of a node that never had a lease has the servers' reason.
 func TestServersThatRefuseANode(t *testing.T) {
 	s := &servers{err: errors.New("known with another secret")}
 	l, _, backs := keep(t, s, well)
@@ -97,7 +97,7 @@ func TestServersThatRefuseANode(t *testing.T) {
 	must(t, l.Valid())
 }
 
-func TestAComparisonThatFails(t *testing.T) {
+func TestBackIsRetried(t *testing.T) {
 	var mu sync.Mutex
 	failures := 2
 	_, _, backs := keep(t, &servers{answer: Answer{Status: claim.NodeReady, Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}}}, func(Answer) error {
@@ -113,8 +113,8 @@ func TestAComparisonThatFails(t *testing.T) {
 	}
 }
 
-// A node that the servers have let go of stops at once, and gets no lease until it is ready.
-func TestANodeThatIsDown(t *testing.T) {
+// A node whose claims the servers have released stops its workloads at once, and gets no lease until it is ready.
+func TestNodeThatIsDown(t *testing.T) {
 	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
 	s := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}
 	l, lost, backs := keep(t, s, well)

@@ -23,7 +23,7 @@ const patience = time.Minute
 var (
 	redis = claim.WorkloadRef{Namespace: "default", ID: "redis"}
 	data  = fence.Mount{Path: "/csi/d/target", Workload: redis}
-	// long timeouts do not run out in a test.
+	// long timeouts do not expire in a test.
 	long = claim.Liveness{HeartbeatTTL: time.Second, StopAfter: time.Hour, Margin: time.Hour}
 	// short ones do.
 	short = claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: MinHeartbeatTTL, Margin: 3 * time.Second}
@@ -36,7 +36,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// noted is a fence that notes what it is told, and fails as it is told to.
+// noted is a fence that records what it is told, and returns errors as the test says.
 type noted struct {
 	mu    sync.Mutex
 	state fence.State
@@ -89,7 +89,7 @@ func awaitLost(t *testing.T, lost <-chan struct{}) {
 	}
 }
 
-func TestASingleHostAlwaysMay(t *testing.T) {
+func TestStandaloneHostHasAlwaysALease(t *testing.T) {
 	var l *Lease
 	must(t, errors.Join(l.Valid(), l.Protect(t.Context(), data), l.Release(t.Context(), data),
 		l.ProtectProcess(t.Context(), fence.Process{}), l.ReleaseProcess(t.Context(), fence.Process{})))
@@ -142,7 +142,7 @@ func TestALeaseEndsByItself(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatCameTooLate(t *testing.T) {
+func TestLateAnswer(t *testing.T) {
 	l := newLease(t, &noted{})
 	must(t, l.Renew(t.Context(), boottime.Now().Add(-time.Minute), short))
 	if err := l.Valid(); !errors.Is(err, ErrNoLease) {
@@ -170,7 +170,7 @@ func TestOnlyANewerHeartbeatCounts(t *testing.T) {
 	}
 }
 
-func TestAFenceThatCannotBeToldLengthensNothing(t *testing.T) {
+func TestUnreachableFencePreventsRenewal(t *testing.T) {
 	f := &noted{}
 	l := newLease(t, f)
 	must(t, l.Renew(t.Context(), boottime.Now(), short))
@@ -195,7 +195,7 @@ func TestTheNextProcessTakesTheLeaseOver(t *testing.T) {
 	}
 }
 
-func TestServersThatHaveLetGo(t *testing.T) {
+func TestExpire(t *testing.T) {
 	f := &noted{}
 	l := newLease(t, f)
 	must(t, l.Renew(t.Context(), boottime.Now(), long))

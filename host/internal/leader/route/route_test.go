@@ -38,7 +38,7 @@ func newWorld() *world {
 	return w
 }
 
-// Leader says that "a" leads, also where it was deposed and does not know.
+// Leader reports true for "a" even after it was deposed, until it knows.
 func (w *world) Leader() bool { return w.knows == "a" }
 
 func (w *world) Stats() cluster.Stats { return cluster.Stats{LeaderName: w.knows} }

@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// records are a ledger's, as an older version or a fault could leave them: no
-// command of this one leaves a claim taken whose workload has ended.
+// records are the contents of a ledger, as an older version or a fault could leave them: the present commands never
+// leave a claim taken whose workload has ended.
 type records struct {
 	claims    []claim.Claim
 	workloads map[string]claim.WorkloadStatus
@@ -61,7 +61,7 @@ func TestOverdueClaims(t *testing.T) {
 	}
 }
 
-func TestUnusedDriversAndEndedWorkloadsAreForgotten(t *testing.T) {
+func TestUnusedDriversAndEndedWorkloadsAreDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.volume("v") // names driver d
 	node := claim.Node{Name: "a", BootID: "b", Drivers: map[string]claim.NodeDriver{
@@ -104,9 +104,8 @@ func TestUnusedDriversAndEndedWorkloadsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestNodesThatAreDownAreForgotten: those that hold nothing, and have not come back since they
-// were looked at.
-func TestNodesThatAreDownAreForgotten(t *testing.T) {
+// Nodes are deleted that are down, hold nothing, and have not come back since they were read.
+func TestDownNodesAreDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.GC.Nodes = -time.Minute
 	for _, name := range []string{"up", "down", "back"} {
@@ -149,7 +148,7 @@ func ids(all []Garbage) (out []string) {
 	return out
 }
 
-// known are the drivers of the ledger, and whether it has workload w.
+// known lists the drivers of the ledger, and whether it has workload w.
 func (w *world) known() (drivers []string, found bool) {
 	w.t.Helper()
 	err := w.ledger.Read(w.t.Context(), func(tx *state.ReadTx) error {

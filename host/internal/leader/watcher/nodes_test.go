@@ -17,8 +17,7 @@ import (
 
 var errUnreachable = errors.New("connection refused")
 
-// others are the nodes that are not the watcher's. What they are asked is noted with their
-// names; one that hangs answers nobody.
+// others are the other nodes. Calls are recorded with the node's name; one that hangs answers nobody.
 type others struct {
 	*world
 	hanging string
@@ -51,7 +50,7 @@ func (w *world) putNode(name, boot string) {
 	}
 }
 
-// What waits for a driver is tried at once when a node comes that has it, and was not known before.
+// A release that waits for a driver is attempted at once when a new node with that driver appears.
 func TestANewNodeBringsADriver(t *testing.T) {
 	w := newWorld(t)
 	w.firstPause = time.Hour
@@ -60,7 +59,7 @@ func TestANewNodeBringsADriver(t *testing.T) {
 	w.stop("w")
 	w.failing("detach v from a as d-a", errAway)
 	w.lead()
-	// It is tried once more when its claim is seen to have moved, and then not for an hour.
+	// It is attempted once more when its claim has changed, and then not for an hour.
 	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("v")); return a.Tries == 2 && !a.NextAt.IsZero() })
 	w.mu.Lock()
 	clear(w.fail) // without a change of a driver of this node
@@ -72,8 +71,8 @@ func TestANewNodeBringsADriver(t *testing.T) {
 	w.freed("v")
 }
 
-// A claim on another node is released there, and tried again as soon as the record of a
-// node that was away changes, not before.
+// A claim on another node is released there. If the node was away, the next attempt is when the node's record changes,
+// not before.
 func TestAClaimOnAnotherNode(t *testing.T) {
 	w := newWorld(t)
 	w.Nodes, w.firstPause = &others{world: w}, time.Hour
@@ -99,8 +98,8 @@ func TestAClaimOnAnotherNode(t *testing.T) {
 	}
 }
 
-// What the ledger let go of for a node that is down needs no word of that node.
-func TestANodeThatIsDown(t *testing.T) {
+// Claims that were released because a node is down do not wait for that node.
+func TestNodeThatIsDown(t *testing.T) {
 	w := newWorld(t)
 	w.Nodes, w.firstPause = &others{world: w}, time.Hour
 	w.putNode("b", "1")
@@ -119,9 +118,8 @@ func TestANodeThatIsDown(t *testing.T) {
 	w.freed("left")
 }
 
-// More volumes wait for a node that hangs than are tried at the same time; others are
-// released all the same.
-func TestANodeThatHangsHoldsUpNoOther(t *testing.T) {
+// More volumes wait for a node that hangs than are attempted at the same time; others are released nevertheless.
+func TestHangingNodeHoldsUpNoOther(t *testing.T) {
 	w := newWorld(t)
 	w.Nodes = &others{world: w, hanging: "b"}
 	for n := range parallel + 5 {
@@ -147,7 +145,7 @@ func TestANodeThatHangsHoldsUpNoOther(t *testing.T) {
 	stop()
 }
 
-// A server that leads a second time begins anew: what it had tried before is in nobody's way.
+// A server that leads a second time starts from the ledger; earlier attempts do not matter.
 func TestALeaderLeadsAgain(t *testing.T) {
 	w := newWorld(t)
 	w.firstPause = time.Hour
@@ -168,8 +166,8 @@ func TestALeaderLeadsAgain(t *testing.T) {
 	w.freed("v")
 }
 
-// Marks of many claims share commands.
-func TestManyClaimsAreFewCommands(t *testing.T) {
+// The state changes of many claims share commands.
+func TestStateChangesShareCommands(t *testing.T) {
 	const many = 300
 	w := newWorld(t)
 	w.attaches = false
@@ -192,8 +190,8 @@ func TestManyClaimsAreFewCommands(t *testing.T) {
 	}
 }
 
-// One mark that is refused refuses no other.
-func TestAMarkThatIsRefused(t *testing.T) {
+// A state change that is refused does not affect the others.
+func TestRefusedStateChange(t *testing.T) {
 	begun, proceed := make(chan struct{}), make(chan struct{})
 	var mu sync.Mutex
 	var sizes []int
@@ -252,7 +250,7 @@ func TestDetachOnAnotherNode(t *testing.T) {
 	if err != nil || !got[0].Released || got[0].Message != "stopped it there" {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	// One that does not, is what the operator says; a controller that is away cannot keep its claim.
+	// If it does not answer, the operator is believed; a controller that is away cannot keep its claim.
 	w.failing("ask b", errUnreachable)
 	w.failing("stop w on b", errUnreachable)
 	w.failing("detach v from b as d-b", errAway)
@@ -266,9 +264,9 @@ func TestDetachOnAnotherNode(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	w.freed("v")
-	// Where it is there, the volume is detached before it is free for other nodes.
+	// If the controller is there, the volume is detached before other nodes can have it.
 	w.failing("detach v from b as d-b", nil)
-	w.forceDelay = patience
+	w.forceDelay = timeout
 	w.start("w", "b", "v")
 	got, err = w.Detach(t.Context(), ref("v"), "b", true, "op")
 	if err != nil || !got[0].Released || strings.Contains(got[0].Message, "an attachment") {

@@ -26,7 +26,7 @@ func TestAClaimIsReleasedInOrder(t *testing.T) {
 	}
 }
 
-func TestANewLeaderGoesOnFromEachState(t *testing.T) {
+func TestNewLeaderContinuesFromEachState(t *testing.T) {
 	for from, want := range map[claim.State][]string{
 		claim.Unpublishing:       {"unmount v of w", "detach v from a as d-a"},
 		claim.NodeDetached:       {"detach v from a as d-a"},
@@ -50,7 +50,7 @@ func TestANewLeaderGoesOnFromEachState(t *testing.T) {
 	}
 }
 
-// What the node takes down by itself is left to it, until it is done.
+// Workloads that the node stops itself are left to it until it is done.
 func TestTheNodesOwnWorkloadIsLeftToIt(t *testing.T) {
 	w := newWorld(t)
 	w.owned[workloadRef("w")] = true
@@ -71,8 +71,7 @@ func TestTheNodesOwnWorkloadIsLeftToIt(t *testing.T) {
 	}
 }
 
-// Only the last claim of a volume on a node detaches it, and another node's does
-// not count.
+// Only the last claim of a volume on a node detaches it; claims on other nodes do not count.
 func TestOnlyTheLastClaimOnANodeDetaches(t *testing.T) {
 	w := newWorld(t)
 	w.lead()
@@ -89,9 +88,8 @@ func TestOnlyTheLastClaimOnANodeDetaches(t *testing.T) {
 	}
 }
 
-// A claim that is taken between the release's beginning and its decision keeps
-// the volume attached.
-func TestTheDecisionIsMadeFromTheClaimsAsTheyStand(t *testing.T) {
+// A claim that is taken after the release has begun, but before it decides, keeps the volume attached.
+func TestDetachDecidesFromTheLatestClaims(t *testing.T) {
 	w := newWorld(t)
 	w.volume("v")
 	w.start("w1", "a", "v")
@@ -107,7 +105,7 @@ func TestTheDecisionIsMadeFromTheClaimsAsTheyStand(t *testing.T) {
 	}
 }
 
-func TestAFailureIsTriedAgainWhenADriverChanges(t *testing.T) {
+func TestReleaseIsRetriedWhenADriverChanges(t *testing.T) {
 	for _, what := range []string{"unmount v of w", "detach v from a as d-a", "knows d"} {
 		t.Run(what, func(t *testing.T) {
 			w := newWorld(t)
@@ -146,8 +144,7 @@ func TestNoControllerNoDetach(t *testing.T) {
 	}
 }
 
-// A volume that is deregistered by force while it is released takes its release
-// along.
+// A volume that is deregistered by force while it is being released ends its release.
 func TestADeregisteredVolumeEndsItsRelease(t *testing.T) {
 	w := newWorld(t)
 	w.failing("unmount v of w", errAway)
@@ -178,7 +175,7 @@ func TestDetach(t *testing.T) {
 	if c := w.claims("v"); len(c) != 1 || c[0].Node != "b" {
 		t.Errorf("claims are left: %+v", c)
 	}
-	// A node that cannot be reached keeps its claims, unless somebody vouches.
+	// A node that cannot be reached keeps its claims, unless an operator vouches that it is down.
 	got, err = w.Detach(t.Context(), ref("v"), "b", false, "op")
 	if err != nil || got[0].Released || !strings.Contains(got[0].Message, "detach -force v b") {
 		t.Errorf("got %+v, %v", got, err)
@@ -204,8 +201,7 @@ func (r revived) Detach(ctx context.Context, c claim.Claim, v claim.Volume) (str
 	return did, err
 }
 
-// TestDetachLeavesTheNextRunAlone: what keeps a workload alive starts it again on another node
-// before the operator's call has ended.
+// The workload is started again on another node before the operator's call has ended.
 func TestDetachLeavesTheNextRunAlone(t *testing.T) {
 	w := newWorld(t)
 	w.Node = revived{node{w}, func() { w.start("w", "b", "v") }}

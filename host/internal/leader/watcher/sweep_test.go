@@ -66,7 +66,7 @@ func TestTokensLeft(t *testing.T) {
 	}
 }
 
-// sweeping lets the watcher sweep, and counts.
+// sweeping runs the watcher with a counter of sweeps.
 func (w *world) sweeping(err error) (count func() int32) {
 	var sweeps atomic.Int32
 	w.sweepDelay = time.Millisecond

@@ -19,11 +19,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait; a wait ends as soon as what it waits for is there.
-const patience = 30 * time.Second
+// timeout bounds every wait; a wait ends as soon as its condition is true.
+const timeout = 30 * time.Second
 
-// world is a real ledger with a watcher on it, and a node and controllers that
-// note what they are asked and fail as they are told to.
+// world is a real ledger with a watcher, and a node and controllers that record their calls and return errors as the
+// test says.
 type world struct {
 	*Watcher
 	t      *testing.T
@@ -137,7 +137,7 @@ func ref(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default
 
 func workloadRef(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
-// volume registers a volume that several may use.
+// volume registers a volume that several workloads may use.
 func (w *world) volume(id string) {
 	w.t.Helper()
 	_, err := w.ledger.RegisterVolume(w.t.Context(), claim.Volume{
@@ -193,9 +193,9 @@ func (w *world) claim(v claim.VolumeRef, by claim.WorkloadRef) claim.Claim {
 
 func (w *world) eventually(what string, is func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(timeout); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("%s: not within %s; it did %q", what, patience, w.log())
+			w.t.Fatalf("%s: not within %s; it did %q", what, timeout, w.log())
 		}
 	}
 }

@@ -16,8 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 )
 
-// hand is what a Drainer works on: it notes what it is asked for, and fails as often as a test
-// wants.
+// hand is what a Drainer works on: it records its calls, and fails as often as a test wants.
 type hand struct {
 	mu    sync.Mutex
 	did   []string
@@ -72,7 +71,7 @@ func drainerOf(t *testing.T, h *hand) drained {
 	return d
 }
 
-// run runs a Drainer until the test ends, or what it returns is called.
+// run runs a Drainer until the test ends, or the returned function is called.
 func (d drained) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -100,7 +99,7 @@ func (d drained) eventually(what string, is func() bool) {
 	}
 }
 
-// record is the node's record in the ledger.
+// record reads the node's record.
 func (d drained) isDone() bool {
 	n, _, err := d.ledger.NodeRecord(d.t.Context(), "n", command.Blocking{})
 	must(d.t, err)
@@ -112,7 +111,7 @@ func (d drained) did(want ...string) {
 	d.eventually("did what is wanted", func() bool { return slices.Equal(d.done(), want) })
 }
 
-// Workloads first, drivers last, and then the ledger hears of it; whatever fails is tried again.
+// Workloads are stopped first, drivers last, and then the ledger is told; everything is retried.
 func TestADrain(t *testing.T) {
 	d := drainerOf(t, &hand{fails: map[string]int{"stop workloads": 1, "stop drivers": 1, "start drivers": 1}})
 	d.duty(command.SetNodeDuty{Drain: &claim.Drain{By: "op"}})
@@ -125,8 +124,8 @@ func TestADrain(t *testing.T) {
 	d.eventually("done again", d.isDone)
 }
 
-// A drain that is taken back before it is done.
-func TestADrainIsTakenBack(t *testing.T) {
+// A drain is cancelled before it is done.
+func TestCancelledDrain(t *testing.T) {
 	d := drainerOf(t, &hand{held: make(chan struct{})})
 	d.duty(command.SetNodeDuty{Drain: &claim.Drain{By: "op"}})
 	d.duty(command.SetNodeDuty{StopDrain: true})
@@ -138,7 +137,7 @@ func TestADrainIsTakenBack(t *testing.T) {
 	}
 }
 
-// The next process of the host goes on with a drain, and keeps what was drained.
+// The next process of the host continues a drain, and keeps what was drained.
 func TestADrainOverARestart(t *testing.T) {
 	h := &hand{held: make(chan struct{})}
 	d := drained{hand: h, t: t, ledger: clustertest.Start(t)}
@@ -158,8 +157,8 @@ func TestADrainOverARestart(t *testing.T) {
 	d.did("stop workloads", "stop drivers", "stop workloads", "stop drivers", "start drivers", "let workloads start")
 }
 
-// A node that the ledger does not know yet is not drained, and is as soon as it is told.
-func TestANodeIsDrainedOnceItIsKnown(t *testing.T) {
+// A node that is not in the ledger yet is drained as soon as it is.
+func TestNodeIsDrainedOnceItIsRegistered(t *testing.T) {
 	d := drained{hand: &hand{}, t: t, ledger: clustertest.Start(t)}
 	d.run()
 	_, err := d.ledger.PutNode(t.Context(), claim.Node{Name: "n"})

@@ -24,10 +24,10 @@ var (
 	_ controllers.Cluster = Directory{}
 )
 
-// timeout is what a slow machine may need.
+// timeout is long enough for a slow machine.
 const timeout = time.Minute
 
-// direct brings what a client asks to a server in this process, encoded as between agents.
+// direct passes a client's calls to a server in this process, encoded as between agents.
 type direct struct{ *clustertest.Server }
 
 func (d direct) Apply(ctx context.Context, c command.Command) (any, error) {
@@ -56,7 +56,7 @@ func (d direct) Query(ctx context.Context, q command.Query) (any, uint64, error)
 	return command.DecodeAnswer(q, answer)
 }
 
-// ledgers are the ways to one ledger: of the server, and of an agent that has none.
+// ledgers are both ways to one ledger: the server's, and that of an agent without one.
 func ledgers(t *testing.T) (s *clustertest.Server, ways map[string]Ledger) {
 	s = clustertest.Start(t)
 	return s, map[string]Ledger{"server": {s.Node}, "client": {cluster.NewClient(direct{s})}}
@@ -120,7 +120,7 @@ func TestAWorkloadsLedger(t *testing.T) {
 				t.Errorf("on the node: %v, %v, %v", on, claims, err)
 			}
 
-			// What is told of another claim, or run, does nothing.
+			// A command about another claim, or another run, does nothing.
 			stale, elsewhere := held[0], held[0]
 			stale.Index--
 			elsewhere.Node = "n2"

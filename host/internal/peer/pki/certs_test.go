@@ -49,7 +49,7 @@ func (l *logged) logger() hclog.Logger {
 	return hclog.New(&hclog.LoggerOptions{Output: l, Level: hclog.Info})
 }
 
-// handshake gives the errors of both sides of one connection, and who each saw.
+// handshake returns the errors of both sides of one connection, and who each saw.
 func handshake(t *testing.T, client, server *tls.Config) (errs [2]error) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -216,8 +216,7 @@ func put(t *testing.T, files pki.Files, issued pki.Issued) {
 	}
 }
 
-// A new certificate is used with the next connection, and what cannot be used leaves the
-// old one in use and is told once.
+// A new certificate is used from the next connection on. An unusable one leaves the old one in use and is logged once.
 func TestReload(t *testing.T) {
 	ca := pkitest.New(t)
 	files, log := ca.Files(t, pki.Server, "a"), &logged{}
@@ -232,7 +231,7 @@ func TestReload(t *testing.T) {
 	if bytes.Equal(first, second) {
 		t.Fatal("the old certificate is shown after it was replaced")
 	}
-	// In place, in the same tick of the clock, and of the same size.
+	// In place, within the resolution of the clock, and of the same size.
 	var written []time.Time
 	for _, path := range []string{files.Cert, files.Key} {
 		info, err := os.Stat(path)
@@ -293,7 +292,7 @@ func read(t *testing.T, path string) []byte {
 	return text
 }
 
-// The authority is changed without a connection that fails: both, then the new alone.
+// The authority is replaced without a failed connection: first both are trusted, then only the new one.
 func TestChangeOfAuthority(t *testing.T) {
 	before, after := pkitest.New(t), pkitest.New(t)
 	both := write(t, "ca.pem", append(read(t, before.CertFile), read(t, after.CertFile)...))
@@ -325,7 +324,7 @@ func TestChangeOfAuthority(t *testing.T) {
 	}
 }
 
-func TestACertificateThatEndsSoonIsTold(t *testing.T) {
+func TestExpiryWarning(t *testing.T) {
 	ca := pkitest.New(t) // its certificates end within 30 days
 	log := &logged{}
 	certs, err := pki.Load(ca.Files(t, pki.Server, "a"), serverA, log.logger())

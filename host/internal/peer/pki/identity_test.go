@@ -59,7 +59,7 @@ func TestIdentityOf(t *testing.T) {
 	}
 }
 
-// Whatever identity there may be comes out of its own names, and nothing else does.
+// Each valid identity can be read from its own names, and nothing else can.
 func TestIdentityOfItsOwnNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := Identity{

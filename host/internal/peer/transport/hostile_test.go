@@ -24,11 +24,10 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/transport"
 )
 
-// protocols are those of ALPN that the port has.
+// protocols are the ALPN names that the port has.
 var protocols = []string{"pannier-raft/1", "pannier-rpc/1", "h2", "http/1.1"}
 
-// speak connects with a configuration, and gives what the first byte from the other
-// end, or its refusal, was.
+// speak connects with a configuration, and returns the first byte from the other end, or its refusal.
 func speak(t *testing.T, addr string, cfg *tls.Config) error {
 	t.Helper()
 	raw, err := net.Dial("tcp", addr)
@@ -36,7 +35,7 @@ func speak(t *testing.T, addr string, cfg *tls.Config) error {
 		return err
 	}
 	defer raw.Close()
-	_ = raw.SetDeadline(time.Now().Add(patience))
+	_ = raw.SetDeadline(time.Now().Add(timeout))
 	conn := tls.Client(raw, cfg)
 	if err := conn.Handshake(); err != nil {
 		return err
@@ -55,7 +54,7 @@ func speak(t *testing.T, addr string, cfg *tls.Config) error {
 	return err
 }
 
-func TestStrangersSpeakNothing(t *testing.T) {
+func TestStrangersAreRefused(t *testing.T) {
 	ca, other := pkitest.New(t), pkitest.New(t)
 	certs := ca.Certs(t, pki.Server, "a")
 	server := serve(t, certs, hclog.NewNullLogger())
@@ -101,7 +100,7 @@ func TestStrangersSpeakNothing(t *testing.T) {
 	}
 }
 
-// Where an address has gone to a host that is no server, or another one, nobody calls it.
+// If an address now belongs to a host that is no server, or to another one, it is not called.
 func TestWhoAnswersIsChecked(t *testing.T) {
 	ca := pkitest.New(t)
 	d := dialer(t, ca.Certs(t, pki.Server, "a"))
@@ -144,8 +143,7 @@ func TestAHugeRequestIsRefused(t *testing.T) {
 	}
 }
 
-// Connections that say nothing, of one address, are bounded and cut off, and nobody
-// else waits for them.
+// Silent connections of one address are bounded and cut off, and hold up nobody else.
 func TestSlowStrangers(t *testing.T) {
 	t.Parallel()
 	ca, log := pkitest.New(t), &logged{}
@@ -161,14 +159,14 @@ func TestSlowStrangers(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 		slow = append(slow, conn)
 	}
-	// Those above the bound are cut off at once, the others later; all of them in the end.
+	// Those above the bound are cut off at once, the others later, but all of them in the end.
 	ends := make(chan time.Time, len(slow))
 	for i, conn := range slow {
 		go func() {
 			if i%2 == 0 { // half of them trickle: what would be a long first record
 				_, _ = conn.Write([]byte{0x16, 3, 1, 0x40, 0})
 			}
-			_ = conn.SetReadDeadline(time.Now().Add(patience))
+			_ = conn.SetReadDeadline(time.Now().Add(timeout))
 			for {
 				if _, err := conn.Read(make([]byte, 1)); err != nil {
 					if errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
@@ -204,7 +202,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// One that has shown its certificate, and then says nothing to who waits for a call.
+// A peer that has shown its certificate, and then makes no call, is cut off.
 func TestASlowPeerIsCutOff(t *testing.T) {
 	t.Parallel()
 	ca := pkitest.New(t)
@@ -225,7 +223,7 @@ func TestASlowPeerIsCutOff(t *testing.T) {
 	}
 }
 
-// One certificate's holder has so many connections and no more, until some are closed.
+// The connections of one certificate's holder are bounded, until some are closed.
 func TestManyConnectionsOfOnePeer(t *testing.T) {
 	ca := pkitest.New(t)
 	log := &logged{}
@@ -255,7 +253,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	refused, err := d.Raft(t.Context(), port.Addr().String())
 	if err == nil { // it learns so with the first read
 		defer refused.Close()
-		_ = refused.SetDeadline(time.Now().Add(patience))
+		_ = refused.SetDeadline(time.Now().Add(timeout))
 		if _, err = refused.Read(make([]byte, 1)); isTimeout(err) {
 			err = nil
 		}
@@ -284,7 +282,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	}
 }
 
-// What strangers do fills no disk.
+// Strangers cannot fill the disk.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	ca := pkitest.New(t)
 	log := &logged{}
@@ -323,7 +321,7 @@ func (l *logged) all() string {
 	return l.text.String()
 }
 
-// New certificates come in while everybody connects: nobody is refused for it.
+// New certificates are loaded while everybody connects: no connection is refused because of that.
 func TestReloadUnderLoad(t *testing.T) {
 	ca, log := pkitest.New(t), &logged{}
 	load := func(name string) (*pki.Certs, pki.Files) {
@@ -378,9 +376,9 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-// tooSlow tells a connection that a machine with too much to do has not served in time.
+// tooSlow recognizes a connection that failed only because the machine is overloaded.
 func tooSlow(text string) bool {
-	for _, why := range []string{"deadline exceeded", "i/o timeout", "nobody took", "reset by peer", "EOF"} {
+	for _, why := range []string{"deadline exceeded", "i/o timeout", "was not accepted within", "reset by peer", "EOF"} {
 		if strings.Contains(text, why) {
 			return true
 		}
@@ -388,7 +386,7 @@ func tooSlow(text string) bool {
 	return false
 }
 
-// A protocol is spoken while someone listens, and the port's end ends what is under way.
+// A protocol is offered while it has a listener, and closing the port ends its connections.
 func TestListenersComeAndGo(t *testing.T) {
 	ca := pkitest.New(t)
 	certs := ca.Certs(t, pki.Server, "a")
@@ -452,7 +450,7 @@ func TestAddressesThatNobodyCanDial(t *testing.T) {
 	}
 }
 
-// net/http takes HTTP/1.1 from who asks for it.
+// net/http accepts HTTP/1.1 from clients that ask for it.
 func TestHTTP1(t *testing.T) {
 	ca := pkitest.New(t)
 	server := serve(t, ca.Certs(t, pki.Server, "a"), hclog.NewNullLogger())

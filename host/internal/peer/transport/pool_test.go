@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 )
 
-// A connection is shared while it is taken, and goes when nobody takes it any more.
-func TestThePoolForgets(t *testing.T) {
+// A connection is shared while it is used, and closed when it has not been used for a while.
+func TestUnusedConnectionsAreClosed(t *testing.T) {
 	d := NewDialer(pkitest.New(t).Certs(t, pki.Server, "a"))
 	first, err := d.Conn("127.0.0.1:1", "b", pki.Server)
 	if err != nil {

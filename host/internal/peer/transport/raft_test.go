@@ -23,7 +23,7 @@ func TestRaftTransport(t *testing.T) {
 		t.Cleanup(func() { _ = port.Close() })
 		layer := transport.NewRaftLayer(port, dialer(t, certs))
 		transport := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-			Stream: layer, MaxPool: 2, Timeout: patience, Logger: hclog.NewNullLogger(),
+			Stream: layer, MaxPool: 2, Timeout: timeout, Logger: hclog.NewNullLogger(),
 		})
 		t.Cleanup(func() {
 			transport.CloseStreams()

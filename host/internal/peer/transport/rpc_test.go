@@ -23,10 +23,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what happens at once on a quiet machine.
-const patience = 3 * time.Minute
+// timeout is how long a test waits for what happens at once on a quiet machine.
+const timeout = 3 * time.Minute
 
-// served is a port with all that an agent serves on it.
+// served is a port with everything that an agent serves on it.
 type served struct {
 	*transport.Port
 	addr string
@@ -45,8 +45,7 @@ func (whoami) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healt
 	return nil, status.Error(codes.OK+100, peer.String())
 }
 
-// serve opens a port and serves all its protocols: raft's connections are told who
-// answers, and closed.
+// serve opens a port and serves all its protocols. Raft connections are told who answers, and closed.
 func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
 	t.Helper()
 	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
@@ -71,7 +70,7 @@ func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
 	inner := port.GRPC()
 	go func() { _ = calls.Serve(inner); done <- struct{}{} }()
 	web := &http.Server{
-		ConnContext: port.ConnContext, ReadHeaderTimeout: patience,
+		ConnContext: port.ConnContext, ReadHeaderTimeout: timeout,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			peer, _ := transport.PeerFrom(r.Context())
 			fmt.Fprintf(w, "%s %s", r.Proto, peer)
@@ -102,7 +101,7 @@ func dialer(t *testing.T, certs *pki.Certs) *transport.Dialer {
 	return d
 }
 
-// The three ways to call, each with who was seen to call.
+// The three kinds of calls, each with the caller that was seen.
 
 func callRaft(ctx context.Context, d *transport.Dialer, addr string) (string, error) {
 	conn, err := d.Raft(ctx, addr)
@@ -140,7 +139,7 @@ func callHTTP(ctx context.Context, d *transport.Dialer, addr string) (string, er
 	return string(text), err
 }
 
-func TestEachRoleSpeaksWhatItMay(t *testing.T) {
+func TestRolesAndProtocols(t *testing.T) {
 	ca := pkitest.New(t)
 	server := serve(t, ca.Certs(t, pki.Server, "a"), hclog.NewNullLogger())
 	for _, c := range []struct {

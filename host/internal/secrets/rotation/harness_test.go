@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// memberlist does not wait at its end for the probe of another that is under way.
+// memberlist does not wait for a running probe when it is closed.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
@@ -32,7 +32,7 @@ type world struct {
 	servers []*server
 }
 
-// server has its keys in files, which outlast it.
+// server is one server. Its keys are in files, which survive it.
 type server struct {
 	*clustertest.Host
 	w      *world
@@ -62,7 +62,7 @@ func form(t *testing.T) *world {
 	return w
 }
 
-// open begins to look after the keys, as an agent does at its start.
+// open starts to manage the keys, as an agent does when it starts.
 func (s *server) open() {
 	s.w.t.Helper()
 	sealer, err := secrets.OpenFiles(secrets.Files{First: filepath.Join(s.dir, "secrets.key"), Dir: filepath.Join(s.dir, "secrets.keys"), Shared: true})
@@ -85,7 +85,7 @@ func (s *server) close() {
 	s.loops.Wait()
 }
 
-// kill ends a server; start brings it back with what it has on its disk.
+// kill stops a server; start restarts it with what is on its disk.
 func (s *server) kill() {
 	s.w.t.Helper()
 	s.reach(nil)
@@ -105,7 +105,7 @@ func (s *server) reach(keys *secrets.Sealer) {
 	s.keys = keys
 }
 
-// reached are a server's keys as others reach them; nil: it is away.
+// reached returns a server's keys as others reach them; nil: it is away.
 func (s *server) reached() *secrets.Sealer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,8 +117,8 @@ func bound(id string) []byte { return []byte("signing key " + id) }
 
 var errCut = errors.New("the test cuts it off")
 
-// cutAt makes one call to the ledger the server's last: "before CALL" is not made, "after CALL" is
-// not answered. The channel is closed when it has come so far.
+// cutAt makes one call to the ledger the server's last: "before CALL" is not made, "after CALL" is made but not
+// answered. The channel is closed when that has happened.
 func (s *server) cutAt(call string) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +126,7 @@ func (s *server) cutAt(call string) <-chan struct{} {
 	return s.hit
 }
 
-// at fails the call of cutAt, and all that come after it.
+// at fails the call of cutAt, and all later ones.
 func (s *server) at(call string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *server) heal() {
 	s.cut = ""
 }
 
-// ledger is a server's, whose calls can be cut off.
+// ledger is a server's ledger, whose calls can be cut off.
 type ledger struct {
 	*cluster.Node
 	s *server
@@ -179,7 +179,7 @@ func (l ledger) ResealVolume(ctx context.Context, ref claim.VolumeRef, index uin
 	return through(l.s, "reseal", func() (claim.Volume, error) { return l.Node.ResealVolume(ctx, ref, index, sealed, key) })
 }
 
-// others are reached without a net: its own tests are those of package peer.
+// others reaches the other servers without a network, which package peer tests.
 type others struct{ s *server }
 
 func (o others) SecretsKeys(_ context.Context, ids ...string) (found []secrets.Key, err error) {
@@ -206,7 +206,7 @@ func (o others) OfferSecretsKey(_ context.Context, name string, key secrets.Key)
 	return fmt.Errorf("server %q does not answer", name)
 }
 
-// leader is the server that leads.
+// leader returns the server that leads.
 func (w *world) leader() *server {
 	w.t.Helper()
 	h := w.WaitLeader(w.t)
@@ -235,7 +235,7 @@ func (w *world) fill(volumes ...string) {
 	check.NoError(w.t, err)
 }
 
-// active is the key that seals.
+// active returns the key that seals.
 func (w *world) active() string {
 	w.t.Helper()
 	var keys claim.SecretsKeys
@@ -246,8 +246,8 @@ func (w *world) active() string {
 	return keys.Active
 }
 
-// settled waits until every server has one key and no other, and opens with it all that is in
-// its ledger; and returns that key.
+// settled waits until every server has exactly one key, and can unseal with it everything in its ledger; it returns
+// that key.
 func (w *world) settled(gone ...string) (active string) {
 	w.t.Helper()
 	for _, s := range w.servers {
@@ -290,8 +290,8 @@ func (s *server) settled(gone []string) (active string, err error) {
 	return active, errors.Join(err, s.opens(active))
 }
 
-// opens fails where this server cannot open all that is in its ledger, or something is sealed with
-// another key; empty: whichever does.
+// opens fails if this server cannot unseal everything in its ledger, or if something is sealed with another key than
+// with; empty: any.
 func (s *server) opens(key string) error {
 	open := func(sealed, additional []byte) error {
 		if with := secrets.KeyOf(sealed); key != "" && with != key {

@@ -11,9 +11,9 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// TestALeaderIsKilledWhileItChangesTheKey cuts the leader off at each place. The others finish the change once it is
-// back, or know nothing of it; and whoever leads opens all secrets meanwhile.
-func TestALeaderIsKilledWhileItChangesTheKey(t *testing.T) {
+// The leader is cut off at each point of a rotation. Another leader finishes the rotation, or knows nothing of it; and
+// every leader can unseal all secrets meanwhile.
+func TestLeaderIsKilledDuringARotation(t *testing.T) {
 	w := form(t)
 	w.settled()
 	w.fill("a", "b", "c")
@@ -47,8 +47,8 @@ func TestALeaderIsKilledWhileItChangesTheKey(t *testing.T) {
 	}
 }
 
-// TestTheKeyIsChangedWhenEveryServerHasIt: while one is away nothing changes, and the error says which.
-func TestTheKeyIsChangedWhenEveryServerHasIt(t *testing.T) {
+// While a server is away nothing changes, and the error says which.
+func TestRotationWaitsForEveryServer(t *testing.T) {
 	w := form(t)
 	before := w.settled()
 	w.fill("a")
@@ -75,9 +75,9 @@ func TestTheKeyIsChangedWhenEveryServerHasIt(t *testing.T) {
 	}
 }
 
-// TestRestoreOverAChangeOfKeys restores a ledger whose key is gone, and one that is in the middle of a change. The key
-// comes back from its backup, to one server, and the change begins or goes on.
-func TestRestoreOverAChangeOfKeys(t *testing.T) {
+// A ledger is restored whose key is lost, and one in the middle of a rotation. The key is restored on one server, and
+// the rotation begins or continues.
+func TestRestoreDuringARotation(t *testing.T) {
 	for name, middle := range map[string]bool{"before the change": false, "in the middle of it": true} {
 		t.Run(name, func(t *testing.T) {
 			w := form(t)

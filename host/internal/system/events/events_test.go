@@ -134,8 +134,7 @@ func TestPublisherKeepsItsDetails(t *testing.T) {
 	}
 }
 
-// Many publishers and followers at once: every follower sees each seq once, in
-// order, or is told that it missed it.
+// Many publishers and followers at once: every follower sees each seq once, in order, or is told that it missed it.
 func TestConcurrentFollowersAccountForEveryEvent(t *testing.T) {
 	const publishers, each, total = 4, 500, 2000
 	b := New(16)

@@ -35,8 +35,8 @@ func TestProcessOutlivesItsHost(t *testing.T) {
 	waitDone(t, again)
 }
 
-// A host that is killed between fork and the second Ref leaves an intent. At
-// whatever instant that was, the process is found or was never started.
+// A host that is killed between fork and the second Ref leaves an intent. Whenever that was, the process is found, or
+// was never started.
 func TestFindAfterAKillInTheMiddleOfStart(t *testing.T) {
 	found := 0
 	for i := range 12 {
@@ -47,7 +47,7 @@ func TestFindAfterAKillInTheMiddleOfStart(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// Kill it at the fork: the log is locked, and mostly there is no exec yet.
+		// Kill it at the fork: the log is locked, and usually there was no exec yet.
 		if i%2 == 0 {
 			for end := time.Now().Add(10 * time.Second); !logLocked(spec.LogPath); {
 				if time.Now().After(end) {

@@ -51,7 +51,7 @@ func TestNoNewPrivs(t *testing.T) {
 }
 
 func TestNoInheritedDescriptors(t *testing.T) {
-	// As one that a shell left open when it started the host.
+	// Like one that a shell left open when it started the host.
 	fd, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -125,8 +125,8 @@ func TestFirstToGoWithoutMemory(t *testing.T) {
 	}
 }
 
-// What drops the token, leaves the group and ignores SIGTERM is found in the control
-// group, and forks no more than it may.
+// A process that drops the token, leaves the group and ignores SIGTERM is found in the control group, and cannot fork
+// more than it may.
 func TestForkBombEndsWhole(t *testing.T) {
 	needCgroups(t)
 	const most = 60
@@ -231,7 +231,7 @@ func TestNoControlGroupIsLeft(t *testing.T) {
 	noCgroups(t, p.Ref())
 }
 
-// Nobody sees the end of a process that ends with its host.
+// No host sees the end of a process that ends with its host.
 func TestControlGroupsThatNobodyUsesAreSwept(t *testing.T) {
 	needCgroups(t)
 	spec := shell(t, loop)
@@ -293,7 +293,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// statusOf is one field of a status file, or all of the file.
+// statusOf returns one field of a status file, or all of the file.
 func statusOf(t *testing.T, path, field string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)

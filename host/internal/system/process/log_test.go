@@ -93,7 +93,7 @@ and without a newline`)
 	}
 }
 
-func TestTailGoesOnWhereTheLastOneStopped(t *testing.T) {
+func TestTailContinuesWhereTheLastOneStopped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	first, stop := tailing(t, path)
 	appendTo(t, path, "one\ntwo\n")

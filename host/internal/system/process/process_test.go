@@ -17,8 +17,7 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// envHost makes the test binary a host: it starts a process and is killed in the
-// middle of it.
+// envHost makes the test binary a host: it starts a process and is then killed.
 const envHost = "PROCESS_TEST_HOST"
 
 func TestMain(m *testing.M) {
@@ -42,7 +41,7 @@ func beHost(arg string) {
 	select {}
 }
 
-// shell is the spec of a script, and cleans up what is left of it.
+// shell returns the spec of a script, and cleans up what is left of it.
 func shell(t *testing.T, script string) Spec {
 	t.Helper()
 	spec := Spec{
@@ -56,7 +55,7 @@ func shell(t *testing.T, script string) Spec {
 	return spec
 }
 
-// clean ends what is left of a process, at once.
+// clean kills what is left of a process.
 func clean(t *testing.T, ref Ref) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -121,7 +120,7 @@ func readPid(t *testing.T, path string) (pid int) {
 	return pid
 }
 
-func TestProcessTellsItsEnd(t *testing.T) {
+func TestDoneAndExit(t *testing.T) {
 	for script, want := range map[string]string{
 		"exit 0":       "exit status 0",
 		"exit 3":       "exit status 3",
@@ -177,15 +176,14 @@ func TestStartRefuses(t *testing.T) {
 
 func TestStopEndsTheGroup(t *testing.T) {
 	dir := t.TempDir()
-	// The child ignores SIGTERM and would outlive its parent, its own child has
-	// left the group.
+	// The child ignores SIGTERM and would outlive its parent; its own child has left the group.
 	p := mustStart(t, shell(t, fmt.Sprintf(`
 		(trap '' TERM; echo $BASHPID; while :; do sleep 0.05; done) & echo $! > %[1]s/child
 		setsid sh -c 'trap "" TERM; echo $$ > %[1]s/away; while :; do sleep 0.05; done' &
 		trap 'exit 0' TERM
 		while :; do sleep 0.05; done`, dir)))
 	child, away := readPid(t, dir+"/child"), readPid(t, dir+"/away")
-	// What ends when it is asked has all the time for it.
+	// Processes that end on SIGTERM have as much time as they need.
 	asked, kill := context.WithCancel(t.Context())
 	defer kill()
 	go func() {
