@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 )
 
-// TestWithCall makes a call again: what was applied is answered as then, also a command that the call
-// has made twice, and what others have done since stays.
+// TestWithCall repeats a call: commands that were applied are answered as before, including a command that the
+// call made twice, and what others have done since is kept.
 func TestWithCall(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})

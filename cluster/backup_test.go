@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// TestBackup takes the ledger of a host alone into a cluster of three, whose own it replaces, and
-// starts all of that again.
+// TestBackup restores the ledger of a single host into a cluster of three, replacing its ledger, and restarts the
+// servers.
 func TestBackup(t *testing.T) {
 	t.Parallel()
 	alone := clustertest.Start(t)
@@ -67,7 +67,7 @@ func TestBackup(t *testing.T) {
 	everywhere(t, c, "new")
 }
 
-// TestBadBackup changes every part of a backup, and cuts it off.
+// TestBadBackup changes every part of a backup, and truncates it.
 func TestBadBackup(t *testing.T) {
 	s := clustertest.Start(t)
 	register(t, s, "a")

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	testns.SideBySide(sideBySide)
-	// memberlist does not wait at its end for the probe of another that is under way.
+	// memberlist does not wait, when it is closed, for a probe that is in progress.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
@@ -135,16 +135,15 @@ type last struct {
 	index uint64 // of the start
 }
 
-// TestKilledInMidLoad kills a real process while it changes its ledger and takes
-// snapshots: what was acknowledged is there, once, and nothing is there that was never
-// asked for.
+// TestKilledInMidLoad kills a real process while it changes its ledger and takes snapshots: every acknowledged
+// change is there exactly once, and nothing else is.
 func TestKilledInMidLoad(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 3 {
 		acknowledged := runAndKill(t, dir, round)
 		checkAcknowledged(t, dir, round, acknowledged)
 	}
-	// Raft alone has it all, too.
+	// Raft alone has everything, too.
 	before := allWorkloads(t, dir)
 	if err := os.RemoveAll(filepath.Join(dir, "state")); err != nil {
 		t.Fatal(err)

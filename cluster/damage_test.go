@@ -54,8 +54,8 @@ func is(t *testing.T, path string) bool {
 	return err == nil
 }
 
-// TestDamagedServers damages what a server that is down has on its disk. It gets all of it from
-// the others, and then is a server like them.
+// TestDamagedServers damages the files of a stopped server. It recovers everything from the others, and is a full
+// server again.
 func TestDamagedServers(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(t *testing.T, h *clustertest.Host) (aside bool){
@@ -129,8 +129,8 @@ func TestDamagedServers(t *testing.T) {
 	}
 }
 
-// TestVoteOfALostLog loses the log of one of the two servers that agreed to an entry. The third
-// one, which lacks the entry, must not come to lead with its vote.
+// TestVoteOfALostLog destroys the log of one of the two servers that acknowledged an entry. The third server,
+// which lacks the entry, must not be elected with its vote.
 func TestVoteOfALostLog(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(t *testing.T, h *clustertest.Host){
@@ -177,8 +177,8 @@ func TestVoteOfALostLog(t *testing.T) {
 	}
 }
 
-// TestFullDiskOfOneServer fills the disk of a server of three, while it follows and while it
-// leads: the cluster goes on, and the server with it when there is room again.
+// TestFullDiskOfOneServer fills the disk of one of three servers, while it follows and while it leads: the cluster
+// continues, and so does the server when there is room again.
 func TestFullDiskOfOneServer(t *testing.T) {
 	testbin.RequireRoot(t, "a full disk under the ledger")
 	t.Parallel()

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestLeadershipComesAndGoes leads, loses it and leads again, as a server among
-// several does.
+// TestLeadershipComesAndGoes gains, loses and regains the leadership, as one of several servers does.
 func TestLeadershipComesAndGoes(t *testing.T) {
 	n := &Node{}
 	n.running, n.stop = context.WithCancel(t.Context())

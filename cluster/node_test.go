@@ -115,8 +115,7 @@ func TestOneOfManyWins(t *testing.T) {
 	}
 }
 
-// TestSnapshotAndRestart restarts from the ledger's own files, and from raft's
-// snapshot and log without them.
+// TestSnapshotAndRestart restarts from the ledger's own files, and without them from raft's snapshot and log.
 func TestSnapshotAndRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
@@ -201,8 +200,7 @@ func TestWhileLeader(t *testing.T) {
 	}
 }
 
-// TestCloseUnderLoad closes while callers are at work: each gets an answer, and
-// what was acknowledged is there.
+// TestCloseUnderLoad closes while callers are active: each gets an answer, and acknowledged changes are there.
 func TestCloseUnderLoad(t *testing.T) {
 	s := clustertest.Start(t)
 	var acknowledged sync.Map
@@ -251,8 +249,8 @@ func TestCloseUnderLoad(t *testing.T) {
 	}
 }
 
-// TestCallerGivesUp cancels before a command, where nothing can have happened, and
-// then during one, where nobody knows.
+// TestCallerGivesUp cancels before a command, when nothing can have happened, and during one, when the outcome is
+// unknown.
 func TestCallerGivesUp(t *testing.T) {
 	s := clustertest.Start(t)
 	cause := errors.New("shutting down")
@@ -275,7 +273,7 @@ func TestCallerGivesUp(t *testing.T) {
 	t.Error("no caller gave up in time")
 }
 
-// TestNoLeader opens a server that waits for others.
+// TestNoLeader opens a server that waits for other servers.
 func TestNoLeader(t *testing.T) {
 	n, err := cluster.Open(t.Context(), cluster.Config{Dir: t.TempDir(), Name: "server-1", BootstrapExpect: 3})
 	if err != nil {

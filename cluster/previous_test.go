@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// TestLedgersOfThePreviousRelease opens what an earlier program wrote (testdata/README.md), repairs
-// what is missing in it, and goes on with it.
+// TestLedgersOfThePreviousRelease opens ledgers that an earlier program wrote (testdata/README.md), repairs what
+// is missing in them, and continues with them.
 func TestLedgersOfThePreviousRelease(t *testing.T) {
 	for name, row := range map[string]struct {
 		archive string

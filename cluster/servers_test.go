@@ -78,7 +78,7 @@ func identity(t *testing.T, n *cluster.Node) string {
 	return c.ID
 }
 
-// TestForm forms clusters by bootstrap_expect, and starts all their servers again.
+// TestForm forms clusters by bootstrap_expect, and restarts all their servers.
 func TestForm(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3, 5} {
@@ -107,8 +107,7 @@ func TestForm(t *testing.T) {
 	}
 }
 
-// TestFollowerForwards changes and reads the ledger through servers that do not lead, and
-// through an agent that has none.
+// TestFollowerForwards changes and reads the ledger through followers, and through an agent without a ledger.
 func TestFollowerForwards(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -143,7 +142,7 @@ func TestFollowerForwards(t *testing.T) {
 	}
 }
 
-// TestBlockingQuery waits for a change from afar, also over a change of the leader.
+// TestBlockingQuery waits for a change through another server, also over a change of the leader.
 func TestBlockingQuery(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -185,7 +184,7 @@ func TestBlockingQuery(t *testing.T) {
 	}
 }
 
-// TestLeaderDies goes on with another leader, and gives the one that was away what it missed.
+// TestLeaderDies continues with another leader; the restarted server gets what it missed.
 func TestLeaderDies(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -204,7 +203,7 @@ func TestLeaderDies(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 }
 
-// TestLeaderIsCutOff asks a leader that does not know yet that it leads no more.
+// TestLeaderIsCutOff queries a leader that does not know yet that it was deposed.
 func TestLeaderIsCutOff(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -237,7 +236,7 @@ func TestLeaderIsCutOff(t *testing.T) {
 	everywhere(t, c, "b")
 }
 
-// TestOnceOnly loses answers: each start that was acknowledged was made once.
+// TestOnceOnly loses answers: each acknowledged start was applied once.
 func TestOnceOnly(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -302,8 +301,8 @@ func TestTransferLeadership(t *testing.T) {
 	register(t, leader, "a")
 }
 
-// TestNeverFormedTwice lets servers meet a cluster that expect other numbers, or had
-// another cluster before.
+// TestNeverFormedTwice adds servers to a formed cluster that expect other numbers, or that belonged to another
+// cluster.
 func TestNeverFormedTwice(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -324,7 +323,7 @@ func TestNeverFormedTwice(t *testing.T) {
 	}
 }
 
-// TestForeignCluster keeps a server out that has a cluster of its own.
+// TestForeignCluster refuses a server that has a cluster of its own.
 func TestForeignCluster(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -350,7 +349,7 @@ func TestForeignCluster(t *testing.T) {
 	}
 }
 
-// TestFromOneToThree makes a host alone, with its ledger, the first server of a cluster.
+// TestFromOneToThree makes a single host, with its ledger, the first server of a cluster.
 func TestFromOneToThree(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -375,7 +374,7 @@ func TestFromOneToThree(t *testing.T) {
 	}
 }
 
-// TestDeadServerIsReplaced takes a dead server out when another has come in its place.
+// TestDeadServerIsReplaced removes a dead server once another has replaced it.
 func TestDeadServerIsReplaced(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -400,7 +399,7 @@ func TestDeadServerIsReplaced(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 }
 
-// TestRemovePeer takes out a dead server by hand, and no other.
+// TestRemovePeer removes a dead server by hand, and refuses to remove others.
 func TestRemovePeer(t *testing.T) {
 	t.Parallel()
 	pilot := claim.DefaultAutopilot()
@@ -424,8 +423,8 @@ func TestRemovePeer(t *testing.T) {
 	c.WaitVoters(t, names(c.Up())...)
 }
 
-// TestAutopilotIsTheClusters: what an operator sets counts on each server, and after a
-// restart with what that server was configured with.
+// TestAutopilotIsTheClusters: an operator's setting applies on each server, and after a restart overrides the
+// server's configuration.
 func TestAutopilotIsTheClusters(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -459,7 +458,7 @@ func leaves(t *testing.T, h *clustertest.Host) {
 	t.Fatal(err)
 }
 
-// TestLeave lets the leader go, and come back.
+// TestLeave makes the leader leave, and come back.
 func TestLeave(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -476,7 +475,7 @@ func TestLeave(t *testing.T) {
 	everywhere(t, c, "b")
 }
 
-// TestEmptyServerCatchesUp gives a server that has lost its disk all from a snapshot and the log.
+// TestEmptyServerCatchesUp restores a server that has lost its disk from a snapshot and the log.
 func TestEmptyServerCatchesUp(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -501,7 +500,7 @@ func TestEmptyServerCatchesUp(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 }
 
-// TestPeersFile gives what is left of a cluster without a quorum a new set of servers.
+// TestPeersFile gives the rest of a cluster without a quorum a new set of servers.
 func TestPeersFile(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -535,7 +534,7 @@ func TestPeersFile(t *testing.T) {
 	everywhere(t, c, "b")
 }
 
-// TestMembersChangeUnderLoad takes servers out and in while commands go on.
+// TestMembersChangeUnderLoad removes and adds servers while commands are applied.
 func TestMembersChangeUnderLoad(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -570,7 +569,7 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 	callers.Wait()
 }
 
-// TestOldServer refuses commands that a server of the cluster does not know.
+// TestOldServer refuses commands that one of the servers does not know.
 func TestOldServer(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Prepare(t, 3, clustertest.Options{})

@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestFullDisk fills a real disk under a node: it refuses, survives, and goes on
-// when there is room again.
+// TestFullDisk fills a real disk under a node: it refuses commands, survives, and continues when there is room
+// again.
 func TestFullDisk(t *testing.T) {
 	testbin.RequireRoot(t, "a full disk under the ledger")
 	disk := t.TempDir()
@@ -63,7 +63,7 @@ func TestFullDisk(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Errorf("close with nothing left: %v", err)
 	}
-	leave(t, disk, filler, 0) // what closing gave back
+	leave(t, disk, filler, 0) // what closing freed
 	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err, command.ErrDiskFull) {
 		t.Errorf("open with nothing left: %v", err)
 	}

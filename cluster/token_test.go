@@ -20,7 +20,7 @@ func intent(n int, workload claim.WorkloadRef) claim.Token {
 	return claim.Token{ID: tokenID(n), Workload: workload, Node: "a", Service: "web", Consul: "default"}
 }
 
-// TestTokensAreKept goes through restarts, a snapshot, and the loss of all but raft's files.
+// TestTokensAreKept restarts, restores a snapshot, and loses all files but raft's.
 func TestTokensAreKept(t *testing.T) {
 	dir := t.TempDir()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
@@ -88,7 +88,7 @@ func TestTokensAreKept(t *testing.T) {
 	}
 }
 
-// TestOneSigningKey lets many make one at once: all get the same.
+// TestOneSigningKey makes many keys concurrently: all callers get the same one.
 func TestOneSigningKey(t *testing.T) {
 	s := clustertest.Start(t)
 	got := make([]string, 16)

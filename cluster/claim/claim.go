@@ -111,18 +111,17 @@ func CanAdvance(from, to State) bool {
 	return from.Valid() && to.Valid() && !to.Before(from)
 }
 
-// Records of older versions may lack fields that rules now depend on. What is
-// missing is filled in so that a rule errs on the safe side.
+// Records of older versions may lack fields that rules now depend on. Missing fields are set so that the rules err
+// on the safe side.
 
-// Damaged says that the claim lacks what it must have.
+// Damaged reports whether the claim lacks fields that it must have.
 func (c *Claim) Damaged() bool {
 	return c.Mode == "" || c.State == "" || c.Node == "" || c.AccessMode == "" || c.AttachmentMode == ""
 }
 
-// Repair fills in what a claim lacks. v is its volume, with the modes that it
-// has now, and node is where the claim's workload runs, empty when unknown. A claim
-// with no mode counts as a writer unless the volume has readers only; one with no
-// state is taken.
+// Repair sets the fields that a claim lacks. v is its volume, with its present modes; node is where the claim's
+// workload runs, empty if unknown. A claim without a mode counts as a writer unless the volume is read-only; one
+// without a state counts as taken.
 func (c *Claim) Repair(v Volume, node string) {
 	if c.AccessMode == "" || c.AttachmentMode == "" {
 		modes := v.currentModes()
@@ -142,8 +141,7 @@ func (c *Claim) Repair(v Volume, node string) {
 	}
 }
 
-// currentModes are the volume's modes or, for a record that lacks them, those
-// that it must be in use with: its first capability.
+// currentModes returns the volume's modes or, for a record that lacks them, the first capability.
 func (v *Volume) currentModes() Capability {
 	if v.AccessMode != "" && v.AttachmentMode != "" {
 		return Capability{v.AccessMode, v.AttachmentMode}

@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// TestNoSequenceBreaksTheModes takes, advances and frees claims in any order and
-// checks after each step that what stands may stand together.
+// TestNoSequenceBreaksTheModes takes, advances and frees claims in any order and checks after each step that the
+// present claims are compatible.
 func TestNoSequenceBreaksTheModes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := volume(claim.AccessModes...)
@@ -97,8 +97,7 @@ func checkTogether(t *rapid.T, held []claim.Claim) {
 	}
 }
 
-// TestCountsOfDrivers replaces what nodes say in any order: the counts are those
-// of what the nodes say now.
+// TestCountsOfDrivers replaces reports of nodes in any order: the counts are those of the present reports.
 func TestCountsOfDrivers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d claim.Driver

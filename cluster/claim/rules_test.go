@@ -37,14 +37,14 @@ func standing(access claim.AccessMode, mode claim.Mode, who, node string) claim.
 	return c
 }
 
-// TestModeTable has a row for every cell of the mode table and every kind of
-// claim that may stand: nothing, a reader or a writer on this node or on another.
+// TestModeTable has a row for every cell of the mode table and every kind of existing claim: none, a reader or a
+// writer on this node or on another.
 func TestModeTable(t *testing.T) {
 	const (
 		yes, held, readOnly = "yes", "held", "read-only"
 	)
-	// In the order: nothing stands; reader here, writer here, reader elsewhere,
-	// writer elsewhere. A dash is a combination that can never stand.
+	// In this order: no claim; reader here, writer here, reader elsewhere, writer elsewhere. A dash is a
+	// combination that cannot exist.
 	table := []struct {
 		access claim.AccessMode
 		mode   claim.Mode

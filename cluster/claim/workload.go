@@ -41,8 +41,8 @@ type Workload struct {
 	// StartedBy is the fingerprint of the keyed command that started this run (command.Fingerprint). It identifies
 	// a repeated command.
 	StartedBy []byte `json:"started_by,omitempty"`
-	// Over is the id of the last run that was ended. Commands of that run that arrive later are refused.
-	Over string `json:"over,omitempty"`
+	// LastEndedRunID is the id of the last run that was ended. Commands of that run that arrive later are refused.
+	LastEndedRunID string `json:"over,omitempty"`
 }
 
 // Token is the record of a Consul token that a workload's service has, or may have: it is written before Consul is

@@ -92,8 +92,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestFingerprint: the same command has the same one whenever it is stamped, read from the log or
-// not, and another command has another.
+// TestFingerprint: a command has the same fingerprint whatever its time stamp, decoded from the log or not, and
+// other commands have others.
 func TestFingerprint(t *testing.T) {
 	seen := map[string]command.Command{}
 	for _, c := range commands() {
@@ -124,8 +124,8 @@ func TestFingerprint(t *testing.T) {
 	}
 }
 
-// TestEntriesOfTheFirstVersion decodes what the first version wrote: a change of
-// this test is a change of what is in users' logs.
+// TestEntriesOfTheFirstVersion decodes what the first version wrote. Changing this test means changing the format
+// of users' logs.
 func TestEntriesOfTheFirstVersion(t *testing.T) {
 	for entry, want := range map[string]command.Command{
 		"\x01\x04" + `{"at":"2026-03-01T12:00:00.000000123Z","ref":{"namespace":"default","id":"db-1"}}`: &command.EndWorkload{
@@ -141,8 +141,8 @@ func TestEntriesOfTheFirstVersion(t *testing.T) {
 	}
 }
 
-// TestLevels: a command asks no more of a server than what is filled in needs, and what the
-// first level had is written as ever.
+// TestLevels: a command has the lowest level that its fields need, and entries of the first level are encoded as
+// before.
 func TestLevels(t *testing.T) {
 	const before = `{"at":"2026-03-01T12:00:00.000000123Z",`
 	for entry, c := range map[string]command.Command{
@@ -171,7 +171,7 @@ func TestLevels(t *testing.T) {
 		if back, err := command.DecodeAsSent(got); err != nil || !reflect.DeepEqual(back, c) {
 			t.Errorf("%q: got %+v, %v", entry, back, err)
 		}
-		// In an entry of level 1 nobody may take what only level 2 knows.
+		// An entry of level 1 must not contain what only level 2 knows.
 		if _, err := command.Decode(append([]byte{1}, got[1:]...)); (err != nil) != (entry[0] > 1) {
 			t.Errorf("%q at level 1: %v", entry, err)
 		}

@@ -42,7 +42,7 @@ func TestOutcomeKeepsItsType(t *testing.T) {
 	}
 }
 
-// TestErrorsTravel asks the error at the other end what a caller may ask.
+// TestErrorsTravel checks that errors.Is and errors.As give the same answers at the receiver.
 func TestErrorsTravel(t *testing.T) {
 	volume := claim.VolumeRef{Namespace: "default", ID: "mysql"}
 	refused := &claim.Refusal{
@@ -84,13 +84,13 @@ func TestErrorsTravel(t *testing.T) {
 			t.Errorf("%s: got %+v", name, b)
 		}
 	}
-	// A newer server may name a reason that this program does not know.
+	// A newer server may send a reason that this program does not know.
 	if _, err := command.DecodeOutcome(&command.PutNode{}, []byte(`{"error":{"text":"no","reasons":["of-tomorrow"]}}`)); err == nil || err.Error() != "no" {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestEachReasonTravels finds the sentinels in the source, so that none is forgotten.
+// TestEachReasonTravels finds the sentinels in the source, so that none is missing in reasons.
 func TestEachReasonTravels(t *testing.T) {
 	known := map[string]bool{}
 	for _, err := range command.Reasons() {

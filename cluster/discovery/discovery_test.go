@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// memberlist does not wait at its end for the probe of another that is under way.
+// memberlist does not wait, when it is closed, for a probe that is in progress.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
@@ -114,7 +114,7 @@ func TestFindOneAnother(t *testing.T) {
 	until(t, a, "the leave", sees("b", discovery.Left))
 }
 
-// TestNobodyIsJoinedAfterLeave ends the attempts to reach an address that never answers.
+// TestNobodyIsJoinedAfterLeave: Leave ends the attempts to reach an address that never answers.
 func TestNobodyIsJoinedAfterLeave(t *testing.T) {
 	d := open(t, discovery.Config{Self: self("a"), RetryJoin: []string{"127.0.0.1:1"}})
 	await := func(joins bool) {
@@ -134,7 +134,7 @@ func TestNobodyIsJoinedAfterLeave(t *testing.T) {
 	await(false)
 }
 
-// TestForceLeave takes one that does not answer for one that has left.
+// TestForceLeave makes a failed member count as one that has left.
 func TestForceLeave(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a")})
 	b := open(t, discovery.Config{Self: self("b"), RetryJoin: []string{a.Addr()}})
@@ -154,7 +154,7 @@ func TestForceLeave(t *testing.T) {
 	}
 }
 
-// TestJoinsLater starts one before the one that it is to join, and after that has gone.
+// TestJoinsLater starts an agent before the one that it has to join, and after that one has gone.
 func TestJoinsLater(t *testing.T) {
 	first := open(t, discovery.Config{Self: self("a")})
 	address := first.Addr()
@@ -168,8 +168,8 @@ func TestJoinsLater(t *testing.T) {
 	until(t, b, "a again", sees("a", discovery.Alive))
 }
 
-// TestComesBack starts again, under another address, one that only its snapshot tells whom to join,
-// although nobody answered when it was ended.
+// TestComesBack restarts an agent at another address; only its snapshot says whom to join, although nobody
+// answered when it was stopped.
 func TestComesBack(t *testing.T) {
 	snapshot := filepath.Join(t.TempDir(), "serf.snapshot")
 	a := open(t, discovery.Config{Self: self("a")})
@@ -191,8 +191,8 @@ func TestComesBack(t *testing.T) {
 	}
 }
 
-// TestMoves starts one again under another address. That is believed as soon as the old one has
-// failed, and heard of although members exchange all that they know only when one joins.
+// TestMoves restarts an agent at another address. Others accept it as soon as the old address has failed, and
+// learn of it although members exchange their full state only when one joins.
 func TestMoves(t *testing.T) {
 	rare := quick()
 	rare.PushPullInterval, rare.GossipToTheDeadTime = time.Hour, time.Hour
@@ -216,7 +216,7 @@ func TestMoves(t *testing.T) {
 
 func key(b byte) string { return base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, 32)) }
 
-// TestOthersAreKeptOut tries to join without the key, with another, and from another datacenter.
+// TestOthersAreKeptOut tries to join without the key, with another key, and from another datacenter.
 func TestOthersAreKeptOut(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a"), Key: key(1)})
 	if !a.Encrypted() {
@@ -241,8 +241,8 @@ func TestOthersAreKeptOut(t *testing.T) {
 	}
 }
 
-// TestForeignSerf hears of members by another program's serf, which compresses what it sends, and
-// keeps out those whose names are none of an agent's.
+// TestForeignSerf learns of members from another program's serf, which compresses its packets, and refuses those
+// whose names no agent may have.
 func TestForeignSerf(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a")})
 	for _, name := range []string{"b", "b_1", "b\nc", strings.Repeat("b", 129)} {
@@ -273,8 +273,7 @@ func TestForeignSerf(t *testing.T) {
 	}
 }
 
-// TestRotateKeys changes the key of a cluster that runs, and starts a member again with the
-// key that its configuration still has.
+// TestRotateKeys changes the key of a running cluster, and restarts a member whose configuration has the old key.
 func TestRotateKeys(t *testing.T) {
 	dir := t.TempDir()
 	config := func(name string, join ...string) discovery.Config {
@@ -290,7 +289,7 @@ func TestRotateKeys(t *testing.T) {
 	if _, err := a.RemoveKey(key(1)); err == nil {
 		t.Error("the key in use is removed")
 	}
-	// Serf waits for answers less long than a busy machine may take; each step may be repeated.
+	// Serf may time out on a busy machine before all answers have arrived; each step may be repeated.
 	step := func(do func() (discovery.Keys, error)) discovery.Keys {
 		t.Helper()
 		for late := time.Now().Add(deadline); ; {

@@ -67,7 +67,7 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// TestMalformed goes on after an entry that every server refuses.
+// TestMalformed continues after an entry that every server refuses.
 func TestMalformed(t *testing.T) {
 	f, s := open(t)
 	responses := f.ApplyBatch([]*raft.Log{

@@ -59,7 +59,7 @@ func readAbstention(dir string) (*abstention, error) {
 	return a, nil
 }
 
-func (a *abstention) stands() bool {
+func (a *abstention) active() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.loss != nil
@@ -110,7 +110,7 @@ func (a *abstention) end() error {
 // that leader has replicated to it in the same term.
 func (n *Node) catchUp(ctx context.Context) {
 	var from Status
-	for n.abstention.stands() {
+	for n.abstention.active() {
 		if from.Leads && n.CurrentTerm() == from.Term && n.CommitIndex() >= from.LastIndex {
 			if err := n.abstention.end(); err != nil {
 				n.logger.Error("this server has caught up but cannot record that it votes again", "error", err)
@@ -149,7 +149,7 @@ func (t *abstainingTransport) run(ctx context.Context) {
 		case call := <-t.NetworkTransport.Consumer():
 			switch call.Command.(type) {
 			case *raft.RequestVoteRequest, *raft.RequestPreVoteRequest, *raft.TimeoutNowRequest:
-				if t.abstention.stands() {
+				if t.abstention.active() {
 					call.Respond(nil, errAbstains)
 					continue
 				}
@@ -168,7 +168,7 @@ func (t *abstainingTransport) Consumer() <-chan raft.RPC { return t.calls }
 
 // RequestVote asks for a server's vote (raft.Transport).
 func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
-	if t.abstention.stands() {
+	if t.abstention.active() {
 		return errAbstains
 	}
 	return t.preVoteTransport.RequestVote(id, target, args, resp)
@@ -176,7 +176,7 @@ func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAd
 
 // RequestPreVote asks whether a server would give its vote (raft.WithPreVote).
 func (t *abstainingTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
-	if t.abstention.stands() {
+	if t.abstention.active() {
 		return errAbstains
 	}
 	return t.preVoteTransport.RequestPreVote(id, target, args, resp)

@@ -171,7 +171,7 @@ func (f *forming) promised() promise {
 // give reports whether this server gives the promise.
 func (f *forming) give(ctx context.Context, p promise) bool {
 	before := f.promised()
-	if before.To != "" && before.To != p.To && before.To != f.n.cfg.ID && f.stands(ctx, before) {
+	if before.To != "" && before.To != p.To && before.To != f.n.cfg.ID && f.stillHolds(ctx, before) {
 		return false
 	}
 	f.mu.Lock()
@@ -194,8 +194,8 @@ func (f *forming) give(ctx context.Context, p promise) bool {
 	return true
 }
 
-// stands reports whether the server that holds an earlier promise still relies on it; true if it does not answer.
-func (f *forming) stands(ctx context.Context, p promise) bool {
+// stillHolds reports whether the server that holds an earlier promise still relies on it; true if it does not answer.
+func (f *forming) stillHolds(ctx context.Context, p promise) bool {
 	r, err := f.n.streams.ask(ctx, p.To, ask{})
 	if err != nil {
 		f.say("a server that was promised does not answer; if it never comes back, remove the file while this agent is down",

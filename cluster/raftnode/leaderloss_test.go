@@ -18,10 +18,10 @@ import (
 	"github.com/pannier/pannier/cluster/raftnode"
 )
 
-// TestLeaderIsMissedAtOnce ends leaders, by a clock that goes on only while all servers wait: how busy the
-// machine is makes no difference. Raft by itself needs 2 s in the middle, and up to 3; more where servers
-// lack an entry, and refuse one another.
-func TestLeaderIsMissedAtOnce(t *testing.T) {
+// TestDeadLeaderIsNoticedAtOnce stops leaders, by a clock that advances only while all servers wait, so the load
+// of the machine does not matter. Raft alone needs 2 s on average and up to 3 s; more if servers lack an entry and
+// are refused by others.
+func TestDeadLeaderIsNoticedAtOnce(t *testing.T) {
 	for i, of := range []struct{ servers, lacking int }{{3, 0}, {3, 0}, {3, 1}, {3, 1}, {5, 0}, {5, 1}, {5, 2}} {
 		t.Run(fmt.Sprintf("%d: %d servers, %d lack an entry", i+1, of.servers, of.lacking), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestLeaderIsMissedAtOnce(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoWins lets two servers look before either hears of the other.
+// TestOneOfTwoWins lets two servers become candidates before either hears of the other.
 func TestOneOfTwoWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startServers(t, 3)
@@ -60,18 +60,19 @@ func TestOneOfTwoWins(t *testing.T) {
 		ended := time.Now()
 		s.late.Store(int64(400 * time.Millisecond))
 		s.leader(t)
-		// The silence, and two questions to the other one. Where they split the votes, an election timeout more.
+		// The heartbeat timeout, and two requests to the other server. With split votes it would take an election
+		// timeout more.
 		if took, atMost := time.Since(ended), 2700*time.Millisecond; took > atMost {
 			t.Errorf("nobody led for %s after the end of %s, more than %s", took, first, atMost)
 		}
 	})
 }
 
-// servers reach one another by pipes, in one process.
+// servers are connected by pipes, in one process.
 type servers struct {
 	nodes map[string]*raftnode.Node
 	full  map[string]*atomic.Bool // whose log takes no entry
-	late  *atomic.Int64           // by how many nanoseconds what they say is
+	late  *atomic.Int64           // the delay of each write, in nanoseconds
 }
 
 func startServers(t *testing.T, n int) servers {
@@ -98,7 +99,7 @@ func startServers(t *testing.T, n int) servers {
 	return s
 }
 
-// end ends a server that leads, at the moment at which the others have heard from it.
+// end stops a leader at the moment at which the others have heard from it.
 func (s servers) end(t *testing.T, leader string) {
 	t.Helper()
 	err := s.nodes[leader].Apply([]byte("the last entry"), 0).Error()
@@ -155,7 +156,7 @@ func (p *pipe) Dial(addr raft.ServerAddress, _ time.Duration) (net.Conn, error) 
 	}
 }
 
-// lateConn says what it has to say later.
+// lateConn delays what is written to it.
 type lateConn struct {
 	net.Conn
 	by *atomic.Int64

@@ -199,7 +199,7 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	n.preVotes = newPreVoteTracker()
 	transport := &preVoteTransport{n.network, n.preVotes, ctx}
 	n.transport = transport
-	if n.abstention.stands() {
+	if n.abstention.active() {
 		t := &abstainingTransport{transport, n.abstention, make(chan raft.RPC)}
 		n.running.Go(func() { t.run(ctx) })
 		n.transport = t

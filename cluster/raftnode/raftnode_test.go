@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/raftnode"
 )
 
-// memberlist does not wait at its end for the probe of another that is under way.
+// memberlist does not wait, when it is closed, for a probe that is in progress.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
@@ -55,8 +55,7 @@ func leads(t *testing.T, n *raftnode.Node) {
 	}
 }
 
-// TestBootstrapsOnce restarts a server: with whatever it is told to expect, its
-// cluster stays the one that it has.
+// TestBootstrapsOnce restarts a server: whatever bootstrap_expect says, it keeps its cluster.
 func TestBootstrapsOnce(t *testing.T) {
 	dir := t.TempDir()
 	for i, expect := range []int{1, 1, 3} {
@@ -78,8 +77,8 @@ func TestBootstrapsOnce(t *testing.T) {
 	}
 }
 
-// TestAloneStartsAtOnce holds the start to less than the heartbeat timeout that
-// several servers wait for. A busy machine may take longer now and then.
+// TestAloneStartsAtOnce requires a start in less than the heartbeat timeout that several servers wait for. A busy
+// machine may occasionally take longer.
 func TestAloneStartsAtOnce(t *testing.T) {
 	var took time.Duration
 	for range 10 {

@@ -8,7 +8,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// TestARefusedPipelineEnds goes on asking, as raft may, when it has read a no and reads nothing more.
+// TestARefusedPipelineEnds keeps sending requests, as raft may, after it has read a refusal and reads nothing
+// more.
 func TestARefusedPipelineEnds(t *testing.T) {
 	log := hclog.NewNullLogger()
 	transport := func() *raft.NetworkTransport {

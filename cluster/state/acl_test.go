@@ -270,8 +270,8 @@ func TestLiveness(t *testing.T) {
 	l.sameAs(before, "promised again, or refused")
 }
 
-// TestAutopilot: the first change is of what the server goes by that asks, later ones of what is
-// in the ledger; a refused one changes nothing.
+// TestAutopilot: the first change applies to the settings of the server that makes it, later ones to those in the
+// ledger; a refused change has no effect.
 func TestAutopilot(t *testing.T) {
 	l := open(t)
 	mine, others := claim.DefaultAutopilot(), claim.Autopilot{LastContactThreshold: time.Hour, ServerStabilizationTime: time.Hour}

@@ -8,8 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// TestAnswersMoveWithWhatTheyRead: an answer's index grows when what was asked for changes,
-// and with nothing else.
+// TestAnswersMoveWithWhatTheyRead: an answer's index grows when what the query reads changes, and only then.
 func TestAnswersMoveWithWhatTheyRead(t *testing.T) {
 	l := filled(t)
 	l.must(&command.RegisterVolume{Volume: volume("mine", claim.SingleNodeWriter)})
@@ -82,7 +81,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestChangesForget: what is not remembered changed, as far as anyone knows, at the last entry.
+// TestChangesForget: topics that are not remembered count as changed at the last entry.
 func TestChangesForget(t *testing.T) {
 	var c changes
 	c.reset(5)

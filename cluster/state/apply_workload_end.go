@@ -22,7 +22,7 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 	}
 	before := workload
 	if c.RunID != "" {
-		workload.Over = c.RunID
+		workload.LastEndedRunID = c.RunID
 	}
 	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex {
 		// Another run, which its own caller ends.
@@ -74,13 +74,13 @@ func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
 	}
 	return tx.putWorkload(claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Ended, CreatedAt: c.At, EndedAt: c.At,
-		CreateIndex: tx.index, ModifyIndex: tx.index, Over: c.RunID,
+		CreateIndex: tx.index, ModifyIndex: tx.index, LastEndedRunID: c.RunID,
 	}, claim.Workload{})
 }
 
 // noteEnd stores the record if the end of a run has changed it; a repeated end changes nothing.
 func (tx *writeTx) noteEnd(now, before claim.Workload) error {
-	if now.Over == before.Over && now.Status == before.Status {
+	if now.LastEndedRunID == before.LastEndedRunID && now.Status == before.Status {
 		return nil
 	}
 	return tx.putWorkload(now, before)

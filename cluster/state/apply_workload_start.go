@@ -71,7 +71,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	// Everything is decided; from here on there are only writes.
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
-		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, StartedBy: tx.fingerprint, Over: workload.Over,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, StartedBy: tx.fingerprint, LastEndedRunID: workload.LastEndedRunID,
 	}
 	if known && workload.Status == claim.Waiting {
 		result.Workload.After = workload.After
@@ -102,7 +102,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 // checkRun refuses commands of a run that was ended: they may arrive late, if the connection or the node was held
 // up.
 func checkRun(w claim.Workload, runID string) error {
-	if runID == "" || w.Over != runID {
+	if runID == "" || w.LastEndedRunID != runID {
 		return nil
 	}
 	return fmt.Errorf("this run of workload %q was ended before: %w", w.Ref, claim.ErrConflict)

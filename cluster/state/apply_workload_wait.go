@@ -45,7 +45,7 @@ func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (any, error) {
 	}
 	next := claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Waiting, After: c.After,
-		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, Over: old.Over,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, LastEndedRunID: old.LastEndedRunID,
 	}
 	if waiting {
 		if slices.Equal(old.After, c.After) {

@@ -52,9 +52,8 @@ func write50(t *testing.T, closed bool, options ...Option) written {
 	return w
 }
 
-// TestDamagedFiles changes each file in many places, one at a time. The ledger is what it was, or
-// an older one, or empty, and then its log says why; never another one. With the log it is whole
-// again.
+// TestDamagedFiles changes each file in many places, one at a time. The ledger is then unchanged, older, or empty
+// with a reason in the log; never different. With the raft log it is complete again.
 func TestDamagedFiles(t *testing.T) {
 	key := bytes.Repeat([]byte{7}, 32)
 	for name, row := range map[string]struct {
@@ -180,7 +179,7 @@ func TestMissingFiles(t *testing.T) {
 	}
 }
 
-// TestTwoMemtables does not trust the older of two, which Badger may have cut.
+// TestTwoMemtables does not trust the older of two memtables, which Badger may have truncated.
 func TestTwoMemtables(t *testing.T) {
 	w := write50(t, false)
 	memtables, err := filepath.Glob(filepath.Join(w.dir, "db-0", "*.mem"))
@@ -236,7 +235,7 @@ func TestKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What was plain is not trusted to be the same, and is built again.
+	// A plain ledger is not trusted and is rebuilt.
 	plain := write50(t, true)
 	var out bytes.Buffer
 	s, err = Open(plain.dir, hclog.New(&hclog.LoggerOptions{Output: &out}), WithKey(key))

@@ -27,8 +27,8 @@ func keyed(t fataler, c command.Command, key string) command.Command {
 	return again
 }
 
-// TestRepeatedCommands repeats one of each kind under its key, at once and after something else
-// has changed what it changed: nothing changes, and the answer is the same.
+// TestRepeatedCommands repeats one command of each kind under its key, at once and after another command has
+// changed the same records: nothing changes, and the result is the same.
 func TestRepeatedCommands(t *testing.T) {
 	v := volume("mine", claim.SingleNodeWriter)
 	claims := []claim.Claim{wanted("mine", claim.SingleNodeWriter, claim.Write)}
@@ -84,7 +84,7 @@ func TestRepeatedCommands(t *testing.T) {
 			if want := unnamed(first); !reflect.DeepEqual(second, want) {
 				t.Errorf("answered first\n%+v\nthen\n%+v", want, second)
 			}
-			// Whatever has come in between, it stays.
+			// The later change is kept.
 			l.must(&command.SetNodeStatus{Name: nodeLeft(l), Status: claim.NodeDown})
 			l.must(&command.EndWorkload{Ref: workload("new")})
 			after = l.records()
@@ -118,7 +118,7 @@ func unnamed(result any) any {
 	}
 }
 
-// TestRepeatedStartIsNoNewStart: what a delayed repetition finds may have ended meanwhile.
+// TestRepeatedStartIsNoNewStart: a delayed repetition may find that its run has ended meanwhile.
 func TestRepeatedStartIsNoNewStart(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
@@ -156,7 +156,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		}
 	}
 	l.sameAs(before, "refused")
-	// A refusal is not kept: what is in the way may go.
+	// A refusal is not kept: what caused it may be gone later.
 	end := func() command.Command { return keyed(t, &command.DeleteNode{Name: "n", IfUnused: true}, "other") }
 	l.must(&command.PutNode{Node: claim.Node{Name: "n"}})
 	if _, err := l.do(end()); !errors.Is(err, claim.ErrNodeInUse) {
@@ -164,7 +164,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	}
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	l.must(end())
-	// A node that repeats itself writes nothing.
+	// A node that repeats its report writes nothing.
 	put := func(key string) command.Command { return keyed(t, &command.PutNode{Node: claim.Node{Name: "n"}}, key) }
 	l.must(put("put"))
 	before = l.records()
@@ -172,7 +172,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	l.sameAs(before, "said again")
 }
 
-// TestKeptForAnHour prunes what is old, a few at a time, and goes on after a restore.
+// TestKeptForAnHour prunes old outcomes, a few at a time, and continues after a restore.
 func TestKeptForAnHour(t *testing.T) {
 	l := open(t)
 	at := func(when time.Duration, key string) {

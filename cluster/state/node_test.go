@@ -20,7 +20,7 @@ func nodeOf(t *testing.T, l *ledger, name string) (n claim.Node) {
 	return n
 }
 
-// TestNodesKeepWhatTheLedgerKnows: what a node says of itself never changes the ledger's own fields.
+// TestNodesKeepWhatTheLedgerKnows: a node's report never changes the fields that the ledger sets.
 func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 	l := open(t)
 	say := func(with func(*claim.Node)) (command.PutNodeResult, error) {
@@ -65,13 +65,13 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 		}
 	}
 
-	// The first secret wins where none was known.
+	// The first reported secret is stored.
 	l.must(&command.PutNode{Node: claim.Node{Name: "b"}})
 	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(3)}})
 	if got := nodeOf(t, l, "b"); got.SecretHash != hashOf(3) {
 		t.Errorf("the secret's hash is %q", got.SecretHash)
 	}
-	// And whoever is purged may come with another one.
+	// After a purge the node may report another one.
 	l.must(&command.DeleteNode{Name: "b", IfUnused: true})
 	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(4)}})
 }
@@ -148,8 +148,8 @@ func TestNodeDuty(t *testing.T) {
 	}
 }
 
-// TestDownTakesAll lets go of a node with more than one command takes, with what is left of ended
-// workloads, and with a record that an older program wrote.
+// TestDownTakesAll releases a node with more than one command can, with claims of ended workloads, and with a
+// record that an older program wrote.
 func TestDownTakesAll(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -240,8 +240,8 @@ func (l *ledger) dropNode(t *testing.T, v claim.VolumeRef, w claim.WorkloadRef) 
 	}
 }
 
-// TestDownStopsWhereANodeIsBack: what was started after a node came back is not let go of by a
-// command that was decided before.
+// TestDownStopsWhereANodeIsBack: what was started after a node came back is not released by a command that was
+// sent before.
 func TestDownStopsWhereANodeIsBack(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -263,7 +263,7 @@ func TestDownStopsWhereANodeIsBack(t *testing.T) {
 	l.sameAs(before, "the node is back")
 }
 
-// TestDeleteNodeThatIsBack: only the node that was seen to be down is removed.
+// TestDeleteNodeThatIsBack: the node is removed only if it is still down as it was read.
 func TestDeleteNodeThatIsBack(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -314,7 +314,7 @@ func TestDeleteNodeThatIsInUse(t *testing.T) {
 	if got := l.must(&command.DeleteNode{Name: "a", IfUnused: true}).(command.DeleteNodeResult); !got.Found {
 		t.Error("not found")
 	}
-	// As logs of the first level have it.
+	// As in logs of the first level.
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	l.must(&command.StartWorkload{Ref: workload("x"), Node: "a"})
 	l.must(&command.DeleteNode{Name: "a"})

@@ -17,10 +17,9 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// TestAnyLog applies random commands and checks the whole ledger after each: its
-// index keys, its drivers' counts, the claims that stand together; that a
-// refusal changes nothing; that the same log in other batches, and a snapshot, give
-// the same ledger.
+// TestAnyLog applies random commands and checks the whole ledger after each: index keys, drivers' counts,
+// compatible claims; that a refusal has no effect; that the same log in other batches, and a snapshot, give the
+// same ledger.
 func TestAnyLog(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {

@@ -105,7 +105,7 @@ func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	return found, next, nil
 }
 
-// Claim reads one claim. The error is claim.ErrClaimNotFound where there is none.
+// Claim reads one claim. The error is claim.ErrClaimNotFound if there is none.
 func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, error) {
 	c, found, err := readClaim(tx, claimKey(v, w))
 	if err == nil && !found {

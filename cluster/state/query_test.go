@@ -16,7 +16,7 @@ func view(t *testing.T, l *ledger, fn func(tx *ReadTx) error) {
 	}
 }
 
-// TestAnswersAreCopies changes all that it reads: the ledger stays as it was.
+// TestAnswersAreCopies changes everything that it reads: the ledger is not affected.
 func TestAnswersAreCopies(t *testing.T) {
 	l := filled(t)
 	before := l.dump()
@@ -133,8 +133,7 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// TestOldRecords reads records that lack fields that rules depend on now, and
-// takes such claims through their release.
+// TestOldRecords reads records without fields that rules now depend on, and releases such claims.
 func TestOldRecords(t *testing.T) {
 	l := open(t)
 	plant(t, l, map[string]string{

@@ -37,8 +37,8 @@ func encoded(t testing.TB, v any) []byte {
 	return data
 }
 
-// TestRestoreOfManyTables restores more than one of Badger's tables holds, and more index keys than are
-// sorted in memory, on a plain and on an encrypted ledger.
+// TestRestoreOfManyTables restores more than fits into one of Badger's tables, and more index keys than are sorted
+// in memory, into a plain and an encrypted ledger.
 func TestRestoreOfManyTables(t *testing.T) {
 	const many = 60_000
 	want := map[string]string{}
@@ -113,7 +113,7 @@ func onlyGeneration(t *testing.T, dir string, number int) {
 	}
 }
 
-// TestRestoreRefusesDisorder restores what is whole by its checksum, and was not written by a ledger.
+// TestRestoreRefusesDisorder restores a snapshot with a valid checksum that no ledger wrote.
 func TestRestoreRefusesDisorder(t *testing.T) {
 	a, b := encoded(t, volume("a", claim.SingleNodeWriter)), encoded(t, volume("b", claim.SingleNodeWriter))
 	l := filled(t)
@@ -138,7 +138,7 @@ func TestRestoreRefusesDisorder(t *testing.T) {
 	onlyGeneration(t, l.dir, 0)
 }
 
-// TestKeysOnly makes the keys of records without reading all of them.
+// TestKeysOnly makes the keys of records without decoding them completely.
 func TestKeysOnly(t *testing.T) {
 	l := filled(t)
 	l.must(&command.EndWorkload{Ref: workload("w1")})
@@ -162,7 +162,7 @@ func TestKeysOnly(t *testing.T) {
 	}
 }
 
-// TestSorter sorts some runs, of which one has nothing, and takes a key that comes twice once.
+// TestSorter sorts several runs, one of them empty, with a duplicate key that is returned once.
 func TestSorter(t *testing.T) {
 	for name, count := range map[string]int{"nothing": 0, "one run": 10, "several": 3 * runSize / 100} {
 		dir := t.TempDir()

@@ -372,8 +372,8 @@ func TestBigBatches(t *testing.T) {
 	}
 }
 
-// TestBiggestCommands fills a transaction to the brim and puts the commands with
-// the most writes on top: they must fit in still.
+// TestBiggestCommands fills a transaction to its limit and adds the commands with the most writes: they must still
+// fit.
 func TestBiggestCommands(t *testing.T) {
 	l := open(t)
 	long := func(prefix string, i int) string {

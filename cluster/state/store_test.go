@@ -21,7 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Each check opens three ledgers. -rapid.checks on the command line still wins.
+	// Each check opens three ledgers. -rapid.checks on the command line takes precedence.
 	if err := flag.Set("rapid.checks", "40"); err != nil {
 		panic(err)
 	}
@@ -66,7 +66,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// TestAnotherBoot opens a ledger that was not closed before the machine went down.
+// TestAnotherBoot opens a ledger that was not closed before the machine crashed.
 func TestAnotherBoot(t *testing.T) {
 	dir := t.TempDir()
 	l := openIn(t, dir)
@@ -74,7 +74,7 @@ func TestAnotherBoot(t *testing.T) {
 	if _, err := Open(dir, nil); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("opened while it is open: %v", err)
 	}
-	crashed := copyDir(t, dir) // as the processes' end leaves it
+	crashed := copyDir(t, dir) // as at the end of the process
 	if got := openIn(t, crashed); got.AppliedIndex() != l.AppliedIndex() {
 		t.Errorf("after the process's end it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
 	}
@@ -114,7 +114,7 @@ func TestRestoreReplacesAll(t *testing.T) {
 	changed := l.Watch(t.Context(), TopicVolumes)
 	before := l.records()
 
-	// A snapshot that is damaged anywhere changes nothing.
+	// A damaged snapshot changes nothing.
 	for i := 0; i < len(data); i += 1 + len(data)/25 {
 		damaged := bytes.Clone(data)
 		damaged[i] ^= 1
@@ -140,7 +140,7 @@ func TestRestoreReplacesAll(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// What a restore leaves behind that did not come to its end.
+	// What an interrupted restore leaves behind.
 	if err := os.MkdirAll(filepath.Join(dir, "db-2"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -150,8 +150,8 @@ func TestRestoreReplacesAll(t *testing.T) {
 	}
 }
 
-// TestSnapshotStandsStill writes a snapshot out after more was applied, and
-// lets a reader finish while a restore goes on.
+// TestSnapshotStandsStill writes a snapshot out after more entries were applied, and lets a reader finish during a
+// restore.
 func TestSnapshotStandsStill(t *testing.T) {
 	l := filled(t)
 	want := l.records()
@@ -184,8 +184,8 @@ func TestSnapshotStandsStill(t *testing.T) {
 	l.sameAs(want, "restored")
 }
 
-// TestFaultStopsTheStore applies an entry that cannot be applied: none after it
-// may be, and raft must get no snapshot.
+// TestFaultStopsTheStore applies an entry that cannot be applied: no later entry may be, and raft must get no
+// snapshot.
 func TestFaultStopsTheStore(t *testing.T) {
 	l := open(t)
 	plant(t, l, map[string]string{"v/default/broken": "{"})

@@ -74,7 +74,7 @@ func TestStartNotesTokens(t *testing.T) {
 		l.sameAs(before, name)
 	}
 
-	// Restarted, elsewhere: the tokens of the run before stand, for somebody to revoke.
+	// Restarted on another node: the tokens of the earlier run remain, to be revoked.
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	for _, node := range []string{"n", "m"} {
 		if err := start(node, bare(1)); !errors.Is(err, claim.ErrConflict) {

@@ -75,11 +75,11 @@ func TestCycles(t *testing.T) {
 	if !errors.Is(err, claim.ErrCycle) || !strings.Contains(err.Error(), `"e" waits for "a" waits for "b" waits for "d" waits for "e"`) {
 		t.Errorf("got %v", err)
 	}
-	// One that runs waits for nobody any more, whatever it waited for.
+	// A running workload waits for nobody, whatever it waited for before.
 	l.must(&command.StartWorkload{Ref: workload("d"), Node: "n"})
 	l.must(await("e", "n", "a"))
 
-	// Many ways to one place are no cycle, and are not walked one by one.
+	// Several paths to one workload are not a cycle, and are not followed one by one.
 	layer := []string{"end"}
 	for i := range 12 {
 		next := []string{}
@@ -104,7 +104,7 @@ func TestLongChains(t *testing.T) {
 	l.must(await("short", "n", "w10"))
 }
 
-// TestEndARun leaves a run alone that the caller does not know.
+// TestEndARun keeps a run that the caller does not know.
 func TestEndARun(t *testing.T) {
 	l := open(t)
 	first := l.must(&command.StartWorkload{Ref: workload("w"), Node: "a"}).(command.StartWorkloadResult).Workload
@@ -126,7 +126,7 @@ func TestEndARun(t *testing.T) {
 	}
 }
 
-// TestLateStart: what was asked for a run, and arrives after its end, takes nothing.
+// TestLateStart: commands of a run that arrive after its end take nothing.
 func TestLateStart(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
@@ -165,7 +165,7 @@ func TestLateStart(t *testing.T) {
 	free()
 	late("a", "two")
 
-	// One that is given up while another one runs elsewhere leaves that alone.
+	// Ending an abandoned run keeps another run elsewhere.
 	four := l.must(start("b", "four")).(command.StartWorkloadResult)
 	if end("a", "three", 0) {
 		t.Error("a run of another node was ended")

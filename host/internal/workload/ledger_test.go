@@ -122,7 +122,7 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (got volumesteps.Started, err error) {
 	start := func() error {
 		return l.change(func(s *ledgerState) (err error) {
-			if w := s.workload(run.Ref); w != nil && run.ID != "" && w.Over == run.ID {
+			if w := s.workload(run.Ref); w != nil && run.ID != "" && w.LastEndedRunID == run.ID {
 				return fmt.Errorf("the run is over: %w", claim.ErrConflict)
 			}
 			got, err = s.start(run.Ref, run.Node, want, tokens)
@@ -274,7 +274,7 @@ func (l *ledger) EndWorkload(ctx context.Context, run claim.Run) error {
 				s.Workloads = append(s.Workloads, claim.Workload{Ref: ref, Node: run.Node, Status: claim.Ended})
 				w = s.workload(ref)
 			}
-			w.Over = run.ID
+			w.LastEndedRunID = run.ID
 			if w.Node != run.Node || run.Index != 0 && w.CreateIndex != run.Index {
 				return nil
 			}
