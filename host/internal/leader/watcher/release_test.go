@@ -239,7 +239,7 @@ func TestDetachSaysWhyNot(t *testing.T) {
 		cancel()
 	}()
 	got, err = w.Detach(ctx, ref("v"), "a", false, "op")
-	if err != nil || got[0].Released || !strings.Contains(got[0].Message, errAway.Error()) || !strings.Contains(got[0].Message, "goes on") {
+	if err != nil || got[0].Released || !strings.Contains(got[0].Message, errAway.Error()) || !strings.Contains(got[0].Message, "continues") {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	w.failing("detach v from a as d-a", nil)
