@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = time.Minute
 
-// plugin is a device plugin in this process that tells what a test puts into it.
+// plugin is a device plugin in this process that reports what a test sets.
 type plugin struct {
 	mu      sync.Mutex
 	groups  []device.Group
@@ -90,7 +90,7 @@ func tells(groups ...device.Group) *plugin {
 	return &plugin{groups: groups, changed: make(chan struct{})}
 }
 
-// host has the plugins, and takes one away or puts another in its place.
+// host has the plugins, and can remove or replace one.
 type host struct {
 	*Registry
 	bus *events.Bus
@@ -119,7 +119,7 @@ func (h *host) run(t *testing.T) {
 	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
-// put lets a plugin serve under a name; nil takes the name away.
+// put serves a plugin under a name; nil removes the name.
 func (h *host) put(t *testing.T, name string, impl device.Device) {
 	t.Helper()
 	h.pluginsMu.Lock()
@@ -175,7 +175,7 @@ func (h *host) DoDevice(ctx context.Context, name string, fn func(ctx context.Co
 	return fn(ctx, c)
 }
 
-// swapped ends its streams when another process takes over, as those of the catalog.
+// swapped ends its streams when another process takes over, like the catalog.
 type swapped struct {
 	device.Client
 	retired chan struct{}
@@ -198,7 +198,7 @@ func (s swapped) Fingerprint(ctx context.Context, report func([]device.Group) er
 	return s.Client.Fingerprint(ctx, report)
 }
 
-// eventually waits until the devices are as is wants them.
+// eventually waits until the devices meet a condition.
 func (h *host) eventually(t *testing.T, what string, is func(all []Group) bool) {
 	t.Helper()
 	late := time.After(patience)
@@ -279,8 +279,8 @@ func TestDevicesAreGivenOnce(t *testing.T) {
 	}
 }
 
-// The request that says more comes first, in whatever order they are written.
-func TestTheCloserRequestHasTheFirstChoice(t *testing.T) {
+// The more specific request is served first, in whatever order they are written.
+func TestTheMoreSpecificRequestIsServedFirst(t *testing.T) {
 	h := newHost(t)
 	h.put(t, "p", tells(group("A", well("a")), group("B", well("b"))))
 	h.run(t)
@@ -293,7 +293,7 @@ func TestTheCloserRequestHasTheFirstChoice(t *testing.T) {
 	}
 }
 
-func TestPickWaitsForPluginsThatHaveNotTold(t *testing.T) {
+func TestPickWaitsForPluginsThatHaveNotReported(t *testing.T) {
 	h := newHost(t)
 	p := tells(group("T4", well("a")))
 	p.silent = true
@@ -316,7 +316,7 @@ func TestPickWaitsForPluginsThatHaveNotTold(t *testing.T) {
 	}
 }
 
-func TestADeviceThatFailsStaysItsWorkloads(t *testing.T) {
+func TestAWorkloadKeepsAFailedDevice(t *testing.T) {
 	h := newHost(t)
 	p := tells(group("T4", well("a")))
 	h.put(t, "p", p)
@@ -344,7 +344,7 @@ func TestADeviceThatFailsStaysItsWorkloads(t *testing.T) {
 	}
 }
 
-func TestWhatWasKnownStandsOverASwap(t *testing.T) {
+func TestDevicesStayKnownDuringASwap(t *testing.T) {
 	h := newHost(t)
 	h.put(t, "p", tells(group("T4", well("a"))))
 	h.run(t)
@@ -368,7 +368,7 @@ func TestWhatWasKnownStandsOverASwap(t *testing.T) {
 	}
 }
 
-func TestAPluginThatRepeatsItselfWakesNobody(t *testing.T) {
+func TestARepeatedReportChangesNothing(t *testing.T) {
 	h := newHost(t)
 	p := tells(group("T4", well("a")))
 	h.put(t, "p", p)
@@ -390,7 +390,7 @@ func TestAPluginThatRepeatsItselfWakesNobody(t *testing.T) {
 	}
 }
 
-func TestAPluginThatIsAwayHasNoDevicesToGive(t *testing.T) {
+func TestDevicesOfAnUnreachablePluginAreNotAllocated(t *testing.T) {
 	h := newHost(t)
 	h.timing.stand = 20 * time.Millisecond
 	h.put(t, "p", tells(group("T4", well("a"))))
@@ -409,7 +409,7 @@ func TestAPluginThatIsAwayHasNoDevicesToGive(t *testing.T) {
 	h.happened(t, "healthy", "p/a")
 }
 
-func TestAPluginThatTellsWhatIsWrongIsNotBelieved(t *testing.T) {
+func TestAnInvalidReportIsRefused(t *testing.T) {
 	h := newHost(t)
 	h.timing.stand = time.Hour
 	h.put(t, "p", tells(group("")))
@@ -422,7 +422,7 @@ func TestAPluginThatTellsWhatIsWrongIsNotBelieved(t *testing.T) {
 	}
 }
 
-func TestAPluginThatIsTakenAwayTakesItsDevices(t *testing.T) {
+func TestDevicesDisappearWithTheirPlugin(t *testing.T) {
 	h := newHost(t)
 	h.put(t, "p", tells(group("T4", well("a"))))
 	h.run(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// window is a range of n ports that nobody uses now.
+// window returns a range of n unused ports.
 func window(t *testing.T, n int) (first int) {
 	t.Helper()
 	for first = DefaultMin; first < DefaultMax; first += n {
@@ -87,7 +87,7 @@ func TestAllOrNone(t *testing.T) {
 	}
 }
 
-// Whoever listens, on whichever address, is in the way.
+// A program that listens on any address blocks the port.
 func TestOthersListen(t *testing.T) {
 	for _, network := range []string{"tcp 127.0.0.1", "tcp 0.0.0.0", "udp 127.0.0.1"} {
 		t.Run(network, func(t *testing.T) {

@@ -28,7 +28,7 @@ const (
 
 var web = Place{"default", "w", "web"}
 
-// newDir is a directory whose parents everyone may pass.
+// newDir returns a directory whose parents everyone can traverse.
 func newDir(t *testing.T) *Dir {
 	t.Helper()
 	testbin.RequireRoot(t, "a tmpfs and files of other users")
@@ -129,7 +129,7 @@ func TestWrittenReadReplacedRemoved(t *testing.T) {
 	check.NoError(t, d.Write(web, "si_token", nil, alice)) // and again
 }
 
-func TestNamesThatLeadElsewhere(t *testing.T) {
+func TestInvalidNamesAreRefused(t *testing.T) {
 	d := newDir(t)
 	for _, p := range []Place{{"..", "w", "s"}, {"n", "", "s"}, {"n", "w", "a/b"}, {"n", ".", "s"}} {
 		if err := errors.Join(d.Write(p, "f", nil, alice), nil); err == nil {
@@ -144,8 +144,8 @@ func TestNamesThatLeadElsewhere(t *testing.T) {
 	}
 }
 
-// The user of a workload, or who got in, has put something else there.
-func TestWhatIsNotTheHostsIsRefused(t *testing.T) {
+// The workload's user, or an intruder, has replaced the file.
+func TestForeignFilesAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, d *Dir, victim string) error
 		want  string
@@ -197,8 +197,8 @@ func write(d *Dir, mode fs.FileMode, uid int) error {
 	return errors.Join(os.WriteFile(path, nil, mode), os.Chmod(path, mode), os.Chown(path, uid, -1))
 }
 
-// A link in the place of a folder is never passed.
-func TestALinkOnTheWay(t *testing.T) {
+// A link in place of a directory is never followed.
+func TestLinksAreNotFollowed(t *testing.T) {
 	for n := range web.parts() {
 		t.Run(web.parts()[n], func(t *testing.T) {
 			d := newDir(t)
@@ -327,8 +327,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// Folders that several share come and go without anyone's loss.
-func TestSideBySide(t *testing.T) {
+// Directories that several services share are made and removed concurrently without losing files.
+func TestConcurrentUse(t *testing.T) {
 	d := newDir(t)
 	var wg sync.WaitGroup
 	for n := range 8 {

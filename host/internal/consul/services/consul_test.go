@@ -26,14 +26,14 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// nodePolicy is what consul-services needs.
+// nodePolicy is the policy that consul-services needs.
 const nodePolicy = `
 service_prefix "" { policy = "write" }
 node_prefix    "" { policy = "read" }
 agent_prefix   "" { policy = "read" }
 `
 
-// start runs the real plugin, as a process that is looked after.
+// start runs the real plugin in a supervised process.
 func start(t *testing.T) *supervisor.Supervisor {
 	t.Helper()
 	dir := t.TempDir()
@@ -198,13 +198,13 @@ func TestRealConsul(t *testing.T) {
 
 func errOf[T any](_ T, err error) error { return err }
 
-// spy sees which sync is under way.
+// spy records which sync is in progress.
 type spy struct {
 	mu  sync.Mutex
 	now *registration.SyncRequest
 }
 
-// watched is a plugin's client that the spy sees.
+// watched is a plugin's client that reports to the spy.
 type watched struct {
 	registration.Registration
 	spy *spy
@@ -222,7 +222,7 @@ func (s *spy) set(req *registration.SyncRequest) {
 	s.now = req
 }
 
-// waits says that the sync of so many instances has nothing to do, and waits in Consul.
+// waits says that the sync of that many instances has nothing to do and waits in Consul.
 func (s *spy) waits(instances int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,8 +24,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var owner = registration.Owner{Cluster: "c1", Node: "n1"}
 
-// plugin is a registration and a bootstrap plugin with a catalog in memory, for one
-// Consul. Faults are injected by the call's name.
+// plugin is a registration and a bootstrap plugin with a catalog in memory, for one Consul. Faults are injected by
+// the call's name.
 type plugin struct {
 	mu      sync.Mutex
 	catalog map[string]registration.Instance
@@ -57,28 +57,28 @@ func (p *plugin) setFailure(call string, err error) {
 	p.fail[call] = err
 }
 
-// seen are the syncs and the beats so far, with their times.
+// seen returns the syncs and the beats so far, with their times.
 func (p *plugin) seen() (syncs []registration.SyncRequest, began []time.Time, beats [][]registration.Beat, beatAt []time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.syncs), slices.Clone(p.began), slices.Clone(p.beats), slices.Clone(p.beatAt)
 }
 
-// watch calls fn for all that a sync does from now on.
+// watch calls fn for everything that a sync does from now on.
 func (p *plugin) watch(fn func(a registration.Action, id string)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.onSync = fn
 }
 
-// touch is a change of the catalog that somebody else made.
+// touch is a change of the catalog by somebody else.
 func (p *plugin) touch(id string, i *registration.Instance) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.write(id, i)
 }
 
-// write changes the catalog. p.mu is held.
+// write changes the catalog. The caller holds p.mu.
 func (p *plugin) write(id string, i *registration.Instance) {
 	if i == nil {
 		delete(p.catalog, id)
@@ -181,7 +181,7 @@ func (p *plugin) Generate(_ context.Context, c service.Consul, req bootstrap.Req
 	return []byte(c.Name + " " + req.ProxyID), p.failure("bootstrap", c)
 }
 
-// world is what the workloads of a node are.
+// world is the workloads of a node.
 type world struct {
 	mu        sync.Mutex
 	instances map[string][]registration.Instance
@@ -194,7 +194,7 @@ func (w *world) set(consul string, instances ...registration.Instance) {
 	w.instances = map[string][]registration.Instance{consul: instances}
 }
 
-// list makes an instance of the default Consul one that the workloads tell of, or not.
+// list adds an instance to, or removes it from, those that the workloads report for the default Consul.
 func (w *world) list(id string, is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,11 +205,11 @@ func (w *world) list(id string, is bool) {
 	w.instances = map[string][]registration.Instance{"default": now}
 }
 
-// callBound is what a call of a plugin has.
+// callBound is the deadline of a plugin call.
 const callBound = 150 * time.Second
 
-// run makes a registrar over one plugin and runs it in a bubble with a clock of its
-// own until fn returns. The workloads have these instances from the beginning.
+// run runs a registrar with one plugin in a bubble with a fake clock until fn returns. The workloads have these
+// instances from the beginning.
 func run(t *testing.T, p *plugin, first []registration.Instance, fn func(t *testing.T, r *Registrar, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -258,7 +258,7 @@ func instance(id string, checks ...service.Check) registration.Instance {
 	return registration.Instance{ID: id, Namespace: "default", Workload: "w", Service: service.Service{Name: id, Checks: checks}}
 }
 
-// told are the events so far, as "type subject".
+// told returns the events so far, as "type subject".
 func told(r *Registrar) (all []string) {
 	for _, e := range r.cfg.Events.Recent(1000) {
 		all = append(all, e.Type+" "+e.Subject)

@@ -52,7 +52,7 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 	}
 }
 
-func TestAConsulThatIsNotThere(t *testing.T) {
+func TestUnknownConsul(t *testing.T) {
 	p := newPlugin()
 	r, _ := build(p, []string{"east", "default"})
 	none, _ := build(p, nil)
@@ -79,8 +79,8 @@ func TestAConsulThatIsNotThere(t *testing.T) {
 	}
 }
 
-// A sync that goes by a list from before must not undo a call, and one that has gone
-// by it must not be what counts, whatever the workloads say meanwhile.
+// A sync with an old list must not undo a call, and must not have the last word after one, whatever the workloads
+// report meanwhile.
 func TestCallsWinOverTheSync(t *testing.T) {
 	p := newPlugin()
 	run(t, p, []registration.Instance{instance("old")}, func(t *testing.T, r *Registrar, w *world) {
@@ -97,7 +97,7 @@ func TestCallsWinOverTheSync(t *testing.T) {
 		if got := p.ids(); !slices.Equal(got, []string{"new"}) {
 			t.Errorf("Consul has %v", got)
 		}
-		// The workloads say so at last; then an instance of that name is there again.
+		// The workloads report the change later; then an instance of that name exists again.
 		w.set("default", instance("new"))
 		r.Changed()
 		time.Sleep(time.Minute)
@@ -111,7 +111,7 @@ func TestCallsWinOverTheSync(t *testing.T) {
 	})
 }
 
-// Workloads come and go all the time, and what they say of themselves lags behind.
+// Workloads come and go all the time, and their reports lag behind.
 func TestManyCallsBesideTheSync(t *testing.T) {
 	p := newPlugin()
 	run(t, p, nil, func(t *testing.T, r *Registrar, w *world) {
@@ -159,8 +159,7 @@ func TestManyCallsBesideTheSync(t *testing.T) {
 	})
 }
 
-// What could not be taken out is taken out by the sync, and what was refused is not
-// tried again by it.
+// The sync removes what could not be deregistered, and does not retry what was refused.
 func TestCallsThatFail(t *testing.T) {
 	p := newPlugin()
 	run(t, p, nil, func(t *testing.T, r *Registrar, w *world) {
@@ -191,8 +190,7 @@ func TestCallsThatFail(t *testing.T) {
 	})
 }
 
-// A change of a running instance that fails leaves it as it is, one that came back
-// under its old id too.
+// A failed change of a running instance leaves it as it is, even if it came back under its old id.
 func TestAChangeThatFails(t *testing.T) {
 	p := newPlugin()
 	run(t, p, []registration.Instance{instance("a")}, func(t *testing.T, r *Registrar, _ *world) {
@@ -214,7 +212,7 @@ func TestAChangeThatFails(t *testing.T) {
 }
 
 // A caller that gives up does not wait for a sync that does not end.
-func TestACallCanBeLeft(t *testing.T) {
+func TestCancelledCallReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := build(newPlugin(), []string{"default"})
 		_, end := r.keepers["default"].begin(t.Context())

@@ -29,8 +29,7 @@ func TestNoConsulNoCall(t *testing.T) {
 	}
 }
 
-// Without services Consul is asked once, for what an earlier life left there, and
-// once after each change.
+// Without services Consul is asked once, for what an earlier run left there, and once after each change.
 func TestNoServicesAreSyncedOnce(t *testing.T) {
 	p := newPlugin()
 	left := instance("left")
@@ -48,8 +47,7 @@ func TestNoServicesAreSyncedOnce(t *testing.T) {
 	})
 }
 
-// While nothing changes there is one blocking query after the other, each as long
-// as its call may take.
+// While nothing changes there is one blocking query after the other, each as long as its call allows.
 func TestQueriesBlock(t *testing.T) {
 	p := newPlugin()
 	run(t, p, []registration.Instance{instance("b"), instance("a")}, func(t *testing.T, _ *Registrar, _ *world) {
@@ -66,7 +64,7 @@ func TestQueriesBlock(t *testing.T) {
 				t.Errorf("sync %d: index %d, wait %s", n, s.Index, s.Wait)
 			}
 		}
-		// What somebody else takes away is back within the second.
+		// What somebody else removes is restored within a second.
 		p.touch("a", nil)
 		time.Sleep(syncEvery)
 		if !slices.Equal(p.ids(), []string{"a", "b"}) {
@@ -75,7 +73,7 @@ func TestQueriesBlock(t *testing.T) {
 	})
 }
 
-// A wait leaves time for the work within its call, however late the call begins.
+// The wait leaves time for the work within the call's deadline, however late the call begins.
 func TestTheWaitFitsTheCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if got := waitWithin(t.Context()); got != syncWait {
@@ -93,7 +91,7 @@ func TestTheWaitFitsTheCall(t *testing.T) {
 	})
 }
 
-// A catalog that never rests is not asked all the time, nor at each of many changes.
+// A catalog that changes all the time is not queried all the time, nor after each of many changes.
 func TestBursts(t *testing.T) {
 	p := newPlugin()
 	run(t, p, []registration.Instance{instance("a")}, func(t *testing.T, r *Registrar, _ *world) {
@@ -116,7 +114,7 @@ func TestBursts(t *testing.T) {
 	})
 }
 
-func TestAConsulThatIsAway(t *testing.T) {
+func TestUnreachableConsul(t *testing.T) {
 	p := newPlugin()
 	p.setFailure("sync", status.Error(codes.Unavailable, "no route"))
 	run(t, p, []registration.Instance{instance("a")}, func(t *testing.T, r *Registrar, _ *world) {
@@ -151,7 +149,7 @@ func TestAConsulThatIsAway(t *testing.T) {
 	})
 }
 
-// One Consul's fault is not the other's.
+// A fault of one Consul does not affect another.
 func TestConsulsAreApart(t *testing.T) {
 	west, east := newPlugin(), newPlugin()
 	west.setFailure("sync", errors.New("stalls"))
@@ -173,7 +171,7 @@ func TestConsulsAreApart(t *testing.T) {
 	})
 }
 
-// both sends a sync to the plugin of its Consul.
+// both passes a sync to the plugin of its Consul.
 type both struct {
 	*plugin
 	east *plugin
@@ -225,7 +223,7 @@ func TestHeartbeats(t *testing.T) {
 		if all := told(r); !slices.Equal(all[len(all)-2:], []string{"heartbeat-failed default", "heartbeat-restored default"}) {
 			t.Errorf("told %q", all)
 		}
-		// A check is told as soon as it is registered, however long that takes.
+		// A new check gets its health as soon as it is registered, however long that takes.
 		p.slow = time.Minute
 		w.mu.Lock()
 		w.beats["default"] = append(w.beats["default"], registration.Beat{ID: "new", Healthy: true})

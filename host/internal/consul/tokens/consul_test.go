@@ -24,7 +24,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// has are the tokens that Consul has of this world's cluster, by accessor.
+// has returns the tokens of this world's cluster in Consul, by accessor.
 func (w *world) has(c *consul.Cluster) map[string]*api.ACLTokenListEntry {
 	w.t.Helper()
 	cluster, err := w.clusterID(w.t.Context())
@@ -40,7 +40,7 @@ func (w *world) has(c *consul.Cluster) map[string]*api.ACLTokenListEntry {
 	return all
 }
 
-// TestMinted goes through the life of tokens that the real plugin mints in a real Consul.
+// TestMinted follows tokens that the real plugin mints in a real Consul through their life.
 func TestMinted(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true})
 	c.Policy(t, "sids", `acl = "write"`)
@@ -244,7 +244,7 @@ func TestMinted(t *testing.T) {
 	})
 }
 
-// TestGivenByLogin: a real Consul takes the JWTs.
+// TestGivenByLogin checks that a real Consul accepts the JWTs.
 func TestGivenByLogin(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true})
 	c.Policy(t, "sids", `acl = "write"`)
@@ -277,7 +277,7 @@ func TestGivenByLogin(t *testing.T) {
 		t.Errorf("revoke: %v; Consul has %v, the ledger %v", err, w.has(c), w.noted())
 	}
 
-	// The node lost the secret, and one answer was lost on the way.
+	// The node has lost the secret, and one answer was lost on the way.
 	lost := w.start("lost", "a", "default", "api")[0]
 	forgotten, _ := w.derive(lost)
 	kept, _ := w.derive(lost)
@@ -293,7 +293,7 @@ func TestGivenByLogin(t *testing.T) {
 		t.Errorf("the ledger has %v", w.noted())
 	}
 
-	// A plugin that has a token may list and revoke them.
+	// A plugin that has a token may list and revoke the tokens.
 	plugins, _ = sids(t, map[string]string{"default": c.TokenFile(t, c.Token(t, "sids"))})
 	w.Identity = plugins.DoIdentity
 	lives, _ := w.derive(w.start("lives", "a", "default", "web")[0])

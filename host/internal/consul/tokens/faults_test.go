@@ -83,7 +83,7 @@ func TestWhoMayDerive(t *testing.T) {
 	}
 }
 
-// failing is a ledger that fails as it is told to.
+// failing is a ledger with injected failures.
 type failing struct {
 	Ledger
 	put, delete error
@@ -103,7 +103,7 @@ func (f *failing) DeleteTokens(ctx context.Context, ids ...string) (command.Dele
 	return f.Ledger.DeleteTokens(ctx, ids...)
 }
 
-// TestCodes: whoever calls tells by the code whether another try is worth it.
+// TestCodes checks that the codes tell callers whether to retry.
 func TestCodes(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, minting, login)
@@ -143,8 +143,8 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestDoubt: a token that Consul was asked for and did not answer for may come late, so
-// its record stays until a sweep.
+// TestDoubt checks that the record of a token that Consul did not answer for stays until a sweep, because the
+// token may still be made.
 func TestDoubt(t *testing.T) {
 	for code, kept := range map[codes.Code]bool{
 		codes.Unavailable: true, codes.DeadlineExceeded: true, codes.Canceled: true, codes.Internal: true,
@@ -170,7 +170,7 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// TestLoginThatCannotBeNoted: nobody would know of the token, so it is ended.
+// TestLoginThatCannotBeNoted checks that such a token is revoked, because nobody would know of it.
 func TestLoginThatCannotBeNoted(t *testing.T) {
 	for name, fail := range map[string]func(w *world, f *fake){
 		"the ledger fails":   func(w *world, _ *fake) { w.Ledger = &failing{Ledger: w.Ledger, put: command.ErrUncertain} },
@@ -192,7 +192,7 @@ func TestLoginThatCannotBeNoted(t *testing.T) {
 	}
 }
 
-// forget ends workload w and forgets its tokens, as a sweep by another does.
+// forget ends workload w and removes its tokens, like another agent's sweep.
 func (w *world) forget() {
 	w.stop("w")
 	if _, err := w.ledger.DeleteTokens(w.t.Context(), w.noted()...); err != nil {
@@ -232,7 +232,7 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// TestLoginsEndByThemselves: nobody has their secrets, and nobody may list them.
+// TestLoginsEndByThemselves checks tokens whose secrets are lost, while nobody may list them.
 func TestLoginsEndByThemselves(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, login)
@@ -264,7 +264,7 @@ func TestLoginsEndByThemselves(t *testing.T) {
 		t.Errorf("to be done better: %v", err)
 	}
 
-	// Somebody may list them now: of the unanswered one there is nothing.
+	// Now they can be listed: the unanswered one does not exist.
 	delete(f.fail, "list")
 	w.doubt(unanswered.ID, true)
 	if revoked, _ := swept(w.sweep(false)); !slices.Equal(revoked, []string{unanswered.ID}) || len(w.doubtful) != 0 {
@@ -291,7 +291,7 @@ func TestOver(t *testing.T) {
 	}
 }
 
-// TestSweepGoesOn where one Consul cannot be listed and one token not be revoked.
+// TestSweepGoesOn checks that a sweep continues if one Consul cannot be listed and one token cannot be revoked.
 func TestSweepGoesOn(t *testing.T) {
 	f := newFake()
 	other := service.Consul{Name: "other"}
@@ -323,7 +323,7 @@ func TestSweepGoesOn(t *testing.T) {
 	}
 }
 
-// TestGoneButNotForgotten: the ledger fails after Consul has revoked.
+// TestGoneButNotForgotten lets the ledger fail after Consul has revoked the token.
 func TestGoneButNotForgotten(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, minting)
@@ -342,8 +342,7 @@ func TestGoneButNotForgotten(t *testing.T) {
 	}
 }
 
-// TestTokenThatIsBeingMade: whatever a sweep sees first, a token that a workload gets
-// meanwhile is none that nobody needs.
+// TestTokenThatIsBeingMade checks that a sweep never treats a token that a workload is just getting as an orphan.
 func TestTokenThatIsBeingMade(t *testing.T) {
 	for _, consul := range []service.Consul{minting, login} {
 		for _, instant := range []string{"before the list", "after the list", "while a login is noted"} {
@@ -376,8 +375,8 @@ func TestTokenThatIsBeingMade(t *testing.T) {
 	}
 }
 
-// TestDeriveAndRevokeAtOnce: after both have returned there is no token, whichever was
-// first, and it is not given again.
+// TestDeriveAndRevokeAtOnce checks that after both calls there is no token, in either order, and that it is not
+// derived again.
 func TestDeriveAndRevokeAtOnce(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, minting)
@@ -400,7 +399,7 @@ func TestDeriveAndRevokeAtOnce(t *testing.T) {
 	}
 }
 
-// TestSweepWaitsForDerive: a workload ends in the middle of its derivation.
+// TestSweepWaitsForDerive ends a workload during its derivation.
 func TestSweepWaitsForDerive(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, minting)
@@ -420,7 +419,7 @@ func TestSweepWaitsForDerive(t *testing.T) {
 	}
 }
 
-// TestTwoBlocksOfOneConsul: each token is there once, and belongs where the ledger says.
+// TestTwoBlocksOfOneConsul checks that each token is listed once, under the Consul in the ledger.
 func TestTwoBlocksOfOneConsul(t *testing.T) {
 	f := newFake()
 	other := minting
@@ -517,7 +516,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Nothing at all is the answer of a Consul without ACLs; half a token is a mistake.
+// An empty answer comes from a Consul without ACLs; an incomplete token is a fault.
 func TestPluginThatGivesNothing(t *testing.T) {
 	var answer identity.Token
 	w := newWorld(t, func(ctx context.Context, fn func(context.Context, identity.Identity) error) error {
@@ -533,7 +532,7 @@ func TestPluginThatGivesNothing(t *testing.T) {
 	}
 }
 
-// only gives a token without a secret.
+// only returns a token without a secret.
 type only struct {
 	identity.Identity
 	token identity.Token
@@ -543,7 +542,7 @@ func (o only) Derive(context.Context, service.Consul, identity.DeriveRequest) (i
 	return o.token, "", nil
 }
 
-// TestNoSecretIsTold in the log, in events, in errors and in the ledger.
+// TestNoSecretIsTold checks the log, the events, the errors and the ledger.
 func TestNoSecretIsTold(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, login)

@@ -42,7 +42,7 @@ var (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait; a wait ends as soon as what it waits for is there.
+// patience bounds every wait.
 const patience = 30 * time.Second
 
 // world is an authority on a real ledger.
@@ -54,7 +54,7 @@ type world struct {
 	log    *bytes.Buffer
 }
 
-// newWorld makes an authority that asks an identity plugin, or what stands for one.
+// newWorld makes an authority with an identity plugin or a fake one.
 func newWorld(t *testing.T, ask func(ctx context.Context, fn func(context.Context, identity.Identity) error) error, consuls ...service.Consul) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), log: &bytes.Buffer{}}
@@ -70,7 +70,7 @@ func newWorld(t *testing.T, ask func(ctx context.Context, fn func(context.Contex
 	return w
 }
 
-// open makes the authority anew, as a restart of the agent does.
+// open makes the authority again, like a restart of the agent.
 func (w *world) open(cfg Config) {
 	w.t.Helper()
 	sealer, err := secrets.Open(filepath.Join(w.dir, "secrets.key"))
@@ -83,7 +83,7 @@ func (w *world) open(cfg Config) {
 
 func ref(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
-// nextID is one that no other test of this process has: they share a Consul.
+// nextID returns an id that no other test of this process uses, because they share a Consul.
 func (w *world) nextID() string {
 	idMu.Lock()
 	defer idMu.Unlock()
@@ -96,7 +96,7 @@ var (
 	lastID int
 )
 
-// start lets a workload run on a node with a token for each service of one Consul.
+// start runs a workload on a node with a token for each service of one Consul.
 func (w *world) start(id, node, consul string, services ...string) (tokens []claim.Token) {
 	w.t.Helper()
 	for _, s := range services {
@@ -133,7 +133,7 @@ func (w *world) sweep(dryRun bool) Report {
 	return report
 }
 
-// noted are the ids of the ledger's tokens.
+// noted returns the ids of the ledger's tokens.
 func (w *world) noted() (ids []string) {
 	w.t.Helper()
 	err := w.ledger.Read(w.t.Context(), func(tx *state.ReadTx) error {
@@ -162,15 +162,14 @@ func (w *world) token(id string) (t claim.Token) {
 	return t
 }
 
-// within is a context that ends with the test's patience.
+// within returns a context that ends with the test's patience.
 func (w *world) within() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	w.t.Cleanup(cancel)
 	return ctx
 }
 
-// swept are the ids of the tokens of a report that were revoked, and of those that were
-// not with the reason or the error.
+// swept returns the ids of a report's tokens that were revoked, and of the others with the reason or the error.
 func swept(r Report) (revoked []string, left map[string]string) {
 	left = map[string]string{}
 	for _, s := range r.Swept {
@@ -187,8 +186,7 @@ func swept(r Report) (revoked []string, left map[string]string) {
 	return revoked, left
 }
 
-// sids runs the real identity plugin, with a file of its token for each Consul where
-// there is one.
+// sids runs the real identity plugin, with a token file for each Consul that has one.
 func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *supervisor.Supervisor) {
 	t.Helper()
 	dir := t.TempDir()
@@ -230,8 +228,8 @@ func copyProgram(t *testing.T, from, to string) {
 	}
 }
 
-// fake stands for a plugin and its Consuls where one has to fail, or to stall, at an
-// instant. It gives tokens by login where the Consul has an auth method.
+// fake replaces a plugin and its Consuls, so that a test can make them fail or stall. It issues tokens by login if
+// the Consul has an auth method.
 type fake struct {
 	mu     sync.Mutex
 	tokens map[string]map[string]identity.Token // by Consul and accessor
@@ -240,7 +238,7 @@ type fake struct {
 	before map[string]func(context.Context) // by call
 	after  map[string]func(context.Context) // by call
 	jwts   []string
-	// privileged: the plugin has a token that may revoke without the secret.
+	// privileged says that the plugin has a token that may revoke without the secret.
 	privileged bool
 }
 
@@ -255,7 +253,7 @@ func (f *fake) ask(ctx context.Context, fn func(context.Context, identity.Identi
 	return fn(ctx, f)
 }
 
-// call makes what was set for a call happen, around what it does.
+// call applies the fault that was set for a call.
 func (f *fake) call(ctx context.Context, name string, c service.Consul, do func(has map[string]identity.Token) error) error {
 	f.mu.Lock()
 	f.calls = append(f.calls, name)
@@ -325,7 +323,7 @@ func (f *fake) List(ctx context.Context, c service.Consul, cluster string) (all 
 	return all, err
 }
 
-// has are the accessors of the tokens that a Consul has.
+// has returns the accessors of the tokens in a Consul.
 func (f *fake) has(consul string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// files reads all below a folder.
+// files reads all files below a directory.
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -47,7 +47,7 @@ func keySet(t *testing.T, w *world) jose.JSONWebKeySet {
 	return set
 }
 
-func TestJWTSaysWhomItIsFor(t *testing.T) {
+func TestJWTNamesItsSubject(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, login, minting)
 	w.derive(w.start("minted", "a", "default", "web")[0])
@@ -84,7 +84,7 @@ func TestJWTSaysWhomItIsFor(t *testing.T) {
 	}
 }
 
-// TestJWTIsForItsConsul only: each has an audience of its own.
+// TestJWTIsForItsConsul checks that each Consul has its own audience.
 func TestJWTIsForItsConsul(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, login)
@@ -100,7 +100,7 @@ func TestJWTIsForItsConsul(t *testing.T) {
 	}
 }
 
-// TestKeyIsMadeOnce by many at once, and found again.
+// TestKeyIsMadeOnce checks that concurrent callers make one key, which is found again.
 func TestKeyIsMadeOnce(t *testing.T) {
 	w := newWorld(t, newFake().ask, login)
 	var many sync.WaitGroup
@@ -129,8 +129,8 @@ func TestKeyIsMadeOnce(t *testing.T) {
 	}
 }
 
-// TestKeyIsSealed: the ledger tells the public part alone, and another agent's secrets
-// key opens nothing.
+// TestKeyIsSealed checks that the ledger shows only the public part, and that another agent's secrets key cannot
+// open the key.
 func TestKeyIsSealed(t *testing.T) {
 	w := newWorld(t, newFake().ask, login)
 	keySet(t, w)

@@ -59,7 +59,7 @@ func FuzzEscape(f *testing.F) {
 	})
 }
 
-// Every text of a service is expanded, also one of a field that is added later.
+// Every string of a service is expanded, also those of fields that are added later.
 func TestServiceExpandsEveryText(t *testing.T) {
 	var s service.Service
 	texts := fill(reflect.ValueOf(&s).Elem())
@@ -113,7 +113,7 @@ func TestServiceKeepsWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// fill puts a variable into every text of v and says into how many.
+// fill puts a variable into every string of v and returns the number of strings.
 func fill(v reflect.Value) (texts int) {
 	switch v.Kind() {
 	case reflect.String:

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// plugin is a storage plugin in memory that remembers what it was asked.
+// plugin is a storage plugin in memory that records its calls.
 type plugin struct {
 	storage.Client // nil: what a test does not expect panics
 
@@ -268,8 +268,8 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// While an attach is under way, a detach of the same volume and node neither
-// decides nor calls; one of another node does.
+// While an attach is in progress, a detach of the same volume and node neither decides nor calls the driver; a
+// detach on another node does.
 func TestAttachAndDetachDoNotOverlap(t *testing.T) {
 	p := &plugin{entered: make(chan string), proceed: make(chan struct{})}
 	c := open(p, driver("d"))

@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// many is a cluster in memory: what its nodes say of driver "d", and a plugin for each.
+// many is a cluster in memory: its nodes' reports on driver "d", and a plugin for each node.
 type many struct {
 	mu      sync.Mutex
 	nodes   map[string]claim.NodeDriver
@@ -51,7 +51,7 @@ func (m *many) Changed(context.Context, string) <-chan struct{} {
 
 func (m *many) Storage(node string) storage.Client { return m.plugins[node] }
 
-// set changes what a node says.
+// set changes a node's report.
 func (m *many) set(node string, change func(d *claim.NodeDriver)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -62,7 +62,7 @@ func (m *many) set(node string, change func(d *claim.NodeDriver)) {
 	m.changed = make(chan struct{})
 }
 
-// openMany is the leader "n1" of a cluster of nodes that all have driver "d".
+// openMany returns the controllers of the leader "n1" of a cluster whose nodes all have driver "d".
 func openMany(names ...string) (*Controllers, *many) {
 	m := &many{nodes: map[string]claim.NodeDriver{}, status: map[string]claim.NodeStatus{}, plugins: map[string]*plugin{}, changed: make(chan struct{})}
 	for _, n := range names {
@@ -85,7 +85,7 @@ func openMany(names ...string) (*Controllers, *many) {
 	return c, m
 }
 
-// asked counts the calls that each node's driver got.
+// asked returns the number of calls that each node's driver got.
 func (m *many) asked() map[string]int {
 	out := map[string]int{}
 	for n, p := range m.plugins {
@@ -113,7 +113,7 @@ func TestCallsAreSpread(t *testing.T) {
 	}
 }
 
-// A controller that is slow gets no more while the others have less to do.
+// A slow controller gets no more calls while others have fewer in flight.
 func TestTheLeastBusyIsAsked(t *testing.T) {
 	c, m := openMany("n1", "n2")
 	m.plugins["n2"].entered, m.plugins["n2"].proceed = make(chan string), make(chan struct{})
@@ -138,7 +138,7 @@ func TestTheLeastBusyIsAsked(t *testing.T) {
 	}
 }
 
-func TestTheNextIsAskedWhereOneIsAway(t *testing.T) {
+func TestTheNextIsAskedIfOneIsUnreachable(t *testing.T) {
 	c, m := openMany("n1", "n2", "n3")
 	m.plugins["n1"].err = status.Error(codes.Unavailable, "connection refused")
 	m.plugins["n2"].err = fmt.Errorf("driver: %w", drivers.ErrUnhealthy)
@@ -147,7 +147,7 @@ func TestTheNextIsAskedWhereOneIsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Those that were away are left alone for a while.
+	// Unreachable controllers are avoided for a while.
 	if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 1, "n2": 1, "n3": 6}) {
 		t.Errorf("asked were %v", got)
 	}
@@ -200,7 +200,7 @@ func TestWhatNoControllerCanIsRefused(t *testing.T) {
 	if _, err := c.List(t.Context(), "d", storage.Page{}); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "none of its controllers can list volumes") {
 		t.Errorf("%v", err)
 	}
-	// Only the one that can is asked.
+	// Only the controller with the ability is called.
 	m.set("n1", func(d *claim.NodeDriver) { d.Controller = &claim.ControllerCapabilities{AttachDetach: true} })
 	for range 3 {
 		if _, err := c.Create(t.Context(), vol); err != nil {
@@ -251,7 +251,7 @@ func TestNeedsDetachInACluster(t *testing.T) {
 	}
 }
 
-// A call that may wait goes on when a controller has become healthy.
+// A call that may wait continues when a controller has become healthy.
 func TestACallWaitsForAController(t *testing.T) {
 	c, m := openMany("n2")
 	c.wait = time.Minute

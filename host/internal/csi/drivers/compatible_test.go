@@ -9,7 +9,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// other is a process of the storage plugin that sees drivers in its own way.
+// other is a process of the storage plugin that reports drivers differently.
 type other struct {
 	storage.Client
 	real *bridge

@@ -39,7 +39,7 @@ func TestHealthIsFollowed(t *testing.T) {
 	h.mustHaveHappened("healthy", "unhealthy", "healthy")
 }
 
-// A plugin that is replaced says nothing about the driver.
+// The replacement of a plugin does not change a driver's health.
 func TestPluginsEndIsNotTheDrivers(t *testing.T) {
 	h, _ := external(t)
 	h.timing.unknownAfter = time.Minute

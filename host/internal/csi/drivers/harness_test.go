@@ -33,8 +33,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// The test program is also the driver that the registry runs, and a host that a
-// test kills: the first argument says which.
+// The test program is also the driver that the registry runs, and a host that a test kills, depending on its first
+// argument.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -55,7 +55,7 @@ func driverMain(args []string) {
 	flags.StringVar(&d.version, "version", "1.0", "")
 	flags.BoolVar(&d.notReady, "not-ready", false, "")
 	flags.Parse(args)
-	// The socket of one that was killed stays in the way of such a driver.
+	// For such a driver the socket of a killed predecessor is in the way.
 	listener, err := net.Listen("unix", strings.TrimPrefix(*endpoint, "unix://"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -70,7 +70,7 @@ func driverMain(args []string) {
 	os.Exit(0)
 }
 
-// csiDriver is what the registry wants to know of a driver.
+// csiDriver implements what the registry reads from a driver.
 type csiDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
@@ -97,7 +97,7 @@ func (d *csiDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.
 	return &csi.NodeGetInfoResponse{NodeId: "node-1"}, nil
 }
 
-// serve runs a driver in the test's own process, as one that someone else runs.
+// serve runs a driver in the test's process, like one that somebody else runs.
 func serve(t *testing.T, socket string, d *csiDriver) (stop func()) {
 	t.Helper()
 	check.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))
@@ -113,7 +113,7 @@ func serve(t *testing.T, socket string, d *csiDriver) (stop func()) {
 	return stop
 }
 
-// bridge is a storage plugin for real drivers, reduced to Fingerprint.
+// bridge is a storage plugin for real drivers that has only Fingerprint.
 type bridge struct {
 	storage.Client // nil: the registry calls nothing else
 	away           atomic.Bool
@@ -183,7 +183,7 @@ func ask(ctx context.Context, conn *grpc.ClientConn) storage.Fingerprint {
 	}
 }
 
-// host is a registry with what it needs around it.
+// host is a registry with its dependencies.
 type host struct {
 	*Registry
 	*bridge
@@ -219,8 +219,8 @@ var testTiming = timing{
 	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second,
 }
 
-// newHost makes a host on dataDir. It is closed with the test, processes and all,
-// and what it said is printed when the test fails.
+// newHost makes a host on dataDir. It is closed with the test, including its processes, and its events and log are
+// printed if the test fails.
 func newHost(t *testing.T, dataDir string) *host {
 	h := &host{t: t, bridge: newBridge(), bus: events.New(0), logs: &syncBuffer{}, dataDir: dataDir}
 	h.Registry = New(Config{
@@ -269,7 +269,7 @@ func (h *host) setUsers(users ...string) {
 	h.inUse = users
 }
 
-// wait waits until the driver is as told and returns it.
+// wait waits until the driver meets a condition and returns it.
 func (h *host) wait(id, what string, is func(Driver) bool) Driver {
 	h.t.Helper()
 	deadline := time.After(time.Minute)
@@ -292,7 +292,7 @@ func (h *host) healthy(id string) Driver {
 	return h.wait(id, "healthy", func(d Driver) bool { return d.Healthy })
 }
 
-// waitGone waits until there is no such driver.
+// waitGone waits until the driver does not exist.
 func (h *host) waitGone(id string) {
 	h.t.Helper()
 	deadline := time.After(time.Minute)
@@ -309,7 +309,7 @@ func (h *host) waitGone(id string) {
 	}
 }
 
-// happened lists the events as "type: message"; with a kind, only that kind's.
+// happened lists the events as "type: message", optionally only those of one kind.
 func (h *host) happened(kind string) []string {
 	var all []string
 	for _, e := range h.bus.Recent(1000) {
@@ -353,7 +353,7 @@ func (h *host) mustNotHaveHappened(kind string) {
 	}
 }
 
-// supervised is a driver that the registry runs.
+// supervised is a spec of a driver that the registry runs.
 func supervised(id string, args ...string) Spec {
 	self, err := os.Executable()
 	if err != nil {
@@ -362,7 +362,7 @@ func supervised(id string, args ...string) Spec {
 	return Spec{ID: id, Command: append([]string{self, "a-csi-driver"}, args...), HealthTimeout: time.Minute}
 }
 
-// shortDir is a data directory whose path leaves room for a socket.
+// shortDir returns a data directory whose path leaves room for a socket.
 func shortDir(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "drv")
 	if err != nil {
@@ -372,7 +372,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// alive says whether a process runs (a zombie does not).
+// alive says whether a process runs and is no zombie.
 func alive(pid int) bool {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

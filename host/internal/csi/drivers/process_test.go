@@ -66,7 +66,7 @@ func TestNextHostFindsTheDriver(t *testing.T) {
 	again.mustHaveHappened("found", "healthy")
 	again.mustNotHaveHappened("started")
 
-	// It is supervised as before, though it is not this host's child.
+	// It is supervised as before, although it is not this host's child.
 	syscall.Kill(pid, syscall.SIGKILL)
 	again.wait("a", "another process", func(d Driver) bool { return d.Healthy && d.PID != pid })
 }
@@ -96,7 +96,7 @@ func hostMain(dataDir, spec string) {
 	}
 }
 
-// hostProcess runs hostMain in a process of its own.
+// hostProcess runs hostMain in a separate process.
 func hostProcess(t *testing.T, dataDir string, spec Spec) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -165,7 +165,7 @@ func TestDriverDiesWithTheHostWhereAsked(t *testing.T) {
 	check.Eventually(t, "the driver ends with the host", func() bool { return !alive(pid) })
 }
 
-// The host was killed between the start of the process and the record of it.
+// The host was killed between the start of the process and its record.
 func TestProcessIsFoundByItsIntent(t *testing.T) {
 	dataDir := shortDir(t)
 	spec := supervised("a")
@@ -192,8 +192,7 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	}
 }
 
-// A driver that kills its host as its first act: the host has no time to record
-// that it runs.
+// The driver kills its host at once, before the host can record that it runs.
 func TestProcessOfAHostKilledDuringTheStartIsFound(t *testing.T) {
 	dataDir := shortDir(t)
 	spec := supervised("a")
@@ -302,7 +301,7 @@ func TestStableProcessEndsACrashLoop(t *testing.T) {
 	h.wait("a", "out of the crash loop", func(d Driver) bool { return d.Healthy && !d.CrashLoop })
 }
 
-func TestMissingProgramIsToldAndTriedAgain(t *testing.T) {
+func TestMissingProgramIsReportedAndRetried(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	spec := supervised("a")
 	program := filepath.Join(h.dataDir, "program")
@@ -317,7 +316,7 @@ func TestMissingProgramIsToldAndTriedAgain(t *testing.T) {
 	h.healthy("a")
 }
 
-func TestDriverThatNeverGetsReadyIsStartedAnew(t *testing.T) {
+func TestDriverThatNeverGetsReadyIsRestarted(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	spec := supervised("a", "-not-ready")
 	spec.HealthTimeout = 2 * time.Second // to be asked, it has to be up
@@ -332,8 +331,8 @@ func TestDriverThatNeverGetsReadyIsStartedAnew(t *testing.T) {
 	}
 }
 
-// The driver is not to blame when there is no storage plugin to ask it.
-func TestDriverIsNotStartedAnewWithoutAPlugin(t *testing.T) {
+// Without a storage plugin to check it, the driver is not to blame.
+func TestDriverIsNotRestartedWithoutAPlugin(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	h.away.Store(true)
 	spec := supervised("a")
@@ -374,7 +373,7 @@ func TestFileInPlaceOfTheSocketIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A driver gets what it needs and nothing of the host's environment.
+// A driver gets the variables that it needs, and nothing else of the host's environment.
 func TestEnvironment(t *testing.T) {
 	t.Setenv("PANNIER_TEST_SECRET", "x")
 	h := open(t, shortDir(t), supervised("a"))
@@ -412,7 +411,7 @@ func TestUnusableRecordStopsTheStart(t *testing.T) {
 	}
 }
 
-// One that hangs in accept is there, one that nobody listens for is gone.
+// A driver that hangs in accept still exists; a socket on which nobody listens means that it is gone.
 func TestGone(t *testing.T) {
 	socket := filepath.Join(shortDir(t), "s")
 	if !gone(socket) {

@@ -105,7 +105,7 @@ func TestRegisterRefuses(t *testing.T) {
 	}
 }
 
-func TestDeclaredMistakesAreToldTogether(t *testing.T) {
+func TestDeclaredMistakesAreReportedTogether(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	err := h.Open(t.Context(), []Spec{{ID: "a"}, {ID: "a"}, {ID: "b", Endpoint: "/run/s"}, {ID: "c", Endpoint: "unix:///run/s"}, {ID: "d", Type: "x"}})
 	if !errors.Is(err, ErrInvalid) {
@@ -121,7 +121,7 @@ func TestDeclaredMistakesAreToldTogether(t *testing.T) {
 	}
 }
 
-// What was registered before its driver runs waits for it, and says why.
+// A driver that is registered before it runs is waited for, and its status says why.
 func TestRegisterBeforeTheDriverRuns(t *testing.T) {
 	h := open(t, shortDir(t))
 	socket := filepath.Join(h.dataDir, "r.sock")
@@ -174,8 +174,7 @@ func TestStoppedDriverIsDeregistered(t *testing.T) {
 	}
 }
 
-// A driver that stopped while the host was away is seen to be gone too; one that
-// hangs is not gone.
+// A driver that stopped while no host ran is recognised as gone, too; one that hangs is not gone.
 func TestDriverThatStoppedWhileTheHostWasAway(t *testing.T) {
 	h := open(t, shortDir(t))
 	socket := filepath.Join(h.dataDir, "r.sock")
@@ -204,7 +203,7 @@ func TestUnreadyDriverIsUnhealthyNotGone(t *testing.T) {
 	}
 }
 
-// Those who wait in Register and Deregister at once must not lock each other out.
+// Concurrent Register and Deregister calls must not deadlock.
 func TestConcurrentChanges(t *testing.T) {
 	h := open(t, shortDir(t))
 	done := make(chan struct{})

@@ -8,8 +8,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// The drivers that the host runs and that mount are stopped and started again; others, and
-// their records, stay.
+// Drivers that the host runs and that mount volumes are stopped and started again; others, and their records,
+// stay.
 func TestSuspendAndResume(t *testing.T) {
 	node, controller := supervised("node"), supervised("controller")
 	node.Type, controller.Type = TypeNode, TypeController

@@ -59,8 +59,7 @@ func TestVolumeOfAPath(t *testing.T) {
 	}
 }
 
-// Every path that the layout makes is one that it knows again, lies in its
-// driver's folder, and is nobody else's.
+// Every path of the layout is recognised, is in its driver's directory, and belongs to one object only.
 func TestVolumeReadsBackEveryPath(t *testing.T) {
 	id := rapid.StringMatching(`[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,20}`).Filter(func(s string) bool { return claim.CheckID(s) == nil })
 	rapid.Check(t, func(t *rapid.T) {
@@ -94,7 +93,7 @@ func TestVolumeReadsBackEveryPath(t *testing.T) {
 	})
 }
 
-func TestCheckRefusesALinkOnTheWay(t *testing.T) {
+func TestCheckRefusesLinks(t *testing.T) {
 	dir := resolved(t, t.TempDir())
 	if err := (Layout{Dir: filepath.Join(dir, "not", "there")}).Check(); err != nil {
 		t.Errorf("a folder that is still to be made: %v", err)

@@ -31,7 +31,7 @@ func symlink(t *testing.T, to, path string) {
 	check.NoError(t, os.Symlink(to, path))
 }
 
-// mount mounts, and takes away what is left at the end of the test.
+// mount mounts, and unmounts at the end of the test.
 func mount(t *testing.T, source, target, fstype string, flags uintptr) {
 	t.Helper()
 	if err := unix.Mount(source, target, fstype, flags, ""); err != nil {
@@ -86,7 +86,7 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 	if second.Source != "second" || !second.ReadOnly || second.Same(*first) {
 		t.Errorf("the mount on top is %+v", second)
 	}
-	// The mount would allow writing, the file system below it does not.
+	// The mount is writable, but the file system is not.
 	check.NoError(t, unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
 	if second, err = At(path); err != nil || !second.ReadOnly {
 		t.Errorf("a read-only file system is %+v, %v", second, err)
@@ -212,7 +212,7 @@ func TestOnlyDriversFoldersAreTouched(t *testing.T) {
 	}
 }
 
-// A driver in a container can put links into its folder; they lead nowhere.
+// A driver in a container can put links into its directory; they are not followed.
 func TestLinksAreRefused(t *testing.T) {
 	for name, to := range map[string]string{"out, absolute": "", "out, relative": "../../../../out", "inside": "../../inside"} {
 		t.Run(name, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestMakeIsPrivateAndRepeatable(t *testing.T) {
 	}
 }
 
-func TestRemoveLeavesWhatHoldsAnything(t *testing.T) {
+func TestRemoveLeavesNonEmptyDirectories(t *testing.T) {
 	l := newLayout(t)
 	path, sibling := target(t, l), l.Target("d", redis, data, rw, "sibling")
 	check.NoError(t, l.Make(sibling))
@@ -303,7 +303,7 @@ func TestRemoveLeavesWhatHoldsAnything(t *testing.T) {
 	}
 }
 
-// Volumes of one namespace share a parent that comes and goes.
+// Volumes of one namespace share a parent directory, which is made and removed concurrently.
 func TestMakeBesideRemove(t *testing.T) {
 	l := newLayout(t)
 	var wg sync.WaitGroup
