@@ -41,8 +41,8 @@ func TestBlockVolume(t *testing.T) {
 			t.Errorf("%s has %d bytes", path, total)
 		}
 	}
-	// A snapshot of a device that is written to would be torn on a disk
-	// without reflinks; of one that is only staged it is not.
+	// A snapshot of a device that is being written to would be inconsistent on a disk without reflinks; one of a
+	// device that is only staged is not.
 	_, err = r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
 	if err != nil {
 		expectCode(t, err, codes.FailedPrecondition, "published as a block device")
@@ -57,7 +57,7 @@ func TestBlockVolume(t *testing.T) {
 	r.unstage(id)
 	r.checkNothingLeft()
 
-	// What a workload wrote is never formatted over.
+	// What a workload wrote is never overwritten by formatting.
 	expectCode(t, r.tryStage(id, r.path("stage", id), mount(writer, "")), codes.FailedPrecondition, "not overwritten")
 	r.checkNothingLeft()
 	r.stage(id, c)

@@ -18,14 +18,14 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// step is one call of a volume's life; it may be made again and again.
+// step is one call in a volume's life. It can be repeated.
 type step struct {
 	name string
 	call func(context.Context) error
 }
 
-// TestKillAtAnyPoint kills the driver at random moments of every call, starts
-// it again and repeats the call. The end must be as if nothing had happened.
+// TestKillAtAnyPoint kills the driver at random moments of every call, restarts it and repeats the call. The end
+// state must be as if nothing had happened.
 func TestKillAtAnyPoint(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -56,7 +56,7 @@ func TestKillAtAnyPoint(t *testing.T) {
 						took[s.name] = time.Since(start)
 						continue
 					}
-					// Now and then twice in a row, within the repeated call.
+					// Sometimes twice in a row, during the repeated call.
 					for range 1 + rng.IntN(2) {
 						r.interrupt(s, time.Duration(rng.Int64N(int64(took[s.name])*5/4)))
 					}
@@ -68,7 +68,7 @@ func TestKillAtAnyPoint(t *testing.T) {
 	}
 }
 
-// interrupt makes the call, kills the driver after a while and starts it again.
+// interrupt makes the call, kills the driver after a while and restarts it.
 func (r *rig) interrupt(s step, after time.Duration) {
 	r.t.Helper()
 	done := make(chan error, 1)
@@ -79,7 +79,7 @@ func (r *rig) interrupt(s step, after time.Duration) {
 	r.start()
 }
 
-// repeat makes the call until it is answered for good: Aborted asks for that.
+// repeat makes the call until the answer is final; Aborted asks for a repetition.
 func (r *rig) repeat(s step) {
 	r.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -95,7 +95,7 @@ func (r *rig) repeat(s step) {
 	}
 }
 
-// life is what is done with one volume from its creation to its deletion.
+// life returns the steps of one volume from its creation to its deletion.
 type life struct {
 	*rig
 	name   string
@@ -207,7 +207,7 @@ func (l *life) deleteVolume(id *string) func(context.Context) error {
 	}
 }
 
-// write writes what a workload would, while the driver may be dead.
+// write writes like a workload, while the driver may be dead.
 func (l *life) write() {
 	target := filepath.Join(l.dir, "pub", "a")
 	if l.cap.GetBlock() != nil {

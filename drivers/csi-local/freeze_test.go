@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// TestFreezeDoesNotOutliveTheDriver kills the driver while it holds a file
-// system frozen. The next one thaws it, also when it is not mounted any more.
+// TestFreezeDoesNotOutliveTheDriver kills the driver while it holds a file system frozen. The next driver thaws
+// it, even if it is not mounted any more.
 func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"mounted", "unmounted meanwhile"} {
@@ -71,7 +71,7 @@ func (r *rig) killWhileFrozen(id, stage string) {
 	r.t.Fatal("killed too late each time: nothing was tested")
 }
 
-// needSlowCopies skips a test that needs time in the middle of a snapshot.
+// needSlowCopies skips a test that needs time during a snapshot.
 func (r *rig) needSlowCopies() {
 	r.t.Helper()
 	src, err := os.Create(filepath.Join(r.data, "tmp", "src"))
@@ -98,7 +98,7 @@ func (r *rig) copying() bool {
 	return false
 }
 
-// isFrozen asks the kernel, which refuses to freeze a second time.
+// isFrozen asks the kernel, which refuses to freeze twice.
 func (r *rig) isFrozen(mountpoint string) bool {
 	r.t.Helper()
 	const freeze, thaw = 0xC0045877, 0xC0045878

@@ -30,8 +30,8 @@ import (
 
 const mib = 1 << 20
 
-// rig is one data directory, one socket and the real driver on them, which may
-// be killed and started again. All paths of a test are below dir.
+// rig is one data directory, one socket and the real driver with them, which can be killed and restarted. All
+// paths of a test are below dir.
 type rig struct {
 	csi.IdentityClient
 	csi.ControllerClient
@@ -48,8 +48,8 @@ type rig struct {
 	conn *grpc.ClientConn
 }
 
-// newRig starts a driver. At the end of the test the driver is killed, what it
-// left mounted or attached is an error, and all of it is cleaned up.
+// newRig starts a driver. At the end of the test the driver is killed; mounts and devices that it left are errors,
+// and are removed.
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	testbin.RequireRoot(t, "the csi-local driver")
@@ -116,7 +116,7 @@ func (r *rig) connect() {
 	if r.conn != nil {
 		r.conn.Close()
 	}
-	// A fresh connection: the old one may be in its back-off.
+	// A new connection, because the old one may be in its backoff.
 	conn, err := grpc.NewClient("unix:"+r.sock,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -129,7 +129,7 @@ func (r *rig) connect() {
 	r.NodeClient = csi.NewNodeClient(conn)
 }
 
-// kill is kill -9, and waits until the driver is gone.
+// kill kills the driver with SIGKILL and waits until it is gone.
 func (r *rig) kill() {
 	r.cmd.Process.Kill()
 	r.cmd.Wait()
@@ -143,7 +143,7 @@ func (r *rig) path(parts ...string) string {
 	return p
 }
 
-// create makes a volume, or fails the test.
+// create creates a volume, or fails the test.
 func (r *rig) create(name string, size int64, c *csi.VolumeCapability) string {
 	r.t.Helper()
 	resp, err := r.CreateVolume(r.ctx, createRequest(name, size, c))
@@ -159,7 +159,7 @@ func createRequest(name string, size int64, c *csi.VolumeCapability) *csi.Create
 	}
 }
 
-// stage and publish put a volume at <dir>/stage/<id> and <dir>/pub/<target>.
+// stage and publish make a volume available at <dir>/stage/<id> and <dir>/pub/<target>.
 func (r *rig) stage(id string, c *csi.VolumeCapability) string {
 	r.t.Helper()
 	path := r.path("stage", id)
@@ -207,11 +207,10 @@ func (r *rig) delete(id string) {
 	check.NoError(r.t, err)
 }
 
-// image is where a volume's data is on the host's disk.
+// image returns the path of a volume's data on the host's disk.
 func (r *rig) image(id string) string { return filepath.Join(r.data, "volumes", id, id+".img") }
 
-// checkNothingLeft fails the test when a mount, a loop device, a staging file
-// or an unfinished file is there.
+// checkNothingLeft fails the test if a mount, a loop device, a staging file or an unfinished file exists.
 func (r *rig) checkNothingLeft() {
 	r.t.Helper()
 	for _, m := range mountsBelow(r.t, r.dir) {
@@ -230,7 +229,7 @@ func (r *rig) checkNothingLeft() {
 	}
 }
 
-// mount is the capability of a file system, block that of a device.
+// mount is the capability of a file system, block that of a block device.
 func mount(mode csi.VolumeCapability_AccessMode_Mode, fsType string, flags ...string) *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
@@ -252,8 +251,7 @@ const (
 	reader       = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 )
 
-// expectCode fails the test unless err has the code and its message holds all
-// the words.
+// expectCode fails the test unless err has the code and its message contains all the words.
 func expectCode(t *testing.T, err error, want codes.Code, words ...string) {
 	t.Helper()
 	if status.Code(err) != want {
@@ -285,8 +283,7 @@ func loopsBelow(dir string) []string {
 	return found
 }
 
-// cleanUp takes away all mounts below dir and all loop devices of files below
-// it, whatever state a test was in.
+// cleanUp removes all mounts below dir and all loop devices of files below it, whatever state a test was in.
 func cleanUp(t testing.TB, dir string) {
 	loops := loopsBelow(dir) // first: their paths change when their disk is unmounted
 	mounts := mountsBelow(t, dir)
@@ -341,7 +338,7 @@ func readFile(t testing.TB, path string) string {
 	return string(data)
 }
 
-// pattern is n bytes that differ from each other and by seed.
+// pattern returns n bytes that differ from each other and depend on seed.
 func pattern(seed, n int) []byte {
 	var b bytes.Buffer
 	for i := 0; b.Len() < n; i++ {
@@ -350,7 +347,7 @@ func pattern(seed, n int) []byte {
 	return b.Bytes()[:n]
 }
 
-// thaw undoes a freeze that a test left, and only on a loop device.
+// thaw reverses a freeze that a test left, but only on a loop device.
 func thaw(m *mountinfo.Info) {
 	if !strings.HasPrefix(m.Source, "/dev/loop") {
 		return

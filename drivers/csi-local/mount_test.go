@@ -16,8 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// eachFS runs a test with every file system that a volume can have, with a
-// volume size that suits it.
+// eachFS runs a test with every file system that a volume can have, with a suitable volume size.
 func eachFS(t *testing.T, fn func(t *testing.T, fsType string, size int64)) {
 	t.Parallel()
 	for fsType, size := range map[string]int64{"ext4": 32 * mib, "xfs": 300 * mib} {
@@ -58,7 +57,7 @@ func TestMountedVolume(t *testing.T) {
 		_, err := r.DeleteVolume(r.ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 		expectCode(t, err, codes.FailedPrecondition, "/dev/loop", stage)
 
-		// All over again: every call can be repeated.
+		// Repeat everything: every call can be repeated.
 		r.stage(id, c)
 		r.publish(id, "a", c, false)
 		for range 2 {
@@ -68,7 +67,7 @@ func TestMountedVolume(t *testing.T) {
 		for range 2 {
 			r.unstage(id)
 		}
-		// The data is still there the next time, also in another mode.
+		// The data is still there the next time, even in another mode.
 		stage = r.stage(id, mount(reader, ""))
 		if got := readFile(t, filepath.Join(stage, "f")); got != "hello" {
 			t.Errorf("read %q after staging again", got)
@@ -86,8 +85,8 @@ func TestMountedVolume(t *testing.T) {
 	})
 }
 
-// TestCapacityIsEnforced writes until there is no room, which must come before
-// the volume's size.
+// TestCapacityIsEnforced writes until there is no room left, which must happen before the volume's size is
+// reached.
 func TestCapacityIsEnforced(t *testing.T) {
 	eachFS(t, func(t *testing.T, fsType string, size int64) {
 		r := newRig(t)
@@ -146,7 +145,7 @@ func TestExpand(t *testing.T) {
 		}
 		writeFile(t, filepath.Join(target, "g"), make([]byte, size))
 
-		// Expanded while nobody uses it: seen when it is staged.
+		// Expanded while unused: the new size is visible after staging.
 		r.unpublish(id, target)
 		r.unstage(id)
 		bigger = &csi.CapacityRange{RequiredBytes: 3 * size}
@@ -175,8 +174,8 @@ func TestExpand(t *testing.T) {
 	})
 }
 
-// TestOddSizes stages volumes whose sizes are no multiple of anything but the
-// granule, and stages them again: what cannot be used of them is no error.
+// TestOddSizes stages volumes with sizes that are multiples only of the granule, and stages them again: unusable
+// remainders are no error.
 func TestOddSizes(t *testing.T) {
 	eachFS(t, func(t *testing.T, fsType string, size int64) {
 		r := newRig(t)
@@ -246,7 +245,7 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, r.tryPublish(id, target, c, true), codes.AlreadyExists, "read-write")
 	expectCode(t, r.tryPublish(id, filepath.Join(r.dir, "pub", "b"), c, false), codes.FailedPrecondition, "single writer", target)
 
-	// Somebody else's mount is named and left alone.
+	// Another mount is named in the error and left alone.
 	foreign := r.path("pub", "foreign")
 	check.NoError(t, unix.Mount("tmpfs", foreign, "tmpfs", 0, "size=1m"))
 	c2 := mount(writer, "")
@@ -255,13 +254,13 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, err, codes.FailedPrecondition, "tmpfs")
 	check.NoError(t, unix.Unmount(foreign, 0))
 
-	// So is what somebody else put at the target.
+	// So is a file of somebody else at the target.
 	writeFile(t, filepath.Join(foreign, "f"), []byte("x"))
 	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: foreign})
 	expectCode(t, err, codes.FailedPrecondition, "not empty")
 	check.NoError(t, os.RemoveAll(foreign))
 
-	// A mount that a process is in stays, until the process is gone.
+	// A mount that a process uses stays until the process has ended.
 	f, err := os.Open(target)
 	check.NoError(t, err)
 	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
@@ -300,7 +299,7 @@ func TestHealth(t *testing.T) {
 	}
 	wantHealth(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "")
 
-	// An error of the file system makes it read-only.
+	// An error in the file system makes it read-only.
 	device := mountsBelow(t, stage)[0].Source
 	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error")
 	check.NoError(t, os.WriteFile(trigger, []byte("test"), 0))

@@ -13,11 +13,10 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// TestVolumeHeldInAnotherNamespace leaves a mount in the private mount
-// namespace of a process. The volume counts as in use until the process ends,
-// and then nothing is left, without anybody's help.
+// TestVolumeHeldInAnotherNamespace leaves a mount in the private mount namespace of a process. The volume counts
+// as in use until the process ends, and then nothing is left, without any cleanup.
 //
-// It is not parallel: its namespace would hold the volumes of other tests too.
+// It is not parallel, because its namespace would hold the volumes of other tests too.
 func TestVolumeHeldInAnotherNamespace(t *testing.T) {
 	r := newRig(t)
 	c := mount(writer, "")
@@ -50,7 +49,7 @@ func TestVolumeHeldInAnotherNamespace(t *testing.T) {
 	expectCode(t, err, codes.FailedPrecondition, "cannot freeze")
 	expectCode(t, r.tryStage(id, stage, block(writer)), codes.Aborted, "in use as a file system")
 
-	// It can be staged again meanwhile: it is the same file system.
+	// It can be staged again meanwhile, because it is the same file system.
 	r.stage(id, c)
 	if readFile(t, filepath.Join(stage, "f")) != "hello" {
 		t.Error("the data changed")

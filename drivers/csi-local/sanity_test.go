@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// notApplicable are the reasons for which the suite may skip a test, each with
-// why the driver lacks what it needs. Any other skip is a failure.
+// notApplicable are the reasons for which the suite may skip a test, with an explanation. Any other skip is a
+// failure.
 var notApplicable = map[string]string{
 	"ControllerPublishVolume not supported":             "no PUBLISH_UNPUBLISH_VOLUME: a file on this host needs no attaching",
 	"ControllerUnpublishVolume not supported":           "the same",
@@ -29,9 +29,8 @@ var notApplicable = map[string]string{
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "no topology: there is one host",
 }
 
-// TestSanity runs the CSI project's suite against the real driver, once with
-// file systems and once with block devices. ginkgo can run one suite in a
-// process, so each is a process of its own (TestSanitySuite).
+// TestSanity runs the CSI project's suite against the real driver, once with file systems and once with block
+// devices. ginkgo can run only one suite in a process, so each runs in a separate process (TestSanitySuite).
 func TestSanity(t *testing.T) {
 	t.Parallel()
 	for _, accessType := range []string{"mount", "block"} {
@@ -58,7 +57,7 @@ func TestSanity(t *testing.T) {
 	}
 }
 
-// TestSanitySuite is the body of TestSanity, in a process of its own.
+// TestSanitySuite is the body of TestSanity, in a separate process.
 func TestSanitySuite(t *testing.T) {
 	dir := os.Getenv("SANITY_DIR")
 	if dir == "" {
@@ -77,10 +76,10 @@ func TestSanitySuite(t *testing.T) {
 	sanity.Test(t, cfg)
 }
 
-// secretValue is looked for in the driver's log by TestSanity.
+// secretValue is what TestSanity searches for in the driver's log.
 const secretValue = "s3cr3t-value"
 
-// report is the part of ginkgo's report that is looked at.
+// report is the part of ginkgo's report that the test needs.
 type report []struct {
 	SpecReports []struct {
 		LeafNodeText            string
@@ -120,7 +119,7 @@ func checkReport(t *testing.T, path string) {
 	}
 }
 
-// failures is the part of the suite's output that says what went wrong.
+// failures returns the part of the suite's output that explains failures.
 func failures(out string) string {
 	if at := strings.Index(out, "Summarizing"); at >= 0 {
 		return out[:min(len(out), 20000)] + "\n...\n" + out[at:]

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// snapshot takes one, or fails the test.
+// snapshot takes a snapshot, or fails the test.
 func (r *rig) snapshot(name, volume string) string {
 	r.t.Helper()
 	resp, err := r.CreateSnapshot(r.ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
@@ -45,7 +45,7 @@ func TestSnapshotCloneRestore(t *testing.T) {
 		c := mount(writer, fsType)
 		id := r.create("v", size, c)
 		stage := r.stage(id, c)
-		// Not synced: the freeze has to bring it into the copy.
+		// Not synced: the freeze has to write it to disk before the copy.
 		data := pattern(1, 5*mib)
 		check.NoError(t, os.WriteFile(filepath.Join(stage, "f"), data, 0o600))
 		snap := r.snapshot("s", id)
@@ -95,16 +95,15 @@ func TestSnapshotCloneRestore(t *testing.T) {
 	})
 }
 
-// TestSnapshotIsOfOneMoment takes snapshots while a program writes a number to
-// one file after the other: in every copy they differ by one at most, and the
-// file system is clean.
+// TestSnapshotIsOfOneMoment takes snapshots while a program writes a number to one file after the other: in every
+// copy the numbers differ by at most one, and the file system is clean.
 func TestSnapshotIsOfOneMoment(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c := mount(writer, "ext4")
 	id := r.create("v", 64*mib, c)
 	stage := r.stage(id, c)
-	// Something to copy, so that it takes its time.
+	// Enough data for the copy to take a while.
 	check.NoError(t, os.WriteFile(filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 30), 0o600))
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -150,8 +149,8 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	r.checkNothingLeft()
 }
 
-// TestReflinks keeps the volumes on a disk that can share blocks: a snapshot
-// costs no space there, and one of a block device in use is possible.
+// TestReflinks keeps the volumes on a disk that can share blocks: there a snapshot needs no space, and one of a
+// block device in use is possible.
 func TestReflinks(t *testing.T) {
 	t.Parallel()
 	r := newRigOnXFS(t)
@@ -188,7 +187,7 @@ func TestReflinks(t *testing.T) {
 	r.checkNothingLeft()
 }
 
-// newRigOnXFS has its data directory on an xfs of its own, which has reflinks.
+// newRigOnXFS has its data directory on a separate xfs, which has reflinks.
 func newRigOnXFS(t *testing.T) *rig {
 	t.Helper()
 	testbin.RequireRoot(t, "volumes on a disk with reflinks")
@@ -203,7 +202,7 @@ func newRigOnXFS(t *testing.T) *rig {
 	check.NoError(t, f.Truncate(512*mib))
 	check.NoError(t, f.Close())
 	shell(t, "mkfs.xfs", "-q", "-m", "reflink=1", image)
-	// The rig's own clean-up, which comes first, takes this mount away too.
+	// The rig's own cleanup, which runs first, removes this mount too.
 	t.Cleanup(func() { cleanUp(t, dir) })
 	shell(t, "mount", "-o", "loop", image, data)
 	return newRigIn(t, dir, data)

@@ -16,8 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// runDriver runs the driver with flags that it is to refuse, and returns what
-// it printed.
+// runDriver runs the driver with flags that it must refuse, and returns its output.
 func runDriver(t *testing.T, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(driverBinary(t), args...)

@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// TestStopLeavesMounts stops the driver as a supervisor does. Its volumes stay
-// where they are, and the next driver knows them.
+// TestStopLeavesMounts stops the driver like a supervisor. Its volumes stay mounted, and the next driver
+// recognises them.
 func TestStopLeavesMounts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -43,9 +43,8 @@ func TestStopLeavesMounts(t *testing.T) {
 	r.checkNothingLeft()
 }
 
-// TestStopDuringSnapshot stops the driver while a snapshot holds a file system
-// frozen: the call is answered, the file system thawed, and then it exits.
-// Meanwhile other calls for the volume are refused.
+// TestStopDuringSnapshot stops the driver while a snapshot holds a file system frozen: the call is answered, the
+// file system is thawed, and then the driver exits. Meanwhile other calls for the volume are refused.
 func TestStopDuringSnapshot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -9,8 +9,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestConformance proves consul-services as any author's plugin is proved, with a real
-// Consul.
+// TestConformance runs the conformance kit on consul-services, with a real Consul.
 func TestConformance(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	c.Policy(t, "node", `

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
-// TestPluginProcess registers, keeps and removes a service through the process's border.
+// TestPluginProcess registers, keeps and removes a service through a real plugin process.
 func TestPluginProcess(t *testing.T) {
 	process := testplugin.Start(t, "consul-services", "CONSUL_HTTP_TOKEN_FILE=/none")
 	plugin, log := registration.NewClient(process.Conn), process.Log
@@ -57,7 +57,7 @@ agent_prefix   "" { policy = "read" }
 	}
 	check.NoError(t, c.Client(c.Management).Agent().ServiceDeregister(web.ID))
 	for req.Index, req.Wait = index, 10*time.Second; len(changes) == 0; {
-		// The heartbeat is a change of the catalog, too.
+		// The heartbeat changes the catalog, too.
 		if req.Index, changes, err = plugin.Sync(ctx, con, req); err != nil {
 			t.Fatal(err)
 		}

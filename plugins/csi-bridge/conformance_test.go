@@ -13,8 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestConformance proves csi-bridge as any author's plugin is proved, with the bundled
-// driver, and with one that attaches.
+// TestConformance runs the conformance kit on csi-bridge, with the bundled driver and with one that attaches.
 func TestConformance(t *testing.T) {
 	testbin.RequireRoot(t, "csi-bridge's conformance with drivers that mount")
 	for name, start := range map[string]func(*testing.T, string) string{
@@ -24,7 +23,7 @@ func TestConformance(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Not t.TempDir, whose path may be too long for a socket's address.
+			// Not t.TempDir, whose path may be too long for a Unix socket's address.
 			dir, err := os.MkdirTemp("", "bridge")
 			if err != nil {
 				t.Fatal(err)
@@ -40,7 +39,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// answers waits until something listens on a socket.
+// answers waits until a process listens on a socket.
 func answers(t *testing.T, socket string) {
 	t.Helper()
 	check.Eventually(t, "a listener on "+socket, func() bool {

@@ -22,8 +22,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
-// TestRealDrivers takes a volume through its whole life, through the built
-// plugin, on the bundled driver and on one that nobody here wrote.
+// TestRealDrivers takes a volume through its whole life with the built plugin, on the bundled driver and on one of
+// another project.
 func TestRealDrivers(t *testing.T) {
 	testbin.RequireRoot(t, "the plugin on real drivers")
 	plugin := storage.NewClient(testplugin.Start(t, "csi-bridge").Conn)
@@ -34,7 +34,7 @@ func TestRealDrivers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Not t.TempDir, whose path may be too long for a socket's address.
+			// Not t.TempDir, whose path may be too long for a Unix socket's address.
 			dir, err := os.MkdirTemp("", "bridge")
 			if err != nil {
 				t.Fatal(err)
@@ -97,7 +97,7 @@ func life(t *testing.T, plugin storage.Client, d storage.Driver, dir string) {
 
 	stats, err := plugin.VolumeStats(ctx, d, storage.StatsRequest{Volume: v, VolumePath: target, StagingPath: staging})
 	must("stats", err)
-	// hostpath finds only mounts below kubelet's folder and calls all others abnormal.
+	// hostpath recognises only mounts below kubelet's directory, and calls all others abnormal.
 	if len(stats.Usage) == 0 || stats.Usage[0].Total == 0 || stats.Condition == nil || stats.Condition.Abnormal && d.ID != "hostpath" {
 		t.Errorf("got %+v %+v", stats, stats.Condition)
 	}
@@ -125,7 +125,7 @@ func life(t *testing.T, plugin storage.Client, d storage.Driver, dir string) {
 	}
 }
 
-// fingerprint waits until the driver is healthy and tells what it is.
+// fingerprint waits until the driver is healthy and returns its fingerprint.
 func fingerprint(ctx context.Context, t *testing.T, plugin storage.Client, d storage.Driver) storage.Fingerprint {
 	t.Helper()
 	healthy := errors.New("healthy")
@@ -142,7 +142,7 @@ func fingerprint(ctx context.Context, t *testing.T, plugin storage.Client, d sto
 	return got
 }
 
-// releaseBelow takes away the mounts and loop devices that a failed test left.
+// releaseBelow removes the mounts and loop devices that a failed test left.
 func releaseBelow(t *testing.T, dir string) {
 	t.Helper()
 	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))

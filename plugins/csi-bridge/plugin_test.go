@@ -14,8 +14,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
-// TestPluginProcess sees a retry, a fingerprint, an error and the log through
-// the process's border.
+// TestPluginProcess checks a retry, a fingerprint, an error and the log of a real plugin process.
 func TestPluginProcess(t *testing.T) {
 	process := testplugin.Start(t, "csi-bridge")
 	plugin, log := storage.NewClient(process.Conn), process.Log

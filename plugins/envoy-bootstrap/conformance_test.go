@@ -11,8 +11,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestConformance proves envoy-bootstrap as any author's plugin is proved, with a real
-// Consul and a proxy that is registered there.
+// TestConformance runs the conformance kit on envoy-bootstrap, with a real Consul and a registered proxy.
 func TestConformance(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	const id = "web-1-sidecar-proxy"

@@ -19,8 +19,8 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// TestPluginProcess makes a bootstrap, and fails to, through the process's border, and
-// looks for the token everywhere that it must not be.
+// TestPluginProcess makes a bootstrap, and fails to make one, with a real plugin process, and searches for the
+// token wherever it must not be.
 func TestPluginProcess(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	const id = "web-1-sidecar-proxy"
@@ -57,7 +57,7 @@ func TestPluginProcess(t *testing.T) {
 		t.Errorf("want the proxy's id and token and its ready listener, got\n%s", out)
 	}
 
-	// The agent may not be asked for its ports: the log has the warning.
+	// The token may not read the agent's ports: the log has the warning.
 	at.GRPCAddress = ""
 	if _, err := plugin.Generate(ctx, at, req); err != nil {
 		t.Error(err)

@@ -39,7 +39,7 @@ func newPool(t *testing.T) *Pool {
 	return p
 }
 
-// ask asks c for its leader as a plugin would.
+// ask asks c for its leader like a plugin.
 func ask(ctx context.Context, p *Pool, c service.Consul) error {
 	client, err := p.Client(c, secret)
 	if err != nil {
@@ -74,8 +74,7 @@ func serve(t *testing.T, h http.HandlerFunc) *httptest.Server {
 
 func answer(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `"127.0.0.1:8300"`) }
 
-// TestRealConsul goes the three ways to a real one: plain, TLS with a client's
-// certificate, and a unix socket.
+// TestRealConsul reaches a real Consul in three ways: plain, TLS with a client certificate, and a unix socket.
 func TestRealConsul(t *testing.T) {
 	p := newPool(t)
 	socket := filepath.Join(t.TempDir(), "http.sock")
@@ -141,7 +140,7 @@ func TestRealConsul(t *testing.T) {
 	})
 }
 
-// TestTLS gives a client files that are wrong, missing, and replaced while it runs.
+// TestTLS uses files that are wrong, missing, and replaced while the client runs.
 func TestTLS(t *testing.T) {
 	p := newPool(t)
 	right, wrong := consul.Start(t, consul.Options{TLS: true, ClientCerts: true}), consul.Start(t, consul.Options{TLS: true})
@@ -198,7 +197,7 @@ func TestTLS(t *testing.T) {
 	})
 }
 
-// TestEnvironment sees that the environment of the process does not matter.
+// TestEnvironment checks that the environment of the process does not matter.
 func TestEnvironment(t *testing.T) {
 	var token, query string
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -226,7 +225,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestRedirect sees that a token does not follow one who sends it elsewhere.
+// TestRedirect checks that a token does not follow a redirect.
 func TestRedirect(t *testing.T) {
 	var asked atomic.Int32
 	thief := serve(t, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
@@ -239,8 +238,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// TestConnections asks much at once, twice, and sees few connections, that are used
-// again.
+// TestConnections makes many requests, twice, and checks that few connections are used, and reused.
 func TestConnections(t *testing.T) {
 	var opened, arrived atomic.Int32
 	full := [2]chan struct{}{make(chan struct{}), make(chan struct{})}

@@ -67,8 +67,8 @@ func TestAcquireFindsWhatIsThere(t *testing.T) {
 	expect(t, path, 0)
 }
 
-// TestAutoClear closes the last user: nothing may be left, also when the device
-// was attached to stay before.
+// TestAutoClear checks that nothing is left after the last user, even if the device was attached permanently
+// before.
 func TestAutoClear(t *testing.T) {
 	path := image(t)
 	for range 2 {
@@ -86,7 +86,7 @@ func TestAutoClear(t *testing.T) {
 	}
 }
 
-// TestAnotherFileOfTheSameName is not taken for the image.
+// TestAnotherFileOfTheSameName checks that such a file is not taken for the image.
 func TestAnotherFileOfTheSameName(t *testing.T) {
 	path := image(t)
 	dev, hold, err := Acquire(t.Context(), path, Options{})

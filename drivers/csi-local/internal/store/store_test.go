@@ -112,8 +112,7 @@ func TestIDsAreNotPaths(t *testing.T) {
 	}
 }
 
-// TestSymbolicLink opens the data directory through one: the kernel's tables
-// hold the real path.
+// TestSymbolicLink opens the data directory through a link: the kernel's tables contain the real path.
 func TestSymbolicLink(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")

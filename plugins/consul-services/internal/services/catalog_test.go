@@ -27,8 +27,8 @@ func (r *rig) wantTags(t *testing.T, i registration.Instance, want ...string) {
 	}
 }
 
-// TestTagOverride changes tags through the catalog: they survive Sync with
-// EnableTagOverride and are repaired without; a new registration replaces them in both.
+// TestTagOverride changes tags through the catalog: with EnableTagOverride they survive Sync, and without it they
+// are repaired; a new registration replaces them in both cases.
 func TestTagOverride(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -40,7 +40,7 @@ func TestTagOverride(t *testing.T) {
 		r.quiet(t, i)
 		r.wantTags(t, i, others...)
 
-		// The same registration, of which the agent tells the catalog nothing.
+		// The same registration, which the agent does not write to the catalog again.
 		r.register(t, i)
 		r.wantTags(t, i, "a", "b")
 
@@ -62,7 +62,7 @@ func TestTagOverride(t *testing.T) {
 		r.wantTags(t, i, "new")
 		r.quiet(t, i)
 
-		// What was lost at the agent comes back with the tags that were last seen.
+		// What the agent lost is restored with the tags that were last seen.
 		r.othersTag(t, i)
 		r.quiet(t, i)
 		check.NoError(t, r.admin.Agent().ServiceDeregister(i.ID))

@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// everything says all that a service with a sidecar can say.
+// everything is a service with a sidecar that uses all fields.
 func everything(s *service.Service) {
 	s.Address = "127.0.0.1"
 	s.TaggedAddresses = map[string]string{"lan": "10.0.0.1", "wan": "192.0.2.4:99"}
@@ -67,8 +67,8 @@ func marksAnd(key, value string) map[string]string {
 	return out
 }
 
-// TestRegister registers each kind of service with a token of the documented policy,
-// and sees that a pass of Sync finds nothing to do.
+// TestRegister registers each kind of service with a token of the documented policy, and checks that a pass of
+// Sync finds nothing to do.
 func TestRegister(t *testing.T) {
 	t.Parallel()
 	r := start(t, gatewayPolicy, consul.Options{TLS: true})
@@ -240,7 +240,7 @@ func deregisters(t *testing.T, r *rig) {
 	})
 	r.quiet(t, other)
 
-	// A sidecar whose service someone has taken out.
+	// A sidecar whose service somebody has removed.
 	r.register(t, i)
 	alone := instance("ends")
 	if err := r.admin.Agent().ServiceRegister(&api.AgentServiceRegistration{
@@ -276,7 +276,7 @@ func TestGateways(t *testing.T) {
 	}})
 	out := gateway("out", service.Gateway{Terminating: &service.Terminating{Services: []service.LinkedService{{Name: "db", CAFile: "/ca", SNI: "db.test"}}}})
 	mesh := gateway("mesh", service.Gateway{Mesh: &service.Mesh{}})
-	// An ingress listener of http wants its service to speak http.
+	// An http listener of an ingress gateway requires that its service uses http.
 	if _, _, err := r.admin.ConfigEntries().Set(&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: "api", Protocol: "http"}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -326,8 +326,7 @@ func TestGateways(t *testing.T) {
 	read(api.TerminatingGateway, "out") // which others may live by
 }
 
-// TestMeshPolicy sees that the first policy is not enough for a gateway, and what is
-// said then.
+// TestMeshPolicy checks that the basic policy is not enough for a gateway, and the error for that case.
 func TestMeshPolicy(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -345,7 +344,7 @@ func TestMeshPolicy(t *testing.T) {
 	wantCode(t, err, codes.PermissionDenied, `agent_prefix "" { policy = "read" }`)
 }
 
-// TestHeartbeat feeds the check of the process, and no other.
+// TestHeartbeat updates the check of the process, and no other.
 func TestHeartbeat(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -378,7 +377,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestFaults maps what a Consul in trouble does to codes that say whether to try again.
+// TestFaults checks that the errors of a Consul in trouble get codes that say whether to retry.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})

@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// sideBySide is how many tests run at the same time: they mostly wait for their Consul.
+// sideBySide is how many tests run in parallel: they mostly wait for their Consul.
 const sideBySide = 4
 
 func TestMain(m *testing.M) {
@@ -38,8 +38,7 @@ agent_prefix   "" { policy = "read" }
 	gatewayPolicy = policy + `mesh = "write"`
 )
 
-// rig is a real Consul with ACLs, and a plugin's implementation with a token of the
-// documented policy.
+// rig is a real Consul with ACLs, and the plugin's implementation with a token of the documented policy.
 type rig struct {
 	*consul.Cluster
 	*Services
@@ -78,7 +77,7 @@ func instance(name string, change ...func(*service.Service)) registration.Instan
 	return i
 }
 
-// register registers them until the test's end.
+// register registers instances until the test's end.
 func (r *rig) register(t *testing.T, instances ...registration.Instance) {
 	t.Helper()
 	r.removeAtEnd(t, instances...)
@@ -108,7 +107,7 @@ func (r *rig) removeAtEnd(t *testing.T, instances ...registration.Instance) {
 	})
 }
 
-// sync is Sync at once, and what it did in words.
+// sync calls Sync without waiting, and describes what it did.
 func (r *rig) sync(t *testing.T, instances ...registration.Instance) (index uint64, done []string) {
 	t.Helper()
 	return r.syncFrom(t, 0, instances...)
@@ -127,7 +126,7 @@ func (r *rig) syncFrom(t *testing.T, index uint64, instances ...registration.Ins
 	return index, done
 }
 
-// quiet fails unless a pass writes nothing, and asks nothing but the one query.
+// quiet fails unless a pass writes nothing, and makes no request but the one query.
 func (r *rig) quiet(t *testing.T, instances ...registration.Instance) {
 	t.Helper()
 	before := len(r.proxy.Requests())
@@ -139,7 +138,7 @@ func (r *rig) quiet(t *testing.T, instances ...registration.Instance) {
 	}
 }
 
-// settled syncs until a pass has done nothing: the agent has told the catalog.
+// settled syncs until a pass has done nothing: the agent has updated the catalog.
 func (r *rig) settled(t *testing.T, instances ...registration.Instance) uint64 {
 	t.Helper()
 	index, done := r.sync(t, instances...)
@@ -149,7 +148,7 @@ func (r *rig) settled(t *testing.T, instances ...registration.Instance) uint64 {
 	return index
 }
 
-// inCatalog is what the catalog has; nil: nothing.
+// inCatalog returns the service in the catalog; nil if it is not there.
 func (r *rig) inCatalog(t *testing.T, id string) *api.AgentService {
 	t.Helper()
 	list, _, err := r.admin.Catalog().NodeServiceList("server-0", nil)
@@ -164,7 +163,7 @@ func (r *rig) inCatalog(t *testing.T, id string) *api.AgentService {
 	return nil
 }
 
-// checks are the catalog's of a service, by id.
+// checks returns a service's checks in the catalog, by id.
 func (r *rig) checks(t *testing.T, id string) map[string]*api.HealthCheck {
 	t.Helper()
 	all, _, err := r.admin.Health().Node("server-0", nil)
@@ -180,9 +179,9 @@ func (r *rig) checks(t *testing.T, id string) map[string]*api.HealthCheck {
 	return out
 }
 
-// repairs fails unless a pass after change does what is wanted. The agent compares
-// itself with the catalog now and then, and tells it how checks are: it may have put
-// right a part, or all, before. Then it is done again.
+// repairs fails unless a pass after change does what is wanted. From time to time the agent itself compares with
+// the catalog and updates the health of checks, so it may have repaired a part, or all, before. Then the change is
+// repeated.
 func (r *rig) repairs(t *testing.T, change func(), want string, instances ...registration.Instance) {
 	t.Helper()
 	index, done := r.sync(t, instances...)

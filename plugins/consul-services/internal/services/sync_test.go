@@ -20,8 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// agentHas registers at the agent what change makes of what is wanted, as someone
-// who does not know better would.
+// agentHas changes a registration at the agent, as somebody else would.
 func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.AgentServiceRegistration)) {
 	t.Helper()
 	message, err := i.Service.ToProto() // its maps are the test's own
@@ -39,7 +38,7 @@ func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.A
 	check.NoError(t, r.admin.Agent().ServiceRegisterOpts(w.registration, api.ServiceRegisterOpts{ReplaceExistingChecks: true}))
 }
 
-// catalogHas writes to the catalog what change makes of what it has.
+// catalogHas changes a service in the catalog.
 func (r *rig) catalogHas(t *testing.T, id string, change func(*api.AgentService)) {
 	t.Helper()
 	s := r.inCatalog(t, id)
@@ -49,7 +48,7 @@ func (r *rig) catalogHas(t *testing.T, id string, change func(*api.AgentService)
 	}
 }
 
-// TestDriftAtAgent changes each field at the agent, and sees one pass put it right.
+// TestDriftAtAgent changes each field at the agent, and checks that one pass repairs it.
 func TestDriftAtAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -115,7 +114,7 @@ func TestDriftAtAgent(t *testing.T) {
 	}
 }
 
-// TestDriftInCatalog changes the catalog behind the agent's back.
+// TestDriftInCatalog changes the catalog directly.
 func TestDriftInCatalog(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -155,7 +154,7 @@ func TestDriftInCatalog(t *testing.T) {
 	if got := r.checks(t, web.ID); len(got) != 4 {
 		t.Errorf("checks: %v", got)
 	}
-	// What the catalog has and the agent has not.
+	// Entries that are in the catalog but not at the agent.
 	r.repairs(t, func() {
 		ghost, _ := want(instance("ghost"))
 		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Service: &api.AgentService{
@@ -167,7 +166,7 @@ func TestDriftInCatalog(t *testing.T) {
 	r.quiet(t, web)
 }
 
-// TestMissing loses whole services and checks at the agent.
+// TestMissing removes whole services and checks at the agent.
 func TestMissing(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -194,7 +193,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestRefused sees that an instance that Consul refuses keeps no other from its repair.
+// TestRefused checks that an instance that Consul refuses does not prevent the repair of others.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -213,7 +212,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRenamed has a wrong memory of the agent's node.
+// TestRenamed starts with a wrong cached name of the agent's node.
 func TestRenamed(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -238,8 +237,7 @@ func TestRenamed(t *testing.T) {
 	r.quiet(t, web)
 }
 
-// TestForeign sees that nothing of others is touched, and all that is left over of the
-// owner's goes.
+// TestForeign checks that nothing of others is changed, and that all leftovers of the owner are removed.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -282,7 +280,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// agentHasPort changes the port alone, and leaves others' checks.
+// agentHasPort changes only the port, and leaves others' checks.
 func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 	t.Helper()
 	w, err := want(i)
@@ -293,7 +291,7 @@ func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 	check.NoError(t, r.admin.Agent().ServiceRegister(w.registration))
 }
 
-// TestCentralConfig sees that what Consul's own configuration adds to a proxy is no drift.
+// TestCentralConfig checks that what Consul's own configuration adds to a proxy is no drift.
 func TestCentralConfig(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -329,7 +327,7 @@ func TestCentralConfig(t *testing.T) {
 	r.quiet(t, web, plain)
 }
 
-// TestOneQuery keeps 1,000 services in sync at the price of one blocking query.
+// TestOneQuery keeps 1,000 services in sync with one blocking query.
 func TestOneQuery(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -348,7 +346,7 @@ func TestOneQuery(t *testing.T) {
 	t.Logf("registered and seen in the catalog within %s", time.Since(began).Round(time.Millisecond))
 	r.quiet(t, all...)
 
-	// It blocks while nothing changes, and is woken by a change.
+	// It blocks while nothing changes, and a change ends it.
 	before := len(r.proxy.Requests())
 	req := registration.SyncRequest{Owner: owner, Instances: all, Index: index, Wait: 500 * time.Millisecond}
 	began = time.Now()
@@ -386,7 +384,7 @@ func TestOneQuery(t *testing.T) {
 	t.Logf("removed within %s", time.Since(began).Round(time.Millisecond))
 }
 
-// TestCancel ends a Sync that waits, and leaves nothing behind.
+// TestCancel cancels a waiting Sync, and checks that nothing is left behind.
 func TestCancel(t *testing.T) {
 	r := start(t, policy, consul.Options{})
 	web := instance("web")

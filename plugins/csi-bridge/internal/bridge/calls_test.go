@@ -16,8 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// everyCode is each code that a driver can answer, and whether the policy says
-// that the call is made again.
+// everyCode lists the codes that a driver can answer, and whether the policy retries the call.
 var everyCode = map[codes.Code]bool{
 	codes.Unavailable:        true,
 	codes.DeadlineExceeded:   true,
@@ -37,7 +36,7 @@ var everyCode = map[codes.Code]bool{
 	codes.Unauthenticated:    false,
 }
 
-// fine are the answers that are no failure of a call, beside OK.
+// fine are the answers besides OK that are no failure of a call.
 var fine = map[string]codes.Code{
 	"ControllerUnpublishVolume":  codes.NotFound,
 	"NodeUnstageVolume":          codes.NotFound,
@@ -78,7 +77,7 @@ func TestEveryCallByEveryCode(t *testing.T) {
 	}
 }
 
-// TestQuestionsAreAskedOnce answers the RPCs of the fingerprint with every code.
+// TestQuestionsAreAskedOnce answers the RPCs of the fingerprint with every code, and checks that none is retried.
 func TestQuestionsAreAskedOnce(t *testing.T) {
 	for _, rpc := range []string{
 		"Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo",
@@ -104,7 +103,7 @@ func TestQuestionsAreAskedOnce(t *testing.T) {
 	}
 }
 
-// TestRetriesGoOnWithTheSameArguments has a driver busy several times over.
+// TestRetriesGoOnWithTheSameArguments uses a driver that is busy several times.
 func TestRetriesGoOnWithTheSameArguments(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	busy := faultydriver.Code(codes.Aborted, "an operation is pending")
@@ -130,7 +129,7 @@ func TestRetriesGoOnWithTheSameArguments(t *testing.T) {
 	}
 }
 
-// TestBackoffGrows looks at the times at which a refused call came again.
+// TestBackoffGrows checks the times at which a refused call was retried.
 func TestBackoffGrows(t *testing.T) {
 	timing := brisk
 	timing.Backoff, timing.BackoffMax = 20*time.Millisecond, 80*time.Millisecond
@@ -146,7 +145,7 @@ func TestBackoffGrows(t *testing.T) {
 	}
 }
 
-// TestDeadlines reads the deadlines of the real policy off the wire.
+// TestDeadlines checks the deadlines of the real policy as the driver receives them.
 func TestDeadlines(t *testing.T) {
 	f := setup(t, driver.DefaultTiming, faultydriver.Config{})
 	for _, op := range operations {
@@ -173,15 +172,14 @@ func TestDeadlines(t *testing.T) {
 		case "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo":
 			want = 5 * time.Second
 		}
-		// A part of it may be over when the call has arrived.
+		// Part of the time may be over when the call arrives.
 		if got := c.Deadline.Sub(c.Began); got > want || got <= want-5*time.Second {
 			t.Errorf("%s had %s to answer, want %s", c.RPC, got, want)
 		}
 	}
 }
 
-// TestHungAttemptIsRepeated has a driver hang once: the next attempt may take
-// all the time that is left.
+// TestHungAttemptIsRepeated uses a driver that hangs once: the next attempt may take all the time that is left.
 func TestHungAttemptIsRepeated(t *testing.T) {
 	timing := brisk
 	timing.Attempt = 300 * time.Millisecond
@@ -197,8 +195,8 @@ func TestHungAttemptIsRepeated(t *testing.T) {
 	}
 }
 
-// TestBudgetIsSpent has a driver that never does: the call ends with the budget,
-// with the driver's code, unless the driver may have done the work.
+// TestBudgetIsSpent uses a driver that never succeeds: the call ends with the budget, with the driver's code,
+// unless the driver may have done the work.
 func TestBudgetIsSpent(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fault faultydriver.Fault
@@ -221,8 +219,8 @@ func TestBudgetIsSpent(t *testing.T) {
 			f := setup(t, timing, faultydriver.Config{})
 			f.faulty.Always(tc.rpc, tc.fault)
 			i := slices.IndexFunc(operations, func(o operation) bool { return o.rpc == tc.rpc })
-			// A machine that stands still for a moment may take a whole budget with one attempt,
-			// and the budget may end in the middle of an attempt, or of what is asked before it.
+			// On a machine that stalls, one attempt may use up the whole budget, and the budget may end during an
+			// attempt, or during a request before it.
 			for tries, exact := 0, false; !exact || len(f.faulty.Calls(tc.rpc)) <= tries; tries++ {
 				if tries == 10 {
 					t.Fatalf("%d calls with %d budgets, want retries, and %s with %q", len(f.faulty.Calls(tc.rpc)), tries, tc.code, tc.text)
@@ -243,8 +241,7 @@ func TestBudgetIsSpent(t *testing.T) {
 	}
 }
 
-// TestDriverPanics has a handler panic: the driver lives on, and the call is not
-// made again.
+// TestDriverPanics lets a handler panic: the driver survives, and the call is not retried.
 func TestDriverPanics(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Script("NodeStageVolume", faultydriver.Panic("index out of range"))
@@ -257,7 +254,7 @@ func TestDriverPanics(t *testing.T) {
 	}
 }
 
-// TestOneCallPerVolume runs calls on two volumes side by side.
+// TestOneCallPerVolume runs calls on two volumes in parallel.
 func TestOneCallPerVolume(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	var all []<-chan error

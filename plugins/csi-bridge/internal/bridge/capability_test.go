@@ -49,8 +49,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestRequestsCarryWhatTheDriverUnderstands runs all calls against a driver with
-// and one without the capabilities that decide over fields.
+// TestRequestsCarryWhatTheDriverUnderstands makes all calls with and without the driver's capabilities that decide
+// about fields.
 func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 	v := storage.Volume{
 		ExternalID: "vol-x", Context: map[string]string{"context": "c"}, Secrets: map[string]string{"k": "secret"},
@@ -106,8 +106,7 @@ func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesAreForgottenWithTheirDriver replaces a driver by one that can
-// do less.
+// TestCapabilitiesAreForgottenWithTheirDriver replaces a driver by one with fewer capabilities.
 func TestCapabilitiesAreForgottenWithTheirDriver(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	for range 5 {
@@ -127,7 +126,7 @@ func TestCapabilitiesAreForgottenWithTheirDriver(t *testing.T) {
 	t.Error("the capabilities of the old driver are still believed")
 }
 
-// TestLackingCapabilities takes away what each call needs.
+// TestLackingCapabilities removes the capability that each call needs.
 func TestLackingCapabilities(t *testing.T) {
 	needs := map[string]string{
 		"ControllerPublishVolume": "PUBLISH_UNPUBLISH_VOLUME", "ControllerUnpublishVolume": "PUBLISH_UNPUBLISH_VOLUME",

@@ -47,7 +47,7 @@ func nextReport(t *testing.T, reports <-chan storage.Fingerprint) storage.Finger
 	}
 }
 
-// firstFingerprint takes one report and ends.
+// firstFingerprint waits for one report.
 func firstFingerprint(t *testing.T, f *fixture) storage.Fingerprint {
 	t.Helper()
 	var got storage.Fingerprint
@@ -97,7 +97,7 @@ func TestFingerprintSaysWhatTheDriverIs(t *testing.T) {
 	}
 }
 
-// TestDeathIsSeenAtOnce uses an interval that no test waits for.
+// TestDeathIsSeenAtOnce uses an interval that is longer than any test.
 func TestDeathIsSeenAtOnce(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	reports := watch(t, f, storage.FingerprintOptions{Interval: time.Hour})
@@ -120,7 +120,7 @@ func TestDeathIsSeenAtOnce(t *testing.T) {
 	}
 }
 
-// TestOnlyChangesAreReported polls often, and counts.
+// TestOnlyChangesAreReported polls often, and counts the reports.
 func TestOnlyChangesAreReported(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	reports := watch(t, f, storage.FingerprintOptions{Interval: 10 * time.Millisecond})
@@ -139,7 +139,7 @@ func TestOnlyChangesAreReported(t *testing.T) {
 	}
 }
 
-// TestReadiness follows a driver that takes its time to be ready.
+// TestReadiness follows a driver that needs time to become ready.
 func TestReadiness(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Always("Probe", faultydriver.Reply(&csi.ProbeResponse{Ready: wrapperspb.Bool(false)}))
@@ -156,7 +156,7 @@ func TestReadiness(t *testing.T) {
 	}
 }
 
-// TestFirstProbeHasItsOwnTimeout has a driver that hangs from the start.
+// TestFirstProbeHasItsOwnTimeout uses a driver that hangs from the start.
 func TestFirstProbeHasItsOwnTimeout(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Always("Probe", faultydriver.Hang())

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// TestCallerStops cancels a call in each state that it can wait in.
+// TestCallerStops cancels a call in each state in which it can wait.
 func TestCallerStops(t *testing.T) {
 	patient := driver.DefaultTiming
 	patient.Backoff, patient.BackoffMax = time.Hour, time.Hour
@@ -64,8 +64,8 @@ func TestCallerStops(t *testing.T) {
 	})
 }
 
-// stopAfterFirst cancels a staging once a stage call has arrived, and wants it
-// to return at once with Canceled and no further call.
+// stopAfterFirst cancels a staging once a stage call has arrived. It must return at once with Canceled, without a
+// further call.
 func stopAfterFirst(t *testing.T, f *fixture) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -83,7 +83,7 @@ func stopAfterFirst(t *testing.T, f *fixture) error {
 	return err
 }
 
-// TestDriverRestarts stops the driver before a call and in the middle of one.
+// TestDriverRestarts stops the driver before a call and during one.
 func TestDriverRestarts(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	check.NoError(t, stage(t.Context(), f))
@@ -102,7 +102,7 @@ func TestDriverRestarts(t *testing.T) {
 	}
 }
 
-// TestNoSuchSocket wants a message that an operator can act on.
+// TestNoSuchSocket checks that the message tells an operator what to do.
 func TestNoSuchSocket(t *testing.T) {
 	timing := brisk
 	timing.Budget = 100 * time.Millisecond
@@ -116,7 +116,7 @@ func TestNoSuchSocket(t *testing.T) {
 	}
 }
 
-// TestEndpoints tries the forms of an endpoint.
+// TestEndpoints checks the forms of an endpoint.
 func TestEndpoints(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	path := strings.TrimPrefix(f.driver.Endpoint, "unix://")

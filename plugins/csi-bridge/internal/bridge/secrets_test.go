@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// TestSecretsAreNowhere has a driver that prints all it was given, in every way
-// that a driver prints, and looks for it in the errors and in the trace log.
+// TestSecretsAreNowhere uses a driver that prints all its input, in every common format, and searches for it in
+// the errors and in the trace log.
 func TestSecretsAreNowhere(t *testing.T) {
 	leak := fmt.Sprintf("cannot use %s or %q or %s, pin=77, options noatime,%s (s3same)",
 		secretValue, secretValue, url.QueryEscape(secretValue), secretFlag)
@@ -38,8 +38,8 @@ func TestSecretsAreNowhere(t *testing.T) {
 					t.Errorf("%q is in the log:\n%s", secret, log)
 				}
 			}
-			// What a request does not carry cannot be known for a secret: a list of
-			// volumes has none at all, the calls for snapshots have no mount flags.
+			// Only secrets that are in the request can be recognised: a list of volumes has none, and the calls
+			// for snapshots have no mount flags.
 			if op.rpc == "ListVolumes" {
 				return
 			}

@@ -20,10 +20,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait for something to happen.
+// patience bounds every wait.
 const patience = time.Minute
 
-// brisk is the policy with short pauses, and time enough for a busy machine.
+// brisk is the policy with short pauses, but enough time for a busy machine.
 var brisk = driver.Timing{
 	Ask:        patience,
 	Budget:     2 * patience,
@@ -32,8 +32,7 @@ var brisk = driver.Timing{
 	BackoffMax: 20 * time.Millisecond,
 }
 
-// fixture is a bridge and a faulty driver, in which the volume vol-x and the
-// snapshot snap-x are.
+// fixture is a bridge with a faulty driver that has the volume vol-x and the snapshot snap-x.
 type fixture struct {
 	t      *testing.T
 	bridge *Bridge
@@ -62,7 +61,7 @@ func setup(t *testing.T, timing driver.Timing, config faultydriver.Config) *fixt
 	}
 }
 
-// volume is vol-x with secrets and mount flags that must never be seen.
+// volume is vol-x with secrets and mount flags that must not leak.
 func (f *fixture) volume() storage.Volume {
 	return storage.Volume{
 		Name:       "x",
@@ -87,13 +86,13 @@ var fileSystem = storage.Capability{
 
 var secretsOnly = map[string]string{"password": secretValue, "pin": "77"}
 
-// operation is one method of the bridge and the RPC that it is made of.
+// operation is one method of the bridge and its RPC.
 type operation struct {
 	rpc  string
 	call func(ctx context.Context, f *fixture) error
 }
 
-// operations are all but Probe and Fingerprint.
+// operations are all methods except Probe and Fingerprint.
 var operations = []operation{
 	{"ValidateVolumeCapabilities", func(ctx context.Context, f *fixture) error {
 		_, err := f.bridge.ValidateVolume(ctx, f.driver, storage.ValidateRequest{Volume: f.volume(), Capabilities: []storage.Capability{fileSystem}})
@@ -162,7 +161,7 @@ func stage(ctx context.Context, f *fixture) error {
 	return f.bridge.Stage(ctx, f.driver, storage.StageRequest{Volume: f.volume(), StagingPath: "/staging"})
 }
 
-// inBackground runs fn and hands its error to the test.
+// inBackground runs fn and passes its error to the test.
 func inBackground(fn func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- fn() }()
@@ -180,7 +179,7 @@ func await(t *testing.T, done <-chan error) error {
 	}
 }
 
-// syncBuffer is a log's output that may be read while it is written.
+// syncBuffer is a log's output that can be read while it is written.
 type syncBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -198,7 +197,7 @@ func (b *syncBuffer) String() string {
 	return b.buf.String()
 }
 
-// await polls until the log has the text.
+// await polls until the log contains the text.
 func (b *syncBuffer) await(t *testing.T, text string) {
 	t.Helper()
 	check.Eventually(t, text+" in the log", func() bool { return strings.Contains(b.String(), text) })

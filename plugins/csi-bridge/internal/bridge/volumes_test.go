@@ -91,7 +91,7 @@ func TestCreateNeeds(t *testing.T) {
 	}
 }
 
-// TestAnswersWithoutAnID has a driver that breaks the spec.
+// TestAnswersWithoutAnID uses a driver that breaks the spec.
 func TestAnswersWithoutAnID(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Always("CreateVolume", faultydriver.Reply(&csi.CreateVolumeResponse{}))
@@ -187,7 +187,7 @@ func TestVolumeStats(t *testing.T) {
 	}
 }
 
-// oldField is a VolumeCondition as field 2, as CSI 1.12 has it.
+// oldField is a VolumeCondition in field 2, as in CSI 1.12.
 func oldField(abnormal bool, message string) []byte {
 	body := protowire.AppendTag(nil, 1, protowire.VarintType)
 	body = protowire.AppendVarint(body, protowire.EncodeBool(abnormal))

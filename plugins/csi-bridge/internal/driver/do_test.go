@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestJudge feeds a run with the ends of its attempts.
+// TestJudge calls judge with all outcomes of attempts.
 func TestJudge(t *testing.T) {
 	answered := func(code codes.Code) *callError {
 		return &callError{method: StageVolume.method, status: status.New(code, "answered"), sent: true, answered: true}
@@ -43,7 +43,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestPrintable looks at what a trace shows when nothing else hides it.
+// TestPrintable checks the trace output when nothing else hides secrets.
 func TestPrintable(t *testing.T) {
 	capability := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
 		FsType: "ext4", MountFlags: []string{"s3same"},

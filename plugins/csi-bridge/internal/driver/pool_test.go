@@ -54,7 +54,7 @@ func TestPoolSharesAndForgets(t *testing.T) {
 	}
 }
 
-// TestNoCallOutsideDo wants the one rule that keeps a deadline on every call.
+// TestNoCallOutsideDo checks the rule that gives every call a deadline.
 func TestNoCallOutsideDo(t *testing.T) {
 	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
 	t.Cleanup(func() { _ = p.Close() })

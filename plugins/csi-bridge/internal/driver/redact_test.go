@@ -32,10 +32,10 @@ func TestRedactor(t *testing.T) {
 	}
 }
 
-// TestNoSecretIsLeft wraps any secrets in any text.
+// TestNoSecretIsLeft puts random secrets into random text.
 func TestNoSecretIsLeft(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		// Letters that the replacement has not, so that it makes no secret anew.
+		// Letters that are not in the replacement, so that it cannot form a secret.
 		secrets := rapid.MapOf(rapid.StringMatching(`[a-z]{1,3}`), rapid.StringMatching(`[a-f "\\&%]{0,12}`)).Draw(t, "secrets")
 		var b strings.Builder
 		for _, v := range secrets {

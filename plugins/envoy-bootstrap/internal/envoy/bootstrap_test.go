@@ -14,7 +14,7 @@ import (
 
 const token = "7f2c1c5e-9a57-4d1e-b7b1-0f1e2d3c4b5a"
 
-// proxy is a sidecar with this configuration.
+// proxy returns a sidecar with this configuration.
 func proxy(config map[string]any) Proxy {
 	return Proxy{
 		ID: "web-sidecar-proxy", Service: "web", Datacenter: "dc1", Config: config, Token: token,
@@ -23,7 +23,7 @@ func proxy(config map[string]any) Proxy {
 	}
 }
 
-// TestWrongValues names the key whose value cannot be used, and tells no secret.
+// TestWrongValues checks that errors name the key with the wrong value, and contain no secret.
 func TestWrongValues(t *testing.T) {
 	const secret = "s3same"
 	t.Setenv("PANNIER_TEST_SECRET", "tcp://user:"+secret+"@host")
@@ -81,7 +81,7 @@ func TestWrongValues(t *testing.T) {
 					t.Errorf("got %v, want %q in it", err, want)
 				}
 			}
-			// A piece of a token is a secret too.
+			// A part of a token is a secret too.
 			for _, never := range []string{secret, token[:8]} {
 				if strings.Contains(err.Error(), never) {
 					t.Errorf("%q is in %v", never, err)
@@ -91,8 +91,8 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
-// TestUnknownType lets an extension that is not linked in through as it was written, in
-// the bootstrap and in a template's arguments.
+// TestUnknownType checks that an extension that is not linked in is copied unchanged to the bootstrap and to a
+// template's arguments.
 func TestUnknownType(t *testing.T) {
 	const tracer = `{"@type":"type.googleapis.com/acme.Tracer","deep":{"big":9007199254740993,"<list>":[1,{"a":null}]},"value":"<&>"}`
 	tracing := `{"http": {"name": "acme", "typedConfig": ` + tracer + `}}`
@@ -122,8 +122,8 @@ func TestUnknownType(t *testing.T) {
 	}
 }
 
-// TestOneForAList takes one value where Envoy's API has a list, as Envoy's parser does,
-// in packed messages and maps too.
+// TestOneForAList checks that one value is accepted for a list, as by Envoy's parser, also in packed messages and
+// maps.
 func TestOneForAList(t *testing.T) {
 	out, err := Bootstrap(proxy(map[string]any{keyStaticListeners: `{
 		"name": "a", "filter_chains": {"filters": {"name": "n", "typed_config": {
@@ -142,7 +142,7 @@ func TestOneForAList(t *testing.T) {
 	}
 }
 
-// TestWrongInput names what is wrong in what does not come from a configuration.
+// TestWrongInput checks the errors for input that does not come from a configuration.
 func TestWrongInput(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Proxy)
@@ -163,7 +163,7 @@ func TestWrongInput(t *testing.T) {
 	}
 }
 
-// BenchmarkBootstrap is what a bootstrap costs beside the requests to Consul.
+// BenchmarkBootstrap measures the cost of a bootstrap without the requests to Consul.
 func BenchmarkBootstrap(b *testing.B) {
 	p := proxy(map[string]any{keyPrometheusBind: "0.0.0.0:9102"})
 	for b.Loop() {

@@ -21,7 +21,7 @@ import (
 
 const proxyID = "web-1-sidecar-proxy"
 
-// rig is a Consul with web's sidecar in it behind a proxy, and the sidecar's token.
+// rig is a Consul behind a proxy, with web's sidecar registered, and the sidecar's token.
 type rig struct {
 	consul *consul.Cluster
 	proxy  *consul.Proxy
@@ -39,7 +39,7 @@ func newRig(t *testing.T) *rig {
 	return &rig{consul: c, proxy: p, at: p.Service(c.Service("default", "")), secret: secret, req: asked(proxyID, c.TokenFile(t, secret))}
 }
 
-// fails sees Generate fail with a code and with all these texts in its error.
+// fails checks that Generate fails with a code and that its error contains all these texts.
 func (r *rig) fails(ctx context.Context, t *testing.T, req bootstrap.Request, code codes.Code, texts ...string) {
 	t.Helper()
 	out, err := generateWithin(ctx, t, r.at, req, r.secret)
@@ -53,7 +53,7 @@ func (r *rig) fails(ctx context.Context, t *testing.T, req bootstrap.Request, co
 	}
 }
 
-// inBackground generates while the test goes on.
+// inBackground calls Generate in the background.
 func (r *rig) inBackground(ctx context.Context, t *testing.T, req bootstrap.Request) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -63,13 +63,13 @@ func (r *rig) inBackground(ctx context.Context, t *testing.T, req bootstrap.Requ
 	return done
 }
 
-// seen waits until n requests came through the proxy.
+// seen waits until n requests have passed the proxy.
 func (r *rig) seen(t *testing.T, n int) {
 	t.Helper()
 	check.Eventually(t, fmt.Sprintf("%d requests", n), func() bool { return r.proxy.Count("", "/") >= n })
 }
 
-// TestRegistrationLate registers the proxy while the generator already waits for it.
+// TestRegistrationLate registers the proxy while the generator waits for it.
 func TestRegistrationLate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -112,7 +112,7 @@ func TestRegistrationNever(t *testing.T) {
 	}
 }
 
-// TestNoProxy refuses at once what no wait would make a proxy.
+// TestNoProxy checks that requests which no wait could satisfy fail at once.
 func TestNoProxy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -128,7 +128,7 @@ func TestNoProxy(t *testing.T) {
 	}
 }
 
-// TestFaultsPass lets Consul fail a few times: the generator goes on.
+// TestFaultsPass lets Consul fail a few times: the generator retries.
 func TestFaultsPass(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -145,7 +145,7 @@ func TestFaultsPass(t *testing.T) {
 		if _, err := generate(t, r.at, r.req, r.secret); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		// net/http itself repeats a request whose connection broke.
+		// net/http itself retries a request whose connection broke.
 		if n := r.proxy.Count("", "/") - before; n < 3 {
 			t.Errorf("%s: %d requests, want 3", name, n)
 		}
@@ -213,7 +213,7 @@ func TestFaultsStay(t *testing.T) {
 	})
 }
 
-// TestFinalFaults sees what no other try would change fail at once.
+// TestFinalFaults checks that errors which a retry would not change are returned at once.
 func TestFinalFaults(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -225,8 +225,7 @@ func TestFinalFaults(t *testing.T) {
 	if n := r.proxy.Count("", "/"); n != 2 {
 		t.Errorf("%d requests, want one for each", n)
 	}
-	// Without a token of the proxy's, the node's shows the registration, and stays out
-	// of the file.
+	// Without a token of the proxy's, the node's token reads the registration, but is not in the file.
 	r.at.TokenFile = r.consul.TokenFile(t, r.consul.Management)
 	out, err := generate(t, r.at, req, r.consul.Management)
 	if err != nil || strings.Contains(string(out), r.consul.Management) {
@@ -234,7 +233,7 @@ func TestFinalFaults(t *testing.T) {
 	}
 }
 
-// TestTokenRevoked waits for a token that was deleted, in vain.
+// TestTokenRevoked waits for a deleted token until the timeout.
 func TestTokenRevoked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -251,7 +250,7 @@ func TestTokenRevoked(t *testing.T) {
 	r.fails(t.Context(), t, req, codes.PermissionDenied, "the agent does not know", "ACL not found")
 }
 
-// TestAgentWithoutXDS is told to set a port.
+// TestAgentWithoutXDS checks that the error says to set a port.
 func TestAgentWithoutXDS(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -1,6 +1,6 @@
 package generator
 
-// The operators' own resources, as Consul's documentation shows them.
+// The operators' own resources, as in Consul's documentation.
 const (
 	zipkinTracing = `{
   "http": {
@@ -59,7 +59,7 @@ const (
   "dynamic_resources": {"ads_config": {"api_type": "GRPC", "transport_api_version": "V3",
     "grpc_services": {"initial_metadata": [{"key": "x-consul-token", "value": "{{ .Token }}"}], "envoy_grpc": {"cluster_name": "{{ .LocalAgentClusterName }}"}}}}
 }`
-	// wholeTemplate names everything that a template may name.
+	// wholeTemplate uses everything that a template may use.
 	wholeTemplate = `{
   "admin": {
     {{- if .AdminAccessLogConfig }}
@@ -92,8 +92,8 @@ const (
 }`
 )
 
-// keyConfigs are proxy configurations with each key that a bootstrap is made of, alone
-// and with those that change its meaning.
+// keyConfigs are proxy configurations with each key that affects a bootstrap, alone and with the keys that change
+// its meaning.
 func keyConfigs() map[string]map[string]any {
 	everything := map[string]any{
 		"envoy_statsd_url":                          "udp://127.0.0.1:9125",

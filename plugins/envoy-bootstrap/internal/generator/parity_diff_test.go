@@ -15,10 +15,10 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// differences are all that may differ between what Consul's command prints and ours.
+// differences are the only allowed differences between the output of Consul's command and ours.
 var differences = []struct {
 	name string
-	// rows and path say where: of the rows' names, and in the bootstrap.
+	// rows and path limit a difference to rows, by name, and to a place in the bootstrap.
 	rows, path string
 	reason     string
 }{
@@ -40,7 +40,7 @@ var differences = []struct {
 	},
 }
 
-// explain is the name of the difference that allows this one; "" for none.
+// explain returns the name of the difference that allows this one; "" if none does.
 func explain(row, path string) string {
 	for _, d := range differences {
 		if regexp.MustCompile(d.rows).MatchString(row) && regexp.MustCompile(d.path).MatchString(path) {
@@ -50,14 +50,14 @@ func explain(row, path string) string {
 	return ""
 }
 
-// diff is one place where two bootstraps differ; nil where one has nothing.
+// diff is one place where two bootstraps differ; nil where a side has nothing.
 type diff struct {
 	path         string
 	theirs, ours any
 }
 
-// diffBootstraps compares what the two files say to Envoy: both are read into its own
-// types, so that spelling and order of keys do not matter.
+// diffBootstraps compares the meaning of the two files for Envoy: both are parsed into Envoy's types, so that
+// spelling and order of keys do not matter.
 func diffBootstraps(t *testing.T, theirs, ours []byte) []diff {
 	t.Helper()
 	var diffs []diff
@@ -77,7 +77,7 @@ func diffBootstraps(t *testing.T, theirs, ours []byte) []diff {
 	return append(diffs, diffTrees("", canonical(t, "Consul's", theirs), canonical(t, "our", ours))...)
 }
 
-// canonical is a bootstrap read strictly, with every field that has a value.
+// canonical is a strictly parsed bootstrap, with every field that has a value.
 func canonical(t *testing.T, whose string, text []byte) any {
 	t.Helper()
 	var b bootstrapv3.Bootstrap
@@ -130,7 +130,7 @@ func diffTrees(path string, theirs, ours any) []diff {
 	return []diff{{path: path, theirs: theirs, ours: ours}}
 }
 
-// TestDiffTrees sees the comparison find what differs.
+// TestDiffTrees checks that the comparison finds differences.
 func TestDiffTrees(t *testing.T) {
 	read := func(text string) any {
 		var tree any

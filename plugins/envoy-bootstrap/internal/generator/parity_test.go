@@ -17,9 +17,8 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// TestParity makes the bootstrap of every row here and with Consul's own command. They
-// are the same but for what the table of differences has, and the table has nothing
-// that no row needs.
+// TestParity makes the bootstrap of every row with our code and with Consul's own command. They may differ only as
+// the table of differences says, and every entry of that table must be needed by a row.
 func TestParity(t *testing.T) {
 	used := map[string]bool{}
 	rows := 0
@@ -51,18 +50,18 @@ func TestParity(t *testing.T) {
 	}
 }
 
-// row is one configuration, said to both sides.
+// row is one configuration, used for both sides.
 type row struct {
 	name    string
 	service *api.AgentServiceRegistration
-	// defaults are the proxy-defaults while the row runs.
+	// defaults are the proxy-defaults for the row.
 	defaults *api.ProxyConfigEntry
 	env      map[string]string
-	// token makes the proxy's; nil: it has none.
+	// token makes the proxy's token; nil: it has none.
 	token func(*testing.T, *consul.Cluster) string
 	// consul changes how Consul is reached.
 	consul func(*service.Consul)
-	// flags are the command's beside those that all rows have.
+	// flags are the command's additional flags.
 	flags []string
 	admin bootstrap.Bind
 	ready bootstrap.Bind
@@ -102,7 +101,7 @@ func (r row) compare(t *testing.T, c *consul.Cluster, used map[string]bool) {
 	}
 }
 
-// command is what Consul's own command prints.
+// command returns the output of Consul's own command.
 func (r row) command(t *testing.T, c *consul.Cluster, at service.Consul, secret string, admin bootstrap.Bind) []byte {
 	t.Helper()
 	args := []string{
@@ -145,8 +144,7 @@ func (r row) setDefaults(t *testing.T, c *consul.Cluster) {
 	})
 }
 
-// settle waits until the agent has merged this row's proxy-defaults, and no other row's,
-// into the registration.
+// settle waits until the agent has merged this row's proxy-defaults into the registration, and no other row's.
 func (r row) settle(t *testing.T, c *consul.Cluster) {
 	t.Helper()
 	want, logs := map[string]any{}, &api.AccessLogsConfig{}
@@ -188,7 +186,7 @@ func asJSON(t *testing.T, config map[string]any) string {
 	return string(text)
 }
 
-// configured are rows of a sidecar with one proxy configuration each.
+// configured returns rows of a sidecar with one proxy configuration each.
 func configured(configs map[string]map[string]any) []row {
 	var rows []row
 	for name, config := range configs {
@@ -291,7 +289,7 @@ func secureRows() []row {
 	}
 }
 
-// identity is a token with the identity of a service, as proxies have it.
+// identity makes a token with the identity of a service, like those of proxies.
 func identity(name string) func(*testing.T, *consul.Cluster) string {
 	return func(t *testing.T, c *consul.Cluster) string {
 		t.Helper()
@@ -305,7 +303,7 @@ func identity(name string) func(*testing.T, *consul.Cluster) string {
 	}
 }
 
-// agentReader is a token that may ask the agent for its ports.
+// agentReader makes a token that may ask the agent for its ports.
 func agentReader(t *testing.T, c *consul.Cluster) string {
 	t.Helper()
 	c.Policy(t, "agent-reader", `agent_prefix "" { policy = "read" } service_prefix "" { policy = "read" }`)

@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// TestStable makes one bootstrap a hundred times, in turn and at once: the bytes are
-// the same, and each costs one request.
+// TestStable makes one bootstrap a hundred times, sequentially and in parallel: the bytes are the same, and each
+// costs one request.
 func TestStable(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -54,7 +54,7 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// TestRequests counts what is asked where the host does not say it.
+// TestRequests counts the requests for what the host does not provide.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -68,7 +68,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestTokenFile refuses a file that has no token, and one that is another's.
+// TestTokenFile checks that a file without a token, or one of somebody else, is refused.
 func TestTokenFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -108,7 +108,7 @@ func TestTokenFile(t *testing.T) {
 	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, r.at.TokenFile)
 }
 
-// TestTokenRotated takes the token that is in the file when it is needed.
+// TestTokenRotated checks that the token is read when it is needed.
 func TestTokenRotated(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -134,7 +134,7 @@ func TestTokenRotated(t *testing.T) {
 	}
 }
 
-// TestServerAddress refuses addresses and CA files of no use.
+// TestServerAddress checks that unusable addresses and CA files are refused.
 func TestServerAddress(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -178,7 +178,7 @@ func TestPreferred(t *testing.T) {
 	}
 }
 
-// TestBadRequest is refused before Consul is asked.
+// TestBadRequest checks that a bad request is refused before Consul is asked.
 func TestBadRequest(t *testing.T) {
 	g := New(hclog.NewNullLogger())
 	defer g.Close()

@@ -18,8 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// generate makes a bootstrap with a Generator of its own, and sees that no token is in
-// its error or its log.
+// generate makes a bootstrap with a new Generator, and checks that no token is in its error or its log.
 func generate(t *testing.T, c service.Consul, req bootstrap.Request, secrets ...string) ([]byte, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -43,7 +42,7 @@ func generateWithin(ctx context.Context, t *testing.T, c service.Consul, req boo
 	return out, err
 }
 
-// register puts s into the catalog of c's first agent until the test's end.
+// register adds s to the catalog of c's first agent until the test's end.
 func register(t *testing.T, c *consul.Cluster, s *api.AgentServiceRegistration) {
 	t.Helper()
 	agent := c.Client(c.Management).Agent()
@@ -57,7 +56,7 @@ func register(t *testing.T, c *consul.Cluster, s *api.AgentServiceRegistration) 
 	})
 }
 
-// sidecar is a registration of web's sidecar with this proxy configuration.
+// sidecar returns a registration of web's sidecar with this proxy configuration.
 func sidecar(id string, config map[string]any) *api.AgentServiceRegistration {
 	return &api.AgentServiceRegistration{
 		Kind: api.ServiceKindConnectProxy, ID: id, Name: "web-sidecar-proxy", Port: 20000,
@@ -67,14 +66,14 @@ func sidecar(id string, config map[string]any) *api.AgentServiceRegistration {
 	}
 }
 
-// gateway is a registration of a gateway.
+// gateway returns a registration of a gateway.
 func gateway(kind api.ServiceKind, id, name string, config map[string]any) *api.AgentServiceRegistration {
 	return &api.AgentServiceRegistration{
 		Kind: kind, ID: id, Name: name, Port: 8443, Proxy: &api.AgentServiceConnectProxyConfig{Config: config},
 	}
 }
 
-// asked is what the tests ask for where it does not matter.
+// asked is the request of tests for which it does not matter.
 func asked(proxyID, tokenFile string) bootstrap.Request {
 	return bootstrap.Request{
 		ProxyID: proxyID, TokenFile: tokenFile, Admin: bootstrap.Bind{Address: "127.0.0.2", Port: 19001}, Wait: 30 * time.Second,

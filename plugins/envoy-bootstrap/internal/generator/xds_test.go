@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// TestStream opens the xDS stream to Consul with nothing but the file, and is refused
-// with a token that is wrong, another service's or revoked.
+// TestStream opens the xDS stream to Consul with only the file, and checks that it is refused with a token that is
+// wrong, another service's or revoked.
 func TestStream(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	web := sidecar("web-1-sidecar-proxy", nil)
@@ -63,7 +63,7 @@ func TestStream(t *testing.T) {
 	mustRefuse(ctx, t, b, codes.Unauthenticated)
 }
 
-// TestStreamTrustsOneCA sees that the file's CA decides which server is given the token.
+// TestStreamTrustsOneCA checks that the file's CA decides which server gets the token.
 func TestStreamTrustsOneCA(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	web := sidecar("web-1-sidecar-proxy", nil)
@@ -84,7 +84,7 @@ func TestStreamTrustsOneCA(t *testing.T) {
 	mustRefuse(ctx, t, b, codes.Unavailable)
 }
 
-// bootstrapFile makes a proxy's bootstrap and reads it from its file.
+// bootstrapFile makes a proxy's bootstrap and parses it.
 func bootstrapFile(t *testing.T, c *consul.Cluster, proxyID, secret string) *bootstrapv3.Bootstrap {
 	t.Helper()
 	out, err := generate(t, c.Service("default", ""), asked(proxyID, c.TokenFile(t, secret)), secret)
