@@ -69,7 +69,7 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, befo
 	path := filepath.Join(s.cfg.DataDir, resetFile)
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return token, fmt.Errorf("look whether ACLs may be bootstrapped again: %w", err)
+		return token, fmt.Errorf("check whether ACLs may be bootstrapped again: %w", err)
 	}
 	reset, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil || parseErr != nil || reset != before.ResetIndex {
@@ -79,7 +79,7 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, befo
 	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, reset)
 	if err == nil {
 		if err := os.Remove(path); err != nil {
-			s.log.Warn("the file that let ACLs be bootstrapped again could not be removed; it does not count any more", "path", path, "error", err)
+			s.log.Warn("the file that allowed another ACL bootstrap could not be removed; it is ignored from now on", "path", path, "error", err)
 		}
 	}
 	return made, err

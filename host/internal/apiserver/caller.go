@@ -119,7 +119,7 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 	}
 	identity, err := s.cfg.ACL.Resolve(ctx, secret)
 	if err != nil {
-		return c, withCode(ctx, fmt.Errorf("find out what the caller may do: %w", err))
+		return c, withCode(ctx, fmt.Errorf("look up the caller's permissions: %w", err))
 	}
 	c.Identity = identity
 	return c, nil
@@ -250,7 +250,7 @@ func newAccess(group string) (access, error) {
 // check returns an error, with its code, if the peer may not call.
 func (a access) check(p peer) error {
 	if p.err != nil {
-		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("it cannot be told who calls: %w", p.err))
+		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("the caller is not known: %w", p.err))
 	}
 	if p.uid == 0 || p.uid == a.self {
 		return nil

@@ -49,7 +49,7 @@ const (
 
 var (
 	errMisdirected = errors.New("this server does not lead")
-	errDeposed     = errors.New("this server stopped leading before it had the answer")
+	errDeposed     = errors.New("this server stopped leading before it had an answer")
 )
 
 // refusals writes errors in the caller's protocol.
@@ -93,7 +93,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 	if !method.IsStreamingClient() {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest+frameHeader))
 		if err != nil {
-			refuse(connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("read the request: %w: at most %d bytes are taken", err, maxRequest)))
+			refuse(connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("read the request: %w: at most %d bytes are accepted", err, maxRequest)))
 			return
 		}
 		rewind = func() { r.Body = io.NopCloser(bytes.NewReader(body)) }

@@ -52,7 +52,7 @@ func clearSocket(ctx context.Context, path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look at the API's socket: %w", err)
+		return fmt.Errorf("check the API's socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%s is there and is not a socket: remove it, or set another socket in the agent's configuration", path)
@@ -64,7 +64,7 @@ func clearSocket(ctx context.Context, path string) error {
 		return fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this one's configuration", path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("look who answers on the API's socket: %w", err)
+		return fmt.Errorf("check who listens on the API's socket: %w", err)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("remove the socket of an agent that has ended: %w", err)
@@ -139,7 +139,7 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 func (s *Server) serve(server *http.Server, l net.Listener) {
 	s.serving.Go(func() {
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			s.log.Error("the API is not served any more", "address", l.Addr(), "error", err)
+			s.log.Error("serving the API failed", "address", l.Addr(), "error", err)
 		}
 	})
 }

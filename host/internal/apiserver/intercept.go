@@ -198,7 +198,7 @@ func shortened(s string) string { return s[:min(len(s), maxObject)] }
 
 // recovered turns a panic into an error of its call.
 func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, reason any) error {
-	s.log.Error("a call failed by a bug", "procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()))
+	s.log.Error("a call panicked", "procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()))
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("a bug in the agent: %v", reason))
 }
 

@@ -22,7 +22,7 @@ import (
 
 var (
 	// errAlone is returned on a host that is in no cluster.
-	errAlone = errcode.FailedPrecondition.New("this host is alone: it has no tls block in its configuration, so it gossips with nobody")
+	errAlone = errcode.FailedPrecondition.New("this host is alone, in no cluster: its configuration has no tls block")
 	// errUsed is returned while workloads would lose their volumes.
 	errUsed = errcode.FailedPrecondition.New("workloads of this node have volumes")
 	// errAlive is returned by calls that are only for dead agents.

@@ -154,7 +154,7 @@ func (s *Server) nothingClaimed(ctx context.Context) error {
 			return err
 		}
 		c := claims[0]
-		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%d claims stand, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
+		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("there are %d claims, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
 			"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s", len(claims), c.Workload, c.Volume, c.Node, c.Node))
 	})
 }
@@ -203,7 +203,7 @@ func snapshotInfo(b cluster.Backup) *hostv1.SnapshotInfo {
 type secretsService struct{ *Server }
 
 // errNoKeys is returned on agents that are no servers.
-var errNoKeys = errors.New("this agent keeps no ledger, and no keys")
+var errNoKeys = errors.New("this agent is no server: it has no ledger and no keys")
 
 // GetSecretsStatus lists the keys that encrypt secrets.
 func (s secretsService) GetSecretsStatus(ctx context.Context, _ *connect.Request[hostv1.GetSecretsStatusRequest]) (*connect.Response[hostv1.GetSecretsStatusResponse], error) {

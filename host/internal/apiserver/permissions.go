@@ -354,7 +354,7 @@ func (s *Server) snapshotSource(ctx context.Context, v claim.Volume) (string, er
 		return "", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("look whose snapshot %q is: %w", v.SnapshotID, err)
+		return "", fmt.Errorf("find the volume of snapshot %q: %w", v.SnapshotID, err)
 	}
 	for _, snapshot := range list.Snapshots {
 		if snapshot.ID == v.SnapshotID {

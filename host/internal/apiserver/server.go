@@ -178,7 +178,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 		}
 	}
 	if s.cfg.ACL == nil {
-		s.log.Info("ACLs are off: whoever may call may do everything; acl { enabled = true } turns them on")
+		s.log.Info("ACLs are off: every caller may do everything; acl { enabled = true } turns them on")
 	}
 	socket, err := listenUnix(ctx, s.cfg.Socket, s.access.group)
 	if err != nil {

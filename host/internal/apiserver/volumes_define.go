@@ -116,7 +116,7 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 	}
 	made.CloneID = v.CloneID
 	if _, err := s.put(ctx, made); err != nil {
-		return fmt.Errorf("volume %q is there at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
+		return fmt.Errorf("volume %q exists at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
 			v.VolumeRef, v.PluginID, made.ExternalID, err)
 	}
 	return nil

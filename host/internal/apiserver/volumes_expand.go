@@ -36,7 +36,7 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
 	v.Grown = v.Grown || grown.NodeExpansionRequired
 	if _, err := s.put(ctx, v); err != nil {
-		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger does not say so: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger could not be updated: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
 	}
 	if grown.NodeExpansionRequired {
 		if err := s.expandMounted(ctx, v, claims); err != nil {
@@ -59,7 +59,7 @@ func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims
 		}
 	}
 	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not yet everywhere where it is mounted: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+		return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not on all nodes that have mounted it: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
 	}
 	return nil
 }

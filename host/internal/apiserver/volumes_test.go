@@ -117,7 +117,7 @@ func TestCreateIsFinishedByRepeatingIt(t *testing.T) {
 	})
 	broken.failNext = true
 	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("mysql")}))
-	wantError(t, err, connect.CodeUnavailable, `is there at driver "fake" as "ext-default-mysql-`, "create it again")
+	wantError(t, err, connect.CodeUnavailable, `exists at driver "fake" as "ext-default-mysql-`, "create it again")
 	h.create(t, spec("mysql"))
 	if len(h.fake.volumes) != 1 {
 		t.Errorf("made %v", h.fake.volumes)

@@ -23,7 +23,7 @@ func (a *app) aclBootstrap() *cobra.Command {
 	return &cobra.Command{
 		Use: "bootstrap", Short: "Make the first management token, once",
 		Long: `Make the first management token, once. Run it as root on a server, or with a
-certificate of the role cli. The secret is shown only now: keep it where only operators can
+certificate of the role cli. The secret is shown only once: keep it where only operators can
 read it. When all management tokens are lost, the error says how to make another.`,
 		Example: "pannier acl bootstrap",
 		Args:    exactly(),

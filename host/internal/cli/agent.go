@@ -38,8 +38,8 @@ func (a *app) agentCommand() *cobra.Command {
 		Use: "agent", Short: "Run the agent of this host in the foreground, or stop it",
 		Long: `Run the agent of this host in the foreground, until SIGINT or SIGTERM.
 
-A flag wins over PANNIER_* in the environment (PANNIER_DATA_DIR and so on), and
-that over the files of -config.`,
+Flags override PANNIER_* variables in the environment (PANNIER_DATA_DIR and so on), and
+these override the files of -config.`,
 		Example: `pannier agent -dev
 pannier agent -config /etc/pannier`,
 		Args: exactly(),

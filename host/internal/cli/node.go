@@ -292,7 +292,7 @@ func (a *app) nodePurge() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "purge NODE", Short: "Forget a node that is gone for good",
 		Long: `Forget a node that is gone for good. Refused while it is up or holds claims. With -force you
-vouch that it is down: its workloads count as ended, and its claims are released.`,
+confirm that it is down: its workloads are recorded as ended, and its claims are released.`,
 		Example: "pannier node purge web-1",
 		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
@@ -308,6 +308,6 @@ vouch that it is down: its workloads count as ended, and its claims are released
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "you vouch that the node is down: its workloads count as ended, and its claims are released")
+	cmd.Flags().BoolVar(&force, "force", false, "you confirm that the node is down: its workloads are recorded as ended, and its claims are released")
 	return cmd
 }

@@ -94,7 +94,7 @@ func (a *app) snapshotRestore() *cobra.Command {
 	return &cobra.Command{
 		Use: "restore FILE", Short: "Replace the ledger by a copy, on every server",
 		Long: `Replace the ledger by a copy, on every server. The copy is checked first. Everything
-that changed after it was made is lost. Refused while claims stand.`,
+that changed after it was made is lost. Refused while there are claims.`,
 		Example: "pannier operator snapshot restore ledger.snapshot",
 		Args:    exactly("FILE"),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {

@@ -22,10 +22,10 @@ func (a *app) pluginNew() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "new KIND DIR", Short: "Write the module of a new plugin: it builds, tests and runs at once",
 		Long: `Write the Go module of a new plugin into a folder, which gives the plugin its name. It
-builds, passes its tests and comes up under an agent as it is; plugin.go is the author's
-to fill. The kind is one of ` + strings.Join(kinds, ", ") + `.
+builds, passes its tests and runs under an agent unchanged; plugin.go is for the author to
+fill in. The kind is one of ` + strings.Join(kinds, ", ") + `.
 
-The go command must be there: it looks up what the module needs. docs/plugins.md is the
+It needs the go command, to find the versions of the dependencies. docs/plugins.md is the
 guide for authors.`,
 		Example: "pannier plugin new storage my-storage",
 		Args:    exactly("KIND", "DIR"),

@@ -28,7 +28,7 @@ Checks that need a CSI driver or a Consul are skipped unless one is given. What 
 there is deleted again. docs/conformance.md lists the checks.`,
 		Example: "pannier plugin test -driver unix:///run/csi/local.sock ./my-storage",
 		Args: func(cmd *cobra.Command, args []string) error {
-			// What stands after -- is not ours.
+			// The arguments after -- are the plugin's.
 			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
 				args = args[:dash]
 			}

@@ -23,7 +23,7 @@ import (
 // leftoverGrace is how long processes that the program left have to end by themselves.
 const leftoverGrace = 10 * time.Second
 
-// echoTime is how long after the program's end a signal counts as meant for the program.
+// echoTime is how long after the program's end signals are taken as meant for the program.
 const echoTime = 500 * time.Millisecond
 
 func (a *app) workloadRun() *cobra.Command {
@@ -92,7 +92,7 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		}
 	}
 	if spec.GetExec().GetCommand() == "" {
-		return nil, &usageError{err: fmt.Errorf("%s has no exec block, and no command stands behind --", path), command: "pannier workload run"}
+		return nil, &usageError{err: fmt.Errorf("%s has no exec block, and there is no command after --", path), command: "pannier workload run"}
 	}
 	r := &run{app: a, spec: spec}
 	if name := spec.GetExec().GetUser(); name != "" {

@@ -243,7 +243,7 @@ func (a *app) volumeDeregister() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "deregister ID", Short: "Forget a volume, but keep it at its driver",
-		Long: `Forget a volume, but keep it at its driver. Refused while claims stand; -force says what it
+		Long: `Forget a volume, but keep it at its driver. Refused while it has claims; -force says what it
 leaves behind.`,
 		Example: "pannier volume deregister data",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
@@ -255,7 +255,7 @@ leaves behind.`,
 				return hintVolume(err)
 			}
 			for _, c := range resp.Msg.GetLeftBehind() {
-				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still stand",
+				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
 					c.GetMode(), c.GetWorkload(), c.GetNode(), c.GetState())
 			}
 			return a.print(resp.Msg, func() error {
@@ -264,7 +264,7 @@ leaves behind.`,
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while claims stand, and say what is left behind")
+	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while it has claims, and say what is left behind")
 	return cmd
 }
 
@@ -272,7 +272,7 @@ func (a *app) volumeDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete ID", Short: "Delete a volume at its driver, with its data",
-		Long:    "Delete a volume at its driver, with its data, and forget it. Refused while claims stand.",
+		Long:    "Delete a volume at its driver, with its data, and forget it. Refused while it has claims.",
 		Example: "pannier volume delete data",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {

@@ -130,7 +130,7 @@ func TestBadClusters(t *testing.T) {
 		"join a path":              {"retry_join = [\"unix:///a\"]\n" + tlsBlock, `1: retry_join: "unix:///a" is not HOST or HOST:PORT`},
 		"join port 0":              {"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`},
 		"join nothing":             {"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`},
-		"two keys":                 {"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + tlsBlock, `2: encrypt_file: stands beside encrypt; leave one of them out`},
+		"two keys":                 {"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + tlsBlock, `2: encrypt_file: is given as well as encrypt; leave one of them out`},
 		"short key":                {"encrypt = \"AAAA\"\n" + tlsBlock, `1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`},
 		"key in a public file":     {"encrypt = \"" + testKey + "\"\n" + tlsBlock, `1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`},
 		"no ledger key":            {"ledger_encryption {}", `1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`},

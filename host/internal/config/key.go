@@ -76,7 +76,7 @@ func (k KeySource) Read() (Key, error) {
 func (s *section) gossipKey(dir string, dst *KeySource) {
 	switch {
 	case s.has("encrypt") && s.has("encrypt_file"):
-		s.fail("encrypt_file", "stands beside encrypt; leave one of them out")
+		s.fail("encrypt_file", "is given as well as encrypt; leave one of them out")
 	case s.has("encrypt_file"):
 		dst.Key = ""
 		s.file("encrypt_file", dir, &dst.File)

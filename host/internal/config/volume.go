@@ -214,7 +214,7 @@ func (s *section) secrets() map[string]string {
 		key := "secrets_from." + name
 		at := secretRange(block, name)
 		if _, taken := secrets[name]; taken {
-			s.problems.add(at, "%s: the same key stands in secrets", key)
+			s.problems.add(at, "%s: the same key is in secrets", key)
 			continue
 		}
 		value, err := ReadSecret(ref)

@@ -142,7 +142,7 @@ func TestBadVolumes(t *testing.T) {
 		"no topology segments":   {with("topology_request {\nrequired {\ntopology {}\n}\n}"), []string{`v.hcl:10: topology_request: required: topology: a segments block with at least one key is required`}},
 		"parameter":              {with("parameters {\na = []\n}"), []string{`v.hcl:9: parameters.a: a string is required, not a list`}},
 		"secret":                 {with("secrets {\na = \"geheim${x}\"\n}"), []string{`v.hcl:9: secrets.a: a plain string is required; write $${ for a literal ${`}},
-		"secret twice":           {with("secrets {\na = \"b\"\n}\nsecrets_from {\na = \"file:///x\"\n}"), []string{`v.hcl:12: secrets_from.a: the same key stands in secrets`}},
+		"secret twice":           {with("secrets {\na = \"b\"\n}\nsecrets_from {\na = \"file:///x\"\n}"), []string{`v.hcl:12: secrets_from.a: the same key is in secrets`}},
 		"secret in the open":     {with("secrets_from {\na = \"geheim\"\n}"), []string{`v.hcl:9: secrets_from.a: is not file:// and an absolute path`}},
 		"secret not there":       {with("secrets_from {\na = \"file:///no/such\"\n}"), []string{`v.hcl:9: secrets_from.a: read the secret: open /no/such: no such file or directory`}},
 		"secret not a file":      {with("secrets_from {\na = \"file:///dev/zero\"\n}"), []string{`v.hcl:9: secrets_from.a: read the secret: /dev/zero is not a regular file`}},

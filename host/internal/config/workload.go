@@ -51,7 +51,7 @@ func ParseWorkload(name string, src []byte) (*hostv1.WorkloadSpec, error) {
 	case len(blocks) == 0 && len(problems) == 0:
 		file.fail("workload", "a workload block with a name is required")
 	case len(blocks) > 1:
-		problems.add(blocks[1].DefRange, "workload: a second one in this file; write one file a workload")
+		problems.add(blocks[1].DefRange, "workload: a second one in this file; write one file for each workload")
 	}
 	if len(blocks) == 0 {
 		return nil, problems.err()

@@ -90,7 +90,7 @@ func TestBadWorkloads(t *testing.T) {
 	good := "source = \"s\"\ndestination = \"/d\""
 	for name, c := range map[string]struct{ src, want string }{
 		"nothing":            {"", `w.hcl:1: workload: a workload block with a name is required`},
-		"two":                {"workload \"a\" {}\nworkload \"b\" {}", `w.hcl:2: workload: a second one in this file; write one file a workload`},
+		"two":                {"workload \"a\" {}\nworkload \"b\" {}", `w.hcl:2: workload: a second one in this file; write one file for each workload`},
 		"no label":           {"workload {}", `w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`},
 		"id":                 {"workload \"../w\" {}", `w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
 		"id of 129":          {`workload "` + strings.Repeat("a", 129) + `" {}`, `w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`},
