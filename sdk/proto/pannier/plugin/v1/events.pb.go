@@ -111,10 +111,10 @@ func (x *EventsResponse) GetEvent() *Event {
 	return nil
 }
 
-// Event is something that happened in a plugin. It is for people, and holds no secret.
+// Event is something that happened in a plugin. It is for people, and contains no secret.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// seq orders the events of one process, from 1, without a gap where none was dropped.
+	// seq numbers the events of one process from 1; a gap means that events were dropped.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// time when it happened.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`

@@ -28,16 +28,14 @@ const (
 //
 // EventService is served by every plugin from version 2 of the wire on.
 type EventServiceClient interface {
-	// Events hands the plugin's events to the host, in their order, and is held open
-	// by the host while the plugin serves and until it ends. The host's first message
-	// says up to which event it has what happened; the plugin sends what came after
-	// that. It answers the first message with its headers at once. Each further message acknowledges more: what is acknowledged is never sent
-	// again, what is not is sent again on the next stream, to the next host too. A
-	// plugin keeps at least the newest 1,000 that are not acknowledged, and drops the
-	// oldest when there are more: the host sees from the seq how many it missed. A
-	// newer stream ends an older one with ABORTED. When the plugin is told to stop it
-	// goes on here until its calls have ended and the host has everything, and then
-	// ends the stream with OK.
+	// Events sends the plugin's events to the host in order. The host holds the stream open while the plugin
+	// serves and until it ends. The host's first message names the last event that it has; the plugin sends
+	// the later ones. It answers the first message with its headers at once. Further messages acknowledge more
+	// events: acknowledged events are never sent again, others are sent again on the next stream, also to the
+	// next host. A plugin keeps at least the newest 1,000 events that are not acknowledged, and drops the
+	// oldest if there are more: the gap in seq tells the host how many it missed. A newer stream ends an older
+	// one with ABORTED. After Stop the stream stays open until the plugin's calls have ended and the host has
+	// all events; then it ends with OK.
 	Events(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[EventsRequest, EventsResponse], error)
 }
 
@@ -68,16 +66,14 @@ type EventService_EventsClient = grpc.BidiStreamingClient[EventsRequest, EventsR
 //
 // EventService is served by every plugin from version 2 of the wire on.
 type EventServiceServer interface {
-	// Events hands the plugin's events to the host, in their order, and is held open
-	// by the host while the plugin serves and until it ends. The host's first message
-	// says up to which event it has what happened; the plugin sends what came after
-	// that. It answers the first message with its headers at once. Each further message acknowledges more: what is acknowledged is never sent
-	// again, what is not is sent again on the next stream, to the next host too. A
-	// plugin keeps at least the newest 1,000 that are not acknowledged, and drops the
-	// oldest when there are more: the host sees from the seq how many it missed. A
-	// newer stream ends an older one with ABORTED. When the plugin is told to stop it
-	// goes on here until its calls have ended and the host has everything, and then
-	// ends the stream with OK.
+	// Events sends the plugin's events to the host in order. The host holds the stream open while the plugin
+	// serves and until it ends. The host's first message names the last event that it has; the plugin sends
+	// the later ones. It answers the first message with its headers at once. Further messages acknowledge more
+	// events: acknowledged events are never sent again, others are sent again on the next stream, also to the
+	// next host. A plugin keeps at least the newest 1,000 events that are not acknowledged, and drops the
+	// oldest if there are more: the gap in seq tells the host how many it missed. A newer stream ends an older
+	// one with ABORTED. After Stop the stream stays open until the plugin's calls have ended and the host has
+	// all events; then it ends with OK.
 	Events(grpc.BidiStreamingServer[EventsRequest, EventsResponse]) error
 	mustEmbedUnimplementedEventServiceServer()
 }

@@ -4,8 +4,7 @@
 // 	protoc        (unknown)
 // source: pannier/plugin/v1/plugin.proto
 
-// What every plugin serves, whatever its kind: who it is, its configuration,
-// and the host's lease on its life.
+// The service of every plugin, whatever its kind: its identity, its configuration, its health and its lifetime.
 
 package pluginv1
 
@@ -287,8 +286,7 @@ func (*ConfigureResponse) Descriptor() ([]byte, []int) {
 
 type AttendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// orphan_timeout_ms is how long the plugin goes on without a host, in
-	// milliseconds; 0 means for ever.
+	// orphan_timeout_ms is how long the plugin keeps running without a host, in milliseconds; 0 means forever.
 	OrphanTimeoutMs int64 `protobuf:"varint,1,opt,name=orphan_timeout_ms,json=orphanTimeoutMs,proto3" json:"orphan_timeout_ms,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache

@@ -4,8 +4,7 @@
 // - protoc             (unknown)
 // source: pannier/plugin/v1/plugin.proto
 
-// What every plugin serves, whatever its kind: who it is, its configuration,
-// and the host's lease on its life.
+// The service of every plugin, whatever its kind: its identity, its configuration, its health and its lifetime.
 
 package pluginv1
 
@@ -36,17 +35,15 @@ const (
 // PluginService is served by every plugin. The host calls Info, then Validate,
 // then Configure, before the first call of the kind's own service.
 type PluginServiceClient interface {
-	// Info tells the plugin's name, version and kind. It never changes during a
-	// process's life and needs no configuration.
+	// Info returns the plugin's name, version and kind. They never change while the process runs and do not
+	// depend on the configuration.
 	Info(ctx context.Context, in *InfoRequest, opts ...grpc.CallOption) (*InfoResponse, error)
-	// Validate checks a configuration and changes nothing. InvalidArgument names
-	// the key that is wrong.
+	// Validate checks a configuration and changes nothing. InvalidArgument names the wrong key.
 	Validate(ctx context.Context, in *ValidateRequest, opts ...grpc.CallOption) (*ValidateResponse, error)
-	// Configure replaces the configuration. When it fails, the old one stays.
+	// Configure replaces the configuration. If it fails, the old one stays.
 	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureResponse, error)
-	// Attend is held open by the host for as long as it lives and cares for the
-	// plugin. The plugin answers with its health at once, and again on each change
-	// and at least every 30 s. A plugin that no host attends for orphan_timeout ends
+	// Attend is held open by the host for as long as it runs and needs the plugin. The plugin sends its health
+	// at once, on each change and at least every 30 s. A plugin that no host attends for orphan_timeout ends
 	// itself.
 	Attend(ctx context.Context, in *AttendRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AttendResponse], error)
 	// Stop asks the plugin to finish the calls in flight and to end its process.
@@ -127,17 +124,15 @@ func (c *pluginServiceClient) Stop(ctx context.Context, in *StopRequest, opts ..
 // PluginService is served by every plugin. The host calls Info, then Validate,
 // then Configure, before the first call of the kind's own service.
 type PluginServiceServer interface {
-	// Info tells the plugin's name, version and kind. It never changes during a
-	// process's life and needs no configuration.
+	// Info returns the plugin's name, version and kind. They never change while the process runs and do not
+	// depend on the configuration.
 	Info(context.Context, *InfoRequest) (*InfoResponse, error)
-	// Validate checks a configuration and changes nothing. InvalidArgument names
-	// the key that is wrong.
+	// Validate checks a configuration and changes nothing. InvalidArgument names the wrong key.
 	Validate(context.Context, *ValidateRequest) (*ValidateResponse, error)
-	// Configure replaces the configuration. When it fails, the old one stays.
+	// Configure replaces the configuration. If it fails, the old one stays.
 	Configure(context.Context, *ConfigureRequest) (*ConfigureResponse, error)
-	// Attend is held open by the host for as long as it lives and cares for the
-	// plugin. The plugin answers with its health at once, and again on each change
-	// and at least every 30 s. A plugin that no host attends for orphan_timeout ends
+	// Attend is held open by the host for as long as it runs and needs the plugin. The plugin sends its health
+	// at once, on each change and at least every 30 s. A plugin that no host attends for orphan_timeout ends
 	// itself.
 	Attend(*AttendRequest, grpc.ServerStreamingServer[AttendResponse]) error
 	// Stop asks the plugin to finish the calls in flight and to end its process.

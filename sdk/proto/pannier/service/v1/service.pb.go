@@ -4,12 +4,11 @@
 // 	protoc        (unknown)
 // source: pannier/service/v1/service.proto
 
-// What a workload says of its services to Consul, and how a Consul is reached.
-// The agent's API and the plugins of several kinds speak of both.
+// A workload's services in Consul, and how to reach a Consul. The agent's API and the plugins of several kinds use
+// both.
 //
-// Names are those of Nomad's service block, where it has them. Durations are strings
-// as Consul's own API takes them ("10s"). Field names are the JSON names of package
-// sdk/service.
+// Names are those of Nomad's service block, where it has them. Durations are strings as Consul's API accepts them
+// ("10s"). Field names are the JSON names of package sdk/service.
 
 package servicev1
 
@@ -29,11 +28,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Consul is one Consul datacenter as a host reaches it: through its local agent.
-// Files are paths on the host; nothing of what is in them is in this message.
+// Consul is one Consul datacenter, as a host reaches it through its local agent. Files are paths on the host;
+// their contents are not in this message.
 type Consul struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name of the agent's consul block; "default" for the one without a name.
+	// name of the agent's consul block; "default" for the unnamed one.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// address of the HTTP API: "127.0.0.1:8500", "https://…:8501" or "unix:///…".
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
@@ -42,18 +41,18 @@ type Consul struct {
 	CaFile    string `protobuf:"bytes,4,opt,name=ca_file,json=caFile,proto3" json:"ca_file,omitempty"`
 	CertFile  string `protobuf:"bytes,5,opt,name=cert_file,json=certFile,proto3" json:"cert_file,omitempty"`
 	KeyFile   string `protobuf:"bytes,6,opt,name=key_file,json=keyFile,proto3" json:"key_file,omitempty"`
-	// tls_server_name replaces the host name in the check of the certificate.
+	// tls_server_name is the name that the certificate must have, instead of the host name.
 	TlsServerName string `protobuf:"bytes,7,opt,name=tls_server_name,json=tlsServerName,proto3" json:"tls_server_name,omitempty"`
-	// grpc_address of the xDS server: "127.0.0.1:8502", "https://…:8503" or
-	// "unix:///…"; empty: asked of the agent.
+	// grpc_address of the xDS server: "127.0.0.1:8502", "https://…:8503" or "unix:///…"; empty: the agent is
+	// asked for it.
 	GrpcAddress string `protobuf:"bytes,8,opt,name=grpc_address,json=grpcAddress,proto3" json:"grpc_address,omitempty"`
-	// grpc_ca_file checks the xDS server; empty: ca_file.
+	// grpc_ca_file verifies the xDS server; empty: ca_file.
 	GrpcCaFile string `protobuf:"bytes,9,opt,name=grpc_ca_file,json=grpcCaFile,proto3" json:"grpc_ca_file,omitempty"`
 	// datacenter, namespace and partition; empty: the Consul agent's own.
 	Datacenter string `protobuf:"bytes,10,opt,name=datacenter,proto3" json:"datacenter,omitempty"`
 	Namespace  string `protobuf:"bytes,11,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Partition  string `protobuf:"bytes,12,opt,name=partition,proto3" json:"partition,omitempty"`
-	// auth_method gives tokens by login with a JWT; empty: they are minted.
+	// auth_method is the auth method for a login with a JWT; empty: tokens are minted.
 	AuthMethod    string `protobuf:"bytes,13,opt,name=auth_method,json=authMethod,proto3" json:"auth_method,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -186,7 +185,7 @@ type Service struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// port is a number, or the label of one of the workload's ports; empty: none.
 	Port string `protobuf:"bytes,2,opt,name=port,proto3" json:"port,omitempty"`
-	// address is announced; empty: the Consul agent's.
+	// address to register; empty: the Consul agent's.
 	Address string   `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	Tags    []string `protobuf:"bytes,4,rep,name=tags,proto3" json:"tags,omitempty"`
 	// canary_tags and canary_meta replace tags and meta while the workload is a canary.
@@ -194,7 +193,7 @@ type Service struct {
 	Meta            map[string]string `protobuf:"bytes,6,rep,name=meta,proto3" json:"meta,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	CanaryMeta      map[string]string `protobuf:"bytes,7,rep,name=canary_meta,json=canaryMeta,proto3" json:"canary_meta,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	TaggedAddresses map[string]string `protobuf:"bytes,8,rep,name=tagged_addresses,json=taggedAddresses,proto3" json:"tagged_addresses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// enable_tag_override leaves the catalog's tags to others.
+	// enable_tag_override lets others change the tags in the catalog.
 	EnableTagOverride bool     `protobuf:"varint,9,opt,name=enable_tag_override,json=enableTagOverride,proto3" json:"enable_tag_override,omitempty"`
 	Checks            []*Check `protobuf:"bytes,10,rep,name=checks,proto3" json:"checks,omitempty"`
 	Connect           *Connect `protobuf:"bytes,11,opt,name=connect,proto3" json:"connect,omitempty"`
@@ -382,13 +381,13 @@ func (x *Weights) GetWarning() int32 {
 type Check struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// type is http, tcp, grpc, or process: passing while the workload's process lives.
+	// type is http, tcp, grpc, or process: passing while the workload's process runs.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	// port as in Service; empty: the service's.
 	Port string `protobuf:"bytes,3,opt,name=port,proto3" json:"port,omitempty"`
-	// address that is asked; empty: the service's or, without one, 127.0.0.1.
+	// address to check; empty: the service's or, without one, 127.0.0.1.
 	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
-	// path, protocol (http or https), method, body and header are of http.
+	// path, protocol (http or https), method, body and header are for http checks.
 	Path     string                   `protobuf:"bytes,5,opt,name=path,proto3" json:"path,omitempty"`
 	Protocol string                   `protobuf:"bytes,6,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	Method   string                   `protobuf:"bytes,7,opt,name=method,proto3" json:"method,omitempty"`
@@ -405,7 +404,7 @@ type Check struct {
 	TlsServerName          string `protobuf:"bytes,17,opt,name=tls_server_name,json=tlsServerName,proto3" json:"tls_server_name,omitempty"`
 	GrpcService            string `protobuf:"bytes,18,opt,name=grpc_service,json=grpcService,proto3" json:"grpc_service,omitempty"`
 	GrpcUseTls             bool   `protobuf:"varint,19,opt,name=grpc_use_tls,json=grpcUseTls,proto3" json:"grpc_use_tls,omitempty"`
-	// expose makes an http or grpc check go through the sidecar, on a listener of its own.
+	// expose makes an http or grpc check go through the sidecar, on a separate listener.
 	Expose        bool `protobuf:"varint,20,opt,name=expose,proto3" json:"expose,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -770,7 +769,7 @@ type Proxy struct {
 	LocalServicePort int32       `protobuf:"varint,2,opt,name=local_service_port,json=localServicePort,proto3" json:"local_service_port,omitempty"`
 	Upstreams        []*Upstream `protobuf:"bytes,3,rep,name=upstreams,proto3" json:"upstreams,omitempty"`
 	Expose           *Expose     `protobuf:"bytes,4,opt,name=expose,proto3" json:"expose,omitempty"`
-	// config is opaque to Pannier but for the envoy_* keys that a bootstrap is made of.
+	// config is opaque to Pannier, except the envoy_* keys, which affect the bootstrap.
 	Config        *structpb.Struct `protobuf:"bytes,5,opt,name=config,proto3" json:"config,omitempty"`
 	MeshGateway   *MeshGateway     `protobuf:"bytes,6,opt,name=mesh_gateway,json=meshGateway,proto3" json:"mesh_gateway,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: pannier/plugin/bootstrap/v1/bootstrap.proto
 
-// The kind "bootstrap": the file that a proxy is started with.
+// The kind "bootstrap": the configuration that a proxy starts with.
 
 package bootstrapv1
 
@@ -29,12 +29,12 @@ type GenerateRequest struct {
 	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
 	// proxy_id is the proxy's service id in Consul.
 	ProxyId string `protobuf:"bytes,2,opt,name=proxy_id,json=proxyId,proto3" json:"proxy_id,omitempty"`
-	// token_file holds the token for Consul and for the proxy's xDS stream; empty: none. One
-	// that cannot be read is FailedPrecondition.
+	// token_file holds the token for Consul and for the proxy's xDS stream; empty: none. FailedPrecondition:
+	// it cannot be read.
 	TokenFile string `protobuf:"bytes,3,opt,name=token_file,json=tokenFile,proto3" json:"token_file,omitempty"`
 	// admin is where the proxy's admin API listens.
 	Admin *Bind `protobuf:"bytes,4,opt,name=admin,proto3" json:"admin,omitempty"`
-	// ready is where the proxy says that it is ready; port 0: nowhere.
+	// ready is the address of the proxy's readiness endpoint; port 0: none.
 	Ready *Bind `protobuf:"bytes,5,opt,name=ready,proto3" json:"ready,omitempty"`
 	// wait_ms bounds the wait for the registration, in milliseconds; 0: 60 s.
 	WaitMs        int64 `protobuf:"varint,6,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`

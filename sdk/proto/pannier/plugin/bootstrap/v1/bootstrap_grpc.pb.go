@@ -4,7 +4,7 @@
 // - protoc             (unknown)
 // source: pannier/plugin/bootstrap/v1/bootstrap.proto
 
-// The kind "bootstrap": the file that a proxy is started with.
+// The kind "bootstrap": the configuration that a proxy starts with.
 
 package bootstrapv1
 
@@ -28,14 +28,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// BootstrapService makes proxies' bootstrap configurations. Every call may be repeated; the
-// same arguments and the same registration give the same bytes.
+// BootstrapService makes proxies' bootstrap configurations. Every call may be repeated; the same arguments and the
+// same registration give the same bytes.
 //
-// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are worth another try;
-// all others are final.
+// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type BootstrapServiceClient interface {
-	// Generate waits until the proxy's registration can be seen, for wait_ms at most, and
-	// makes its bootstrap.
+	// Generate waits until the proxy's registration is visible, at most wait_ms, and returns its bootstrap.
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (*GenerateResponse, error)
 }
 
@@ -61,14 +59,12 @@ func (c *bootstrapServiceClient) Generate(ctx context.Context, in *GenerateReque
 // All implementations must embed UnimplementedBootstrapServiceServer
 // for forward compatibility.
 //
-// BootstrapService makes proxies' bootstrap configurations. Every call may be repeated; the
-// same arguments and the same registration give the same bytes.
+// BootstrapService makes proxies' bootstrap configurations. Every call may be repeated; the same arguments and the
+// same registration give the same bytes.
 //
-// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are worth another try;
-// all others are final.
+// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type BootstrapServiceServer interface {
-	// Generate waits until the proxy's registration can be seen, for wait_ms at most, and
-	// makes its bootstrap.
+	// Generate waits until the proxy's registration is visible, at most wait_ms, and returns its bootstrap.
 	Generate(context.Context, *GenerateRequest) (*GenerateResponse, error)
 	mustEmbedUnimplementedBootstrapServiceServer()
 }

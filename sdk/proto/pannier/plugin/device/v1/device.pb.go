@@ -4,11 +4,11 @@
 // 	protoc        (unknown)
 // source: pannier/plugin/device/v1/device.proto
 
-// The device kind: devices of a host that workloads are given, such as GPUs. The plugin
-// keeps no state: which workload has which device is the host's to know.
+// The device kind: devices of a host that workloads can use, such as GPUs. The plugin keeps no state; only the
+// host knows which workload has which device.
 //
-// Errors are gRPC status codes: Unavailable, DeadlineExceeded and ResourceExhausted are
-// worth another try. Every call may be repeated with the same arguments.
+// Errors are gRPC status codes: Unavailable, DeadlineExceeded and ResourceExhausted are retried. Every call may be
+// repeated with the same arguments.
 
 package devicev1
 
@@ -28,11 +28,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Group is devices that are alike.
+// Group is a set of identical devices.
 type Group struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// vendor, type and name, such as "nvidia", "gpu" and "T4". Workloads ask by them; a
-	// plugin has no two groups of the same three.
+	// vendor, type and name, such as "nvidia", "gpu" and "T4". Workloads ask for devices by them; they are
+	// unique in a plugin.
 	Vendor  string    `protobuf:"bytes,1,opt,name=vendor,proto3" json:"vendor,omitempty"`
 	Type    string    `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	Name    string    `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
@@ -110,9 +110,9 @@ func (x *Group) GetAttributes() map[string]string {
 
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// id is unique in the plugin, and stays the device's.
+	// id is unique in the plugin, and never changes.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// healthy says that a workload may be given it.
+	// healthy says that a workload may get the device.
 	Healthy bool `protobuf:"varint,2,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	// message says why it is not healthy.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
@@ -366,7 +366,7 @@ func (x *ReserveResponse) GetEnv() map[string]string {
 	return nil
 }
 
-// Mount is a file or a folder of the host that the workload is to see.
+// Mount is a file or a directory of the host to be mounted for the workload.
 type Mount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	HostPath      string                 `protobuf:"bytes,1,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
@@ -427,7 +427,7 @@ func (x *Mount) GetReadOnly() bool {
 	return false
 }
 
-// DeviceNode is a device file of the host that the workload is to see.
+// DeviceNode is a device file of the host to be made available to the workload.
 type DeviceNode struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	HostPath string                 `protobuf:"bytes,1,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
@@ -582,9 +582,9 @@ type DeviceStats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Time  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// summary is the one value that matters most, for people.
+	// summary is the most important value, for people.
 	Summary string `protobuf:"bytes,3,opt,name=summary,proto3" json:"summary,omitempty"`
-	// values by a name that ends with its unit, such as "memory_used_bytes".
+	// values by a name that ends with the unit, such as "memory_used_bytes".
 	Values        map[string]float64 `protobuf:"bytes,4,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -4,11 +4,11 @@
 // - protoc             (unknown)
 // source: pannier/plugin/device/v1/device.proto
 
-// The device kind: devices of a host that workloads are given, such as GPUs. The plugin
-// keeps no state: which workload has which device is the host's to know.
+// The device kind: devices of a host that workloads can use, such as GPUs. The plugin keeps no state; only the
+// host knows which workload has which device.
 //
-// Errors are gRPC status codes: Unavailable, DeadlineExceeded and ResourceExhausted are
-// worth another try. Every call may be repeated with the same arguments.
+// Errors are gRPC status codes: Unavailable, DeadlineExceeded and ResourceExhausted are retried. Every call may be
+// repeated with the same arguments.
 
 package devicev1
 
@@ -36,10 +36,10 @@ const (
 type DeviceServiceClient interface {
 	// Fingerprint sends all groups of devices, at once and then on each change.
 	Fingerprint(ctx context.Context, in *FingerprintRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintResponse], error)
-	// Reserve tells what a workload needs to use devices. Nothing reverses it.
+	// Reserve returns what a workload needs to use devices. No call reverses it.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
-	// Stats sends how the devices are used, at once and then every interval. Unimplemented:
-	// the plugin cannot tell.
+	// Stats sends how the devices are used, at once and then every interval. Unimplemented: the plugin has no
+	// statistics.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StatsResponse], error)
 }
 
@@ -105,10 +105,10 @@ type DeviceService_StatsClient = grpc.ServerStreamingClient[StatsResponse]
 type DeviceServiceServer interface {
 	// Fingerprint sends all groups of devices, at once and then on each change.
 	Fingerprint(*FingerprintRequest, grpc.ServerStreamingServer[FingerprintResponse]) error
-	// Reserve tells what a workload needs to use devices. Nothing reverses it.
+	// Reserve returns what a workload needs to use devices. No call reverses it.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
-	// Stats sends how the devices are used, at once and then every interval. Unimplemented:
-	// the plugin cannot tell.
+	// Stats sends how the devices are used, at once and then every interval. Unimplemented: the plugin has no
+	// statistics.
 	Stats(*StatsRequest, grpc.ServerStreamingServer[StatsResponse]) error
 	mustEmbedUnimplementedDeviceServiceServer()
 }

@@ -28,10 +28,10 @@ const (
 type DeriveRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
-	// id is a UUID, chosen by the caller and kept before this call is made.
+	// id is a UUID that the caller chose and stored before this call.
 	Id      string   `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	Subject *Subject `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
-	// jwt says the same as subject, signed by the host; set where consul.auth_method is.
+	// jwt has the same content as subject, signed by the host; set if consul.auth_method is set.
 	Jwt           string `protobuf:"bytes,4,opt,name=jwt,proto3" json:"jwt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -95,7 +95,7 @@ func (x *DeriveRequest) GetJwt() string {
 	return ""
 }
 
-// Subject is whom a token is for.
+// Subject says whom a token is for.
 type Subject struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Cluster   string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -178,7 +178,7 @@ type Token struct {
 	Accessor  string                 `protobuf:"bytes,1,opt,name=accessor,proto3" json:"accessor,omitempty"`
 	Subject   *Subject               `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	// expires_at is not set where the token lives until it is revoked.
+	// expires_at is not set if the token is valid until it is revoked.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -394,8 +394,8 @@ type RevokeRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Consul   *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
 	Accessor string                 `protobuf:"bytes,2,opt,name=accessor,proto3" json:"accessor,omitempty"`
-	// secret is the token's own, where the caller has it: what was given by login
-	// can be ended with nothing else.
+	// secret is the token's own secret, if the caller has it: a token from a login can be revoked only with
+	// it.
 	Secret        string `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -491,7 +491,7 @@ func (*RevokeResponse) Descriptor() ([]byte, []int) {
 type ListRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
-	// cluster of Pannier's.
+	// cluster is Pannier's cluster.
 	Cluster       string `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

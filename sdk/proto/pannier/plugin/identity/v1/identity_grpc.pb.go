@@ -31,23 +31,21 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// IdentityService gives Consul tokens with one service identity each, and takes them
-// back. Every call may be repeated with the same arguments.
+// IdentityService issues and revokes Consul tokens with one service identity each. Every call may be repeated with
+// the same arguments.
 //
-// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are worth another try;
-// all others are final.
+// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type IdentityServiceClient interface {
-	// Derive gives a token. Where it is minted, the request's id becomes its accessor, so
-	// that a repeated call gives the same token. An answer without a token and a secret says
-	// that this Consul has ACLs disabled, and that none is needed.
+	// Derive returns a token. If it is minted, the request's id becomes its accessor, so that a repeated call
+	// returns the same token. An answer without a token and a secret means that this Consul has ACLs disabled.
 	Derive(ctx context.Context, in *DeriveRequest, opts ...grpc.CallOption) (*DeriveResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (*ReadResponse, error)
-	// Revoke ends a token and answers when Consul says that it is gone. One that is not
-	// there is success.
+	// Revoke ends a token and returns once Consul reports that it is gone. It succeeds if the token does not
+	// exist.
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
-	// List reads all tokens of one cluster of Pannier's.
+	// List returns all tokens of one Pannier cluster.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
 }
 
@@ -103,23 +101,21 @@ func (c *identityServiceClient) List(ctx context.Context, in *ListRequest, opts 
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
 //
-// IdentityService gives Consul tokens with one service identity each, and takes them
-// back. Every call may be repeated with the same arguments.
+// IdentityService issues and revokes Consul tokens with one service identity each. Every call may be repeated with
+// the same arguments.
 //
-// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are worth another try;
-// all others are final.
+// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type IdentityServiceServer interface {
-	// Derive gives a token. Where it is minted, the request's id becomes its accessor, so
-	// that a repeated call gives the same token. An answer without a token and a secret says
-	// that this Consul has ACLs disabled, and that none is needed.
+	// Derive returns a token. If it is minted, the request's id becomes its accessor, so that a repeated call
+	// returns the same token. An answer without a token and a secret means that this Consul has ACLs disabled.
 	Derive(context.Context, *DeriveRequest) (*DeriveResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
 	Read(context.Context, *ReadRequest) (*ReadResponse, error)
-	// Revoke ends a token and answers when Consul says that it is gone. One that is not
-	// there is success.
+	// Revoke ends a token and returns once Consul reports that it is gone. It succeeds if the token does not
+	// exist.
 	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
-	// List reads all tokens of one cluster of Pannier's.
+	// List returns all tokens of one Pannier cluster.
 	List(context.Context, *ListRequest) (*ListResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
 }

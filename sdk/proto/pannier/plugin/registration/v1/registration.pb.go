@@ -24,7 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Owner is who registers: what bears its mark is its own, and nothing else.
+// Owner identifies who registers. Only what carries the owner's mark may be changed or removed.
 type Owner struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -77,8 +77,8 @@ func (x *Owner) GetNode() string {
 	return ""
 }
 
-// Instance is a service of one workload, ready to be registered: ports are numbers,
-// and nothing is left to interpolate.
+// Instance is a service of one workload, ready to be registered: ports are numbers, and all variables are
+// expanded.
 type Instance struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// id in Consul, unique on its agent.
@@ -210,8 +210,8 @@ func (x *RegisterRequest) GetInstance() *Instance {
 
 type RegisterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// proxy_id is the id of the instance's proxy: its sidecar, or itself where it is a
-	// gateway; empty where it has none.
+	// proxy_id is the id of the instance's proxy: its sidecar, or the instance itself if it is a gateway;
+	// empty if it has none.
 	ProxyId       string `protobuf:"bytes,1,opt,name=proxy_id,json=proxyId,proto3" json:"proxy_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -347,9 +347,9 @@ type SyncRequest struct {
 	Consul    *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
 	Owner     *Owner                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	Instances []*Instance            `protobuf:"bytes,3,rep,name=instances,proto3" json:"instances,omitempty"`
-	// index of the previous answer; 0: look at once.
+	// index of the previous answer; 0: do not wait.
 	Index uint64 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`
-	// wait_ms bounds the wait, in milliseconds; 0: look at once.
+	// wait_ms bounds the wait, in milliseconds; 0: do not wait.
 	WaitMs        int64 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -472,7 +472,7 @@ func (x *SyncResponse) GetChanges() []*Change {
 	return nil
 }
 
-// Change is one thing that Sync has done.
+// Change is one change that Sync made.
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`

@@ -31,23 +31,19 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// RegistrationService puts services with their sidecars, gateways and checks into
-// Consul's local agent, and takes them out. Every call may be repeated.
+// RegistrationService registers services with their sidecars, gateways and checks with Consul's local agent, and
+// deregisters them. Every call may be repeated.
 //
-// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are worth another try;
-// all others are final.
+// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type RegistrationServiceClient interface {
-	// Register makes the catalog say what the instance says, tags included, whatever
-	// enable_tag_override is.
+	// Register makes the catalog match the instance, including the tags, whatever enable_tag_override is.
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
-	// Deregister takes an instance out, with its sidecar and checks. One that is not there
-	// is success.
+	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
-	// Sync waits until the catalog has changed since index, or wait_ms have passed, and then
-	// makes it say what the instances say: what is missing or drifted is registered
-	// again (with enable_tag_override, the catalog's tags stay), what the owner has
-	// there beside them is taken out. Where nothing has drifted it costs one blocking
-	// query and no write.
+	// Sync waits until the catalog has changed since index, or wait_ms have passed, and then makes it match
+	// the instances: it registers again what is missing or differs (with enable_tag_override, the catalog's
+	// tags stay), and removes what else the owner has there. If nothing differs, it costs one blocking query
+	// and no write.
 	Sync(ctx context.Context, in *SyncRequest, opts ...grpc.CallOption) (*SyncResponse, error)
 	// Heartbeat reports the health of processes to the checks of type process.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
@@ -105,23 +101,19 @@ func (c *registrationServiceClient) Heartbeat(ctx context.Context, in *Heartbeat
 // All implementations must embed UnimplementedRegistrationServiceServer
 // for forward compatibility.
 //
-// RegistrationService puts services with their sidecars, gateways and checks into
-// Consul's local agent, and takes them out. Every call may be repeated.
+// RegistrationService registers services with their sidecars, gateways and checks with Consul's local agent, and
+// deregisters them. Every call may be repeated.
 //
-// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are worth another try;
-// all others are final.
+// Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type RegistrationServiceServer interface {
-	// Register makes the catalog say what the instance says, tags included, whatever
-	// enable_tag_override is.
+	// Register makes the catalog match the instance, including the tags, whatever enable_tag_override is.
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
-	// Deregister takes an instance out, with its sidecar and checks. One that is not there
-	// is success.
+	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
-	// Sync waits until the catalog has changed since index, or wait_ms have passed, and then
-	// makes it say what the instances say: what is missing or drifted is registered
-	// again (with enable_tag_override, the catalog's tags stay), what the owner has
-	// there beside them is taken out. Where nothing has drifted it costs one blocking
-	// query and no write.
+	// Sync waits until the catalog has changed since index, or wait_ms have passed, and then makes it match
+	// the instances: it registers again what is missing or differs (with enable_tag_override, the catalog's
+	// tags stay), and removes what else the owner has there. If nothing differs, it costs one blocking query
+	// and no write.
 	Sync(context.Context, *SyncRequest) (*SyncResponse, error)
 	// Heartbeat reports the health of processes to the checks of type process.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)

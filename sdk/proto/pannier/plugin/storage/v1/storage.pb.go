@@ -1583,7 +1583,7 @@ type PublishRequest struct {
 	Driver         *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
 	Volume         *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
 	PublishContext map[string]string      `protobuf:"bytes,3,rep,name=publish_context,json=publishContext,proto3" json:"publish_context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// staging_path as the driver sees it; empty where the driver does not stage.
+	// staging_path as the driver sees it; empty if the driver does not stage.
 	StagingPath string `protobuf:"bytes,4,opt,name=staging_path,json=stagingPath,proto3" json:"staging_path,omitempty"`
 	// target_path as the driver sees it.
 	TargetPath    string `protobuf:"bytes,5,opt,name=target_path,json=targetPath,proto3" json:"target_path,omitempty"`
@@ -1918,7 +1918,7 @@ func (x *CreateRequest) GetTopology() *TopologyRequirement {
 type CreateResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ExternalId string                 `protobuf:"bytes,1,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
-	// capacity in bytes; 0 when the driver does not say.
+	// capacity in bytes; 0 if the driver does not report it.
 	Capacity           int64             `protobuf:"varint,2,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Context            map[string]string `protobuf:"bytes,3,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	AccessibleTopology []*Topology       `protobuf:"bytes,4,rep,name=accessible_topology,json=accessibleTopology,proto3" json:"accessible_topology,omitempty"`
@@ -2143,7 +2143,7 @@ func (x *ExpandRequest) GetCapacityMax() int64 {
 type ExpandResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Capacity int64                  `protobuf:"varint,1,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	// node_expansion_required says that ExpandNode must follow where it is staged or published.
+	// node_expansion_required says that ExpandNode must follow if the volume is staged or published.
 	NodeExpansionRequired bool `protobuf:"varint,2,opt,name=node_expansion_required,json=nodeExpansionRequired,proto3" json:"node_expansion_required,omitempty"`
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
@@ -2644,9 +2644,9 @@ func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
 type Snapshot struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
-	// volume_external_id that it was taken of.
+	// volume_external_id is the external id of the snapshot's volume.
 	VolumeExternalId string `protobuf:"bytes,2,opt,name=volume_external_id,json=volumeExternalId,proto3" json:"volume_external_id,omitempty"`
-	// size in bytes; 0 when the driver does not say.
+	// size in bytes; 0 if the driver does not report it.
 	Size      int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// ready to be used as the source of a volume.

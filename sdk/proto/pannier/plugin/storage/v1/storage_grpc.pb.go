@@ -51,18 +51,18 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type StorageServiceClient interface {
-	// Fingerprint sends what the driver is and can do, at once and then on each
-	// change. It polls the driver every interval and reconnects by itself; a
-	// driver that is away is a fingerprint with healthy = false, never an error.
+	// Fingerprint sends the driver's identity, capabilities and health, at once and then on each change. It
+	// polls the driver every interval and reconnects by itself; an unreachable driver is a fingerprint with
+	// healthy = false, never an error.
 	Fingerprint(ctx context.Context, in *FingerprintRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintResponse], error)
 	// Probe asks the driver once whether it is ready.
 	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error)
-	// ValidateVolume compares the asked capabilities with what the driver confirms
+	// ValidateVolume compares the requested capabilities with what the driver confirms
 	// (ValidateVolumeCapabilities). FailedPrecondition lists every difference.
 	ValidateVolume(ctx context.Context, in *ValidateVolumeRequest, opts ...grpc.CallOption) (*ValidateVolumeResponse, error)
 	// Attach makes a volume available on a node (ControllerPublishVolume).
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
-	// Detach takes it away (ControllerUnpublishVolume). NotFound is success.
+	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
 	// Stage mounts a volume once for all of a node's users (NodeStageVolume).
 	Stage(ctx context.Context, in *StageRequest, opts ...grpc.CallOption) (*StageResponse, error)
@@ -72,17 +72,17 @@ type StorageServiceClient interface {
 	Publish(ctx context.Context, in *PublishRequest, opts ...grpc.CallOption) (*PublishResponse, error)
 	// Unpublish reverses Publish (NodeUnpublishVolume). NotFound is success.
 	Unpublish(ctx context.Context, in *UnpublishRequest, opts ...grpc.CallOption) (*UnpublishResponse, error)
-	// Create provisions a volume, or gives back the one of that name (CreateVolume).
+	// Create makes a volume, or returns the existing one of that name (CreateVolume).
 	Create(ctx context.Context, in *CreateRequest, opts ...grpc.CallOption) (*CreateResponse, error)
-	// Delete deprovisions a volume (DeleteVolume). NotFound is success.
+	// Delete deletes a volume (DeleteVolume). NotFound is success.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	// Expand grows a volume (ControllerExpandVolume).
 	Expand(ctx context.Context, in *ExpandRequest, opts ...grpc.CallOption) (*ExpandResponse, error)
-	// ExpandNode grows what is mounted on this node (NodeExpandVolume).
+	// ExpandNode grows the volume mounted on this node (NodeExpandVolume).
 	ExpandNode(ctx context.Context, in *ExpandNodeRequest, opts ...grpc.CallOption) (*ExpandNodeResponse, error)
 	// List lists the driver's volumes, a page at a time (ListVolumes).
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
-	// CreateSnapshot makes a snapshot, or gives back the one of that name (CreateSnapshot).
+	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
 	// DeleteSnapshot deletes a snapshot (DeleteSnapshot). NotFound is success.
 	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotResponse, error)
@@ -293,18 +293,18 @@ func (c *storageServiceClient) VolumeStats(ctx context.Context, in *VolumeStatsR
 // All implementations must embed UnimplementedStorageServiceServer
 // for forward compatibility.
 type StorageServiceServer interface {
-	// Fingerprint sends what the driver is and can do, at once and then on each
-	// change. It polls the driver every interval and reconnects by itself; a
-	// driver that is away is a fingerprint with healthy = false, never an error.
+	// Fingerprint sends the driver's identity, capabilities and health, at once and then on each change. It
+	// polls the driver every interval and reconnects by itself; an unreachable driver is a fingerprint with
+	// healthy = false, never an error.
 	Fingerprint(*FingerprintRequest, grpc.ServerStreamingServer[FingerprintResponse]) error
 	// Probe asks the driver once whether it is ready.
 	Probe(context.Context, *ProbeRequest) (*ProbeResponse, error)
-	// ValidateVolume compares the asked capabilities with what the driver confirms
+	// ValidateVolume compares the requested capabilities with what the driver confirms
 	// (ValidateVolumeCapabilities). FailedPrecondition lists every difference.
 	ValidateVolume(context.Context, *ValidateVolumeRequest) (*ValidateVolumeResponse, error)
 	// Attach makes a volume available on a node (ControllerPublishVolume).
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
-	// Detach takes it away (ControllerUnpublishVolume). NotFound is success.
+	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
 	// Stage mounts a volume once for all of a node's users (NodeStageVolume).
 	Stage(context.Context, *StageRequest) (*StageResponse, error)
@@ -314,17 +314,17 @@ type StorageServiceServer interface {
 	Publish(context.Context, *PublishRequest) (*PublishResponse, error)
 	// Unpublish reverses Publish (NodeUnpublishVolume). NotFound is success.
 	Unpublish(context.Context, *UnpublishRequest) (*UnpublishResponse, error)
-	// Create provisions a volume, or gives back the one of that name (CreateVolume).
+	// Create makes a volume, or returns the existing one of that name (CreateVolume).
 	Create(context.Context, *CreateRequest) (*CreateResponse, error)
-	// Delete deprovisions a volume (DeleteVolume). NotFound is success.
+	// Delete deletes a volume (DeleteVolume). NotFound is success.
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
 	// Expand grows a volume (ControllerExpandVolume).
 	Expand(context.Context, *ExpandRequest) (*ExpandResponse, error)
-	// ExpandNode grows what is mounted on this node (NodeExpandVolume).
+	// ExpandNode grows the volume mounted on this node (NodeExpandVolume).
 	ExpandNode(context.Context, *ExpandNodeRequest) (*ExpandNodeResponse, error)
 	// List lists the driver's volumes, a page at a time (ListVolumes).
 	List(context.Context, *ListRequest) (*ListResponse, error)
-	// CreateSnapshot makes a snapshot, or gives back the one of that name (CreateSnapshot).
+	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
 	// DeleteSnapshot deletes a snapshot (DeleteSnapshot). NotFound is success.
 	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotResponse, error)
