@@ -167,7 +167,8 @@ func readBackup(r io.Reader, read func(Backup, io.Reader) (uint64, error)) (b Ba
 		return b, fmt.Errorf("%w: it does not begin like a backup: %w", ErrBadBackup, err)
 	}
 	if b.Format != backupFormat || b.Size <= 0 {
-		return b, fmt.Errorf("%w: it has the format %q and %d bytes, this program knows %q", ErrBadBackup, b.Format, b.Size, backupFormat)
+		return b, fmt.Errorf("%w: it has the format %q and %d bytes, this program knows %q", ErrBadBackup, b.Format,
+			b.Size, backupFormat)
 	}
 	sum := sha256.New()
 	had, err := read(b, io.TeeReader(io.LimitReader(in, b.Size), sum))

@@ -192,7 +192,8 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 		})
 	}
 	if alive {
-		return fmt.Errorf("remove the server %q: %w: make it leave (`pannier agent leave` there), or stop it", name, ErrPeerAlive)
+		return fmt.Errorf("remove the server %q: %w: make it leave (`pannier agent leave` there), or stop it", name,
+			ErrPeerAlive)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -253,7 +254,8 @@ func (n *Node) knownToAll(c command.Command) error {
 	}
 	lowest, who := n.levels.read(n.members)
 	if level := command.LevelOf(c); level > lowest {
-		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it", command.ErrLevel, who, lowest, level)
+		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it",
+			command.ErrLevel, who, lowest, level)
 	}
 	return nil
 }

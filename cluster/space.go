@@ -90,7 +90,8 @@ func needSpace(dir string, need uint64) error {
 // spaceFor returns the free space that a command requires.
 func spaceFor(c command.Command) uint64 {
 	switch c.(type) {
-	case *command.RegisterVolume, *command.StartWorkload, *command.AwaitWorkload, *command.PutNode, *command.PutToken, *command.PutSigningKey,
+	case *command.RegisterVolume, *command.StartWorkload, *command.AwaitWorkload, *command.PutNode,
+		*command.PutToken, *command.PutSigningKey,
 		*command.PutACLPolicies, *command.PutACLRoles, *command.PutACLTokens, *command.ResealVolume:
 		return spaceToGrow
 	default:

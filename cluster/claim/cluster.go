@@ -109,7 +109,8 @@ func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
 	c.id("id", id)
 	there := slices.ContainsFunc(k.Keys, func(have SecretsKey) bool { return have.ID == id })
 	if !there && len(k.Keys) >= MaxSecretsKeys {
-		c.fail("id", fmt.Sprintf("is one too many (at most %d): re-encrypt all volumes with the active key and remove old keys first", MaxSecretsKeys))
+		c.fail("id", fmt.Sprintf("is one too many (at most %d): "+
+			"re-encrypt all volumes with the active key and remove old keys first", MaxSecretsKeys))
 	}
 	if c.err != nil {
 		return c.err

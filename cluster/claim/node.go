@@ -65,9 +65,11 @@ func (n *Node) CheckEligible() error {
 	}
 	switch {
 	case n.Drain != nil:
-		return refuse("has been drained since %s: \"pannier node drain -disable %s\" ends that", n.Drain.StartedAt.Format(time.RFC3339), n.Name)
+		return refuse("has been drained since %s: \"pannier node drain -disable %s\" ends that",
+			n.Drain.StartedAt.Format(time.RFC3339), n.Name)
 	case !n.Ready():
-		return refuse("has been %s since %s: see \"pannier node status %s\"", n.Status, n.StatusAt.Format(time.RFC3339), n.Name)
+		return refuse("has been %s since %s: see \"pannier node status %s\"",
+			n.Status, n.StatusAt.Format(time.RFC3339), n.Name)
 	case n.Ineligible:
 		return refuse("was made ineligible: \"pannier node eligibility -enable %s\" ends that", n.Name)
 	default:
@@ -89,7 +91,8 @@ func (d *Drain) Change(next Drain, at time.Time) *Drain {
 	switch {
 	case d == nil && next.DoneAt.IsZero():
 		return &Drain{StartedAt: at, By: next.By}
-	case d == nil, !d.DoneAt.IsZero(), next.DoneAt.IsZero(), !next.StartedAt.IsZero() && !next.StartedAt.Equal(d.StartedAt):
+	case d == nil, !d.DoneAt.IsZero(), next.DoneAt.IsZero(),
+		!next.StartedAt.IsZero() && !next.StartedAt.Equal(d.StartedAt):
 		return d
 	default:
 		return &Drain{StartedAt: d.StartedAt, By: d.By, DoneAt: next.DoneAt}
@@ -207,10 +210,12 @@ func (n *Node) Validate() error {
 	}
 	for _, d := range n.Devices {
 		if d.Vendor == "" || d.Type == "" || d.Name == "" {
-			c.fail("devices", fmt.Sprintf("have the group \"%s/%s/%s\", a part of whose name is missing", d.Vendor, d.Type, d.Name))
+			c.fail("devices", fmt.Sprintf("have the group \"%s/%s/%s\", a part of whose name is missing",
+				d.Vendor, d.Type, d.Name))
 		}
 		if d.Healthy < 0 || d.Healthy > d.Total {
-			c.fail("devices", fmt.Sprintf("of the group \"%s/%s/%s\" are %d, and %d of them healthy", d.Vendor, d.Type, d.Name, d.Total, d.Healthy))
+			c.fail("devices", fmt.Sprintf("of the group \"%s/%s/%s\" are %d, and %d of them healthy",
+				d.Vendor, d.Type, d.Name, d.Total, d.Healthy))
 		}
 	}
 	return c.err

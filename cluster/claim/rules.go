@@ -52,7 +52,8 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 		return Claim{}, false, err
 	}
 	refuse := func(reason error, holders []Claim, format string, args ...any) error {
-		return &Refusal{Reason: reason, Volume: v.VolumeRef, Mode: want.Mode, Detail: fmt.Sprintf(format, args...), Holders: holders, At: at}
+		return &Refusal{Reason: reason, Volume: v.VolumeRef, Mode: want.Mode, Detail: fmt.Sprintf(format, args...),
+			Holders: holders, At: at}
 	}
 	for i := range held {
 		if held[i].Workload != want.Workload {
@@ -63,7 +64,8 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 		case own.State != Taken:
 			return Claim{}, false, refuse(ErrHeld, held[i:i+1], "has no %s claim left", want.Mode)
 		case !own.sameArguments(&want):
-			return Claim{}, false, refuse(ErrConflict, held[i:i+1], "is claimed by the same workload with other arguments than %s, %s/%s on node %q",
+			return Claim{}, false, refuse(ErrConflict, held[i:i+1],
+				"is claimed by the same workload with other arguments than %s, %s/%s on node %q",
 				want.Mode, want.AccessMode, want.AttachmentMode, want.Node)
 		}
 		return own, false, nil
@@ -71,7 +73,8 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 
 	modes := Capability{want.AccessMode, want.AttachmentMode}
 	if !v.Supports(want.AccessMode, want.AttachmentMode) {
-		return Claim{}, false, refuse(ErrUnsupported, held, "cannot be claimed as %s: it is registered with %v", modes, v.Capabilities)
+		return Claim{}, false, refuse(ErrUnsupported, held, "cannot be claimed as %s: it is registered with %v",
+			modes, v.Capabilities)
 	}
 	if current := (Capability{v.AccessMode, v.AttachmentMode}); v.AccessMode != "" && current != modes {
 		return Claim{}, false, refuse(ErrModes, held, "cannot be claimed as %s while it is in use as %s", modes, current)
@@ -105,7 +108,8 @@ func CheckUpdate(old, next Volume, held []Claim, at time.Time) error {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
-		return &Refusal{Reason: ErrVolumeInUse, Volume: old.VolumeRef, Detail: fmt.Sprintf(format, args...), Holders: held, At: at}
+		return &Refusal{Reason: ErrVolumeInUse, Volume: old.VolumeRef, Detail: fmt.Sprintf(format, args...),
+			Holders: held, At: at}
 	}
 	switch {
 	case next.PluginID != old.PluginID:

@@ -19,7 +19,8 @@ const maxBy = 256
 // *FieldError.
 func CheckBy(by string) error {
 	if len(by) > maxBy {
-		return &FieldError{Object: "operator", Field: "by", Problem: fmt.Sprintf("has %d bytes: at most %d are allowed", len(by), maxBy)}
+		return &FieldError{Object: "operator", Field: "by", Problem: fmt.Sprintf("has %d bytes: at most %d are allowed",
+			len(by), maxBy)}
 	}
 	return nil
 }

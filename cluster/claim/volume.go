@@ -118,7 +118,8 @@ func (v *Volume) CheckReachable(node string, topology map[string]string) error {
 	}
 	var where, has []string
 	for _, t := range v.Topologies {
-		differs := slices.DeleteFunc(slices.Sorted(maps.Keys(t.Segments)), func(key string) bool { return topology[key] == t.Segments[key] })
+		differs := slices.DeleteFunc(slices.Sorted(maps.Keys(t.Segments)),
+			func(key string) bool { return topology[key] == t.Segments[key] })
 		if len(differs) == 0 {
 			return nil
 		}

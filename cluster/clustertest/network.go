@@ -173,7 +173,8 @@ func (r *remote) Query(ctx context.Context, q command.Query) (any, uint64, error
 
 // moved reports whether the error is not the answer: another server has to be asked, or the caller has given up.
 func moved(ctx context.Context, err error) bool {
-	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed) ||
+	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) ||
+		errors.Is(err, command.ErrClosed) ||
 		err != nil && ctx.Err() != nil
 }
 

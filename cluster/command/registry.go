@@ -59,7 +59,8 @@ func (c *EndWorkload) level() int {
 
 func (c *PutNode) level() int {
 	n := &c.Node
-	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.StatusIndex != 0 || n.Ineligible || n.Drain != nil {
+	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.StatusIndex != 0 || n.Ineligible ||
+		n.Drain != nil {
 		return 2
 	}
 	return 1

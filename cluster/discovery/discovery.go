@@ -105,7 +105,8 @@ func Open(cfg Config) (*Discovery, error) {
 	if d.serf, err = serf.Create(conf); err != nil {
 		stop()
 		d.running.Wait()
-		return nil, fmt.Errorf("open serf on %s: %w (ports.serf and bind_addr say where it listens, TCP and UDP)", net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.Port)), err)
+		return nil, fmt.Errorf("open serf on %s: %w (ports.serf and bind_addr say where it listens, TCP and UDP)",
+			net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.Port)), err)
 	}
 	joining, unjoin := context.WithCancel(ctx)
 	d.unjoin = unjoin
@@ -171,7 +172,8 @@ func (m merge) NotifyMerge(members []*serf.Member) error {
 			return err
 		}
 		if parsed.Datacenter != m.self.Datacenter {
-			return fmt.Errorf("member %q at %s is in the datacenter %q, not in %q", parsed.Name, parsed.Gossip, parsed.Datacenter, m.self.Datacenter)
+			return fmt.Errorf("member %q at %s is in the datacenter %q, not in %q", parsed.Name, parsed.Gossip,
+				parsed.Datacenter, m.self.Datacenter)
 		}
 		if parsed.Name == m.self.Name {
 			m.heardOf(parsed.Gossip)

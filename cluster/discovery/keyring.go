@@ -72,7 +72,8 @@ func (d *Discovery) keys(what string, do func() (*serf.KeyResponse, error)) (Key
 		}
 	}
 	slices.Sort(said)
-	return keys, fmt.Errorf("%s: %w: %d of %d members answered (%s); repeat it when all members are alive", what, err, r.NumResp, r.NumNodes, strings.Join(said, "; "))
+	return keys, fmt.Errorf("%s: %w: %d of %d members answered (%s); repeat it when all members are alive", what, err,
+		r.NumResp, r.NumNodes, strings.Join(said, "; "))
 }
 
 // keyring reads the keys that the members last agreed on. key is the configured one, which makes the first
@@ -115,7 +116,8 @@ func readKeys(path string) ([][]byte, error) {
 	}
 	var texts []string
 	if err := json.Unmarshal(data, &texts); err != nil {
-		return nil, fmt.Errorf("read the keyring %s: it is not a list of keys: remove it while the agent is stopped to use `encrypt` again", path)
+		return nil, fmt.Errorf("read the keyring %s: it is not a list of keys: "+
+			"remove it while the agent is stopped to use `encrypt` again", path)
 	}
 	keys := make([][]byte, len(texts))
 	for i, text := range texts {
@@ -133,7 +135,8 @@ func decodeKey(text string) ([]byte, error) {
 		return nil, errors.New("the encryption key is not base64: make one with `head -c 32 /dev/urandom | base64`")
 	}
 	if err := memberlist.ValidateKey(key); err != nil {
-		return nil, fmt.Errorf("the encryption key has %d bytes, not 16, 24 or 32: make one with `head -c 32 /dev/urandom | base64`", len(key))
+		return nil, fmt.Errorf("the encryption key has %d bytes, not 16, 24 or 32: "+
+			"make one with `head -c 32 /dev/urandom | base64`", len(key))
 	}
 	return key, nil
 }

@@ -119,7 +119,8 @@ func (n *Node) catchUp(ctx context.Context) {
 				return
 			}
 		}
-		if _, leader := n.LeaderWithID(); leader != "" && string(leader) != n.cfg.ID && (!from.Leads || n.CurrentTerm() != from.Term) {
+		if _, leader := n.LeaderWithID(); leader != "" && string(leader) != n.cfg.ID &&
+			(!from.Leads || n.CurrentTerm() != from.Term) {
 			if s, err := n.Ask(ctx, string(leader)); err == nil && s.Report.Leads {
 				from = s
 			}
@@ -167,7 +168,8 @@ func (t *abstainingTransport) run(ctx context.Context) {
 func (t *abstainingTransport) Consumer() <-chan raft.RPC { return t.calls }
 
 // RequestVote asks for a server's vote (raft.Transport).
-func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest,
+	resp *raft.RequestVoteResponse) error {
 	if t.abstention.active() {
 		return errAbstains
 	}
@@ -175,7 +177,8 @@ func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAd
 }
 
 // RequestPreVote asks whether a server would give its vote (raft.WithPreVote).
-func (t *abstainingTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+func (t *abstainingTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress,
+	args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
 	if t.abstention.active() {
 		return errAbstains
 	}

@@ -72,7 +72,8 @@ func (f *forming) run(ctx context.Context) {
 		if f.n.formed() {
 			f.n.cfg.Members.SetFormed()
 			if err := f.forget(); err != nil {
-				f.log.Warn("the promise to form a cluster is no longer needed but could not be removed", "file", f.path, "error", err)
+				f.log.Warn("the promise to form a cluster is no longer needed but could not be removed",
+					"file", f.path, "error", err)
 			}
 			return
 		}
@@ -121,7 +122,8 @@ func (f *forming) try(ctx context.Context) error {
 			return err
 		}
 		if !r.Promise {
-			return fmt.Errorf("server %q does not take part: it has raft state (%t), or has promised %q", server, r.Status.Formed, r.Status.PromisedTo)
+			return fmt.Errorf("server %q does not take part: it has raft state (%t), or has promised %q", server,
+				r.Status.Formed, r.Status.PromisedTo)
 		}
 	}
 	return f.bootstrap(want)
@@ -138,7 +140,8 @@ func (f *forming) candidates() (names []string, formed string) {
 		case m.Expect == f.n.cfg.BootstrapExpect:
 			names = append(names, m.Name)
 		default:
-			f.say("another server expects another number of servers", "server", m.Name, "expects", m.Expect, "here", f.n.cfg.BootstrapExpect)
+			f.say("another server expects another number of servers", "server", m.Name, "expects", m.Expect, "here",
+				f.n.cfg.BootstrapExpect)
 		}
 	}
 	return names, formed

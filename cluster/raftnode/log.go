@@ -50,8 +50,10 @@ func (n *Node) openLog(dir string) error {
 		return err
 	}
 	aside := dir + ".damaged"
-	n.logger.Error("the raft log is damaged and was set aside; this server copies it from the others, and does not vote until it has caught up", "error", damage, "aside", aside)
-	if err := errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700), atomicfile.SyncDir(n.cfg.Dir)); err != nil {
+	n.logger.Error("the raft log is damaged and was set aside; this server copies it from the others, "+
+		"and does not vote until it has caught up", "error", damage, "aside", aside)
+	if err := errors.Join(os.RemoveAll(aside), os.Rename(dir, aside), os.Mkdir(dir, 0o700),
+		atomicfile.SyncDir(n.cfg.Dir)); err != nil {
 		return err
 	}
 	if err := open(); err != nil {
@@ -111,7 +113,8 @@ func (n *Node) checkEnd(snapshots raft.SnapshotStore, snapshot uint64) error {
 	case n.cfg.Applied > end:
 		damage := fmt.Errorf("%w: it ends at index %d, and the ledger had %d already", ErrDamaged, end, n.cfg.Applied)
 		if n.abstention.damage() == "" {
-			n.logger.Error("the raft log lacks entries; this server copies them from the others, and does not vote until it has caught up", "error", damage)
+			n.logger.Error("the raft log lacks entries; this server copies them from the others, "+
+				"and does not vote until it has caught up", "error", damage)
 		}
 		return n.abstain(damage)
 	case end == 0 && n.forming.promised().To == "":

@@ -91,9 +91,12 @@ func (m *manager) admit(ctx context.Context, name string) error {
 		return err
 	}
 	identity := m.n.cfg.Report().Cluster
-	known := identity != "" && s.Report.Cluster == identity || s.Report.Cluster == "" && slices.Contains(s.Servers, m.n.cfg.ID)
+	known := identity != "" && s.Report.Cluster == identity ||
+		s.Report.Cluster == "" && slices.Contains(s.Servers, m.n.cfg.ID)
 	if s.Formed && !known {
-		return fmt.Errorf("server %q belongs to another cluster (%q, not %q): stop it, and remove its ledger if it is to join this one", name, s.Report.Cluster, identity)
+		return fmt.Errorf("server %q belongs to another cluster (%q, not %q): "+
+			"stop it, and remove its ledger if it is to join this one",
+			name, s.Report.Cluster, identity)
 	}
 	m.n.logger.Info("a server joins", "server", name)
 	return m.n.AddNonvoter(raft.ServerID(name), raft.ServerAddress(name), 0, changeTimeout).Error()
@@ -116,8 +119,9 @@ func (m *manager) AutopilotConfig() *autopilot.Config {
 		quorum = m.n.cfg.BootstrapExpect
 	}
 	return &autopilot.Config{
-		CleanupDeadServers: c.CleanupDeadServers, LastContactThreshold: c.LastContactThreshold, MaxTrailingLogs: c.MaxTrailingLogs,
-		MinQuorum: uint(max(quorum, 0)), ServerStabilizationTime: c.ServerStabilizationTime,
+		CleanupDeadServers: c.CleanupDeadServers, LastContactThreshold: c.LastContactThreshold,
+		MaxTrailingLogs: c.MaxTrailingLogs,
+		MinQuorum:       uint(max(quorum, 0)), ServerStabilizationTime: c.ServerStabilizationTime,
 	}
 }
 
@@ -145,7 +149,8 @@ func (m *manager) KnownServers() map[raft.ServerID]*autopilot.Server {
 }
 
 // FetchServerStats asks all servers at once.
-func (m *manager) FetchServerStats(ctx context.Context, servers map[raft.ServerID]*autopilot.Server) map[raft.ServerID]*autopilot.ServerStats {
+func (m *manager) FetchServerStats(ctx context.Context,
+	servers map[raft.ServerID]*autopilot.Server) map[raft.ServerID]*autopilot.ServerStats {
 	stats := map[raft.ServerID]*autopilot.ServerStats{}
 	var all sync.WaitGroup
 	for id := range servers {
@@ -186,7 +191,8 @@ type promoter struct {
 
 // FilterFailedServerRemovals keeps servers that gossip does not know: after all servers were down at once, the
 // leader may know none of them. It also keeps servers that answered a moment ago, whatever gossip says.
-func (p *promoter) FilterFailedServerRemovals(c *autopilot.Config, _ *autopilot.State, f *autopilot.FailedServers) *autopilot.FailedServers {
+func (p *promoter) FilterFailedServerRemovals(c *autopilot.Config, _ *autopilot.State,
+	f *autopilot.FailedServers) *autopilot.FailedServers {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	answers := func(s *autopilot.Server) bool {

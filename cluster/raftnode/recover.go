@@ -31,7 +31,8 @@ type peer struct {
 }
 
 // recoverPeers applies a peers file, if there is one. All entries of the log count as committed then.
-func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore, transport raft.Transport, log hclog.Logger) (applied bool, err error) {
+func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore,
+	transport raft.Transport, log hclog.Logger) (applied bool, err error) {
 	path := filepath.Join(cfg.Dir, peersFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,7 +51,8 @@ func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.
 	if err := os.Rename(path, filepath.Join(cfg.Dir, peersApplied)); err != nil {
 		return false, err
 	}
-	log.Warn("the peers file was applied: the cluster has the servers that it lists", "file", path, "servers", servers.Servers)
+	log.Warn("the peers file was applied: the cluster has the servers that it lists", "file", path, "servers",
+		servers.Servers)
 	return true, atomicfile.SyncDir(cfg.Dir)
 }
 

@@ -153,7 +153,9 @@ func (s *streams) ask(ctx context.Context, server string, q ask) (r reply, err e
 	if err != nil {
 		return r, err
 	}
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // a broken connection ends the reading as well
+	stop := context.AfterFunc(ctx, func() {
+		conn.SetDeadline(time.Unix(1, 0)) //nolint:errcheck // a broken connection ends the reading as well
+	})
 	defer stop()
 	defer conn.Close()
 	line, err := json.Marshal(q)
@@ -254,7 +256,8 @@ type pipeline struct {
 }
 
 // AppendEntriesPipeline wraps the pipeline of raft's transport.
-func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID,
+	target raft.ServerAddress) (raft.AppendPipeline, error) {
 	under, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
 	if err != nil {
 		return nil, err

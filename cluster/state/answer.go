@@ -10,40 +10,17 @@ import (
 
 // Topics returns the topics on which the answer to the query depends.
 func Topics(q command.Query) []Topic {
-	switch q := q.(type) {
-	case *command.QueryVolume:
-		return []Topic{TopicVolume(q.Ref), TopicClaims(q.Ref)}
-	case *command.QueryWorkload:
-		return []Topic{TopicWorkload(q.Ref)}
-	case *command.QueryClaims:
-		return []Topic{TopicWorkload(q.Workload)}
-	case *command.QueryNode:
-		return []Topic{TopicNode(q.Name)}
-	case *command.QueryOnNode:
-		return []Topic{TopicOnNode(q.Node)}
-	case *command.QueryTokens:
-		return []Topic{TopicTokensOn(q.Node)}
-	case *command.QueryLeft:
-		topics := make([]Topic, len(q.Of))
-		for i, ref := range q.Of {
-			topics[i] = TopicWorkload(ref)
-		}
-		return topics
-	case *command.QueryCluster:
-		return []Topic{TopicCluster}
-	case *command.QueryACL:
-		return []Topic{TopicACL}
-	default:
-		return nil
-	}
+	topics, _ := lookup(q)
+	return topics
 }
 
 // Answer answers a query from the ledger of this server, at once. Nothing that the query reads has changed after
 // index, which is valid with a refusal too.
 func (s *Store) Answer(q command.Query) (answer any, index uint64, err error) {
-	index = s.ChangedAt(Topics(q)...)
+	topics, read := lookup(q)
+	index = s.ChangedAt(topics...)
 	err = s.View(func(tx *ReadTx) error {
-		answer, err = tx.answer(q)
+		answer, err = read(tx)
 		return err
 	})
 	if err != nil {
@@ -52,30 +29,35 @@ func (s *Store) Answer(q command.Query) (answer any, index uint64, err error) {
 	return answer, index, nil
 }
 
-// answer dispatches queries.
-func (tx *ReadTx) answer(q command.Query) (any, error) {
+// lookup returns the topics of a query, and what reads its answer.
+func lookup(q command.Query) (topics []Topic, read func(*ReadTx) (any, error)) {
 	switch q := q.(type) {
 	case *command.QueryVolume:
-		return tx.Volume(q.Ref)
+		return []Topic{TopicVolume(q.Ref), TopicClaims(q.Ref)}, func(tx *ReadTx) (any, error) { return tx.Volume(q.Ref) }
 	case *command.QueryWorkload:
-		return tx.Workload(q.Ref)
+		return []Topic{TopicWorkload(q.Ref)}, func(tx *ReadTx) (any, error) { return tx.Workload(q.Ref) }
 	case *command.QueryClaims:
-		return tx.ClaimsOf(q.Workload)
+		return []Topic{TopicWorkload(q.Workload)}, func(tx *ReadTx) (any, error) { return tx.ClaimsOf(q.Workload) }
 	case *command.QueryNode:
-		return tx.Node(q.Name)
+		return []Topic{TopicNode(q.Name)}, func(tx *ReadTx) (any, error) { return tx.Node(q.Name) }
 	case *command.QueryOnNode:
-		return tx.onNode(q.Node)
+		return []Topic{TopicOnNode(q.Node)}, func(tx *ReadTx) (any, error) { return tx.onNode(q.Node) }
 	case *command.QueryTokens:
-		return tx.TokensOn(q.Node)
+		return []Topic{TopicTokensOn(q.Node)}, func(tx *ReadTx) (any, error) { return tx.TokensOn(q.Node) }
 	case *command.QueryLeft:
-		return tx.left(q.Of)
+		for _, ref := range q.Of {
+			topics = append(topics, TopicWorkload(ref))
+		}
+		return topics, func(tx *ReadTx) (any, error) { return tx.left(q.Of) }
 	case *command.QueryCluster:
-		c, _, err := tx.Cluster()
-		return c, err
+		return []Topic{TopicCluster}, func(tx *ReadTx) (any, error) {
+			c, _, err := tx.Cluster()
+			return c, err
+		}
 	case *command.QueryACL:
-		return tx.ACLGranted(q.SecretHash)
+		return []Topic{TopicACL}, func(tx *ReadTx) (any, error) { return tx.ACLGranted(q.SecretHash) }
 	default:
-		return nil, fmt.Errorf("%w: %T", command.ErrUnknownQuery, q)
+		return nil, func(*ReadTx) (any, error) { return nil, fmt.Errorf("%w: %T", command.ErrUnknownQuery, q) }
 	}
 }
 
@@ -89,8 +71,8 @@ func (tx *ReadTx) onNode(node string) (on command.OnNode, err error) {
 
 // left returns the workloads that have not ended.
 func (tx *ReadTx) left(of []claim.WorkloadRef) ([]claim.WorkloadRef, error) {
-	if len(of) > command.MaxAfter {
-		return nil, &claim.FieldError{Object: "workloads to wait for", Field: "of", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(of), command.MaxAfter)}
+	if err := checkCount("workloads to wait for", "of", len(of), command.MaxAfter); err != nil {
+		return nil, err
 	}
 	var left []claim.WorkloadRef
 	for _, ref := range of {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 )
 
@@ -108,4 +109,13 @@ func (tx *writeTx) decide(c command.Command) (any, error) {
 		return nil, fault("%w", err)
 	}
 	return result, err
+}
+
+// checkCount refuses a command or a query with more items in a field than are allowed.
+func checkCount(object, field string, have, limit int) error {
+	if have > limit {
+		problem := fmt.Sprintf("are %d: at most %d are allowed", have, limit)
+		return &claim.FieldError{Object: object, Field: field, Problem: problem}
+	}
+	return nil
 }

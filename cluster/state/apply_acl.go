@@ -20,7 +20,8 @@ func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
 		return nil, &acl.BootstrappedError{ResetIndex: standing.ResetIndex}
 	}
 	if c.Token.Type != acl.Management {
-		return nil, &claim.FieldError{Object: fmt.Sprintf("ACL token %q", c.Token.Accessor), Field: "type", Problem: fmt.Sprintf("is %q: the first token is of type %q", c.Token.Type, acl.Management)}
+		return nil, &claim.FieldError{Object: fmt.Sprintf("ACL token %q", c.Token.Accessor), Field: "type",
+			Problem: fmt.Sprintf("is %q: the first token is of type %q", c.Token.Type, acl.Management)}
 	}
 	next, old, err := tx.checkACLToken(c.Token, c.At)
 	if err != nil {
@@ -33,11 +34,12 @@ func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
 		return nil, err
 	}
 	tx.touch(TopicACL)
-	return command.BootstrapACLResult{Token: next}, write(tx, aclBootstrap, &acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
+	return command.BootstrapACLResult{Token: next}, write(tx, aclBootstrap,
+		&acl.Bootstrap{ResetIndex: tx.index, At: c.At}, nil, nil)
 }
 
 func (tx *writeTx) PutACLPolicies(c *command.PutACLPolicies) (any, error) {
-	if err := checkACLItems("policies to put", len(c.Policies), command.MaxPolicies); err != nil {
+	if err := checkCount("ACL policies to put", "items", len(c.Policies), command.MaxPolicies); err != nil {
 		return nil, err
 	}
 	result := command.PutACLPoliciesResult{Policies: make([]acl.Policy, len(c.Policies))}
@@ -71,7 +73,7 @@ func (tx *writeTx) DeleteACLPolicies(c *command.DeleteACLPolicies) (any, error) 
 }
 
 func (tx *writeTx) PutACLRoles(c *command.PutACLRoles) (any, error) {
-	if err := checkACLItems("roles to put", len(c.Roles), command.MaxItems); err != nil {
+	if err := checkCount("ACL roles to put", "items", len(c.Roles), command.MaxItems); err != nil {
 		return nil, err
 	}
 	result := command.PutACLRolesResult{Roles: make([]acl.Role, len(c.Roles))}
@@ -108,8 +110,9 @@ func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) (any, error) {
 }
 
 // deleteNamed deletes records without index keys, and returns the names of those that existed.
-func deleteNamed[T any](tx *writeTx, object string, names []string, key func(string) string) (deleted []string, err error) {
-	if err := checkACLItems(object, len(names), command.MaxItems); err != nil {
+func deleteNamed[T any](tx *writeTx, object string, names []string,
+	key func(string) string) (deleted []string, err error) {
+	if err := checkCount("ACL "+object, "items", len(names), command.MaxItems); err != nil {
 		return nil, err
 	}
 	for _, name := range names {
@@ -132,7 +135,7 @@ func deleteNamed[T any](tx *writeTx, object string, names []string, key func(str
 }
 
 func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
-	if err := checkACLItems("tokens to put", len(c.Tokens), command.MaxItems); err != nil {
+	if err := checkCount("ACL tokens to put", "items", len(c.Tokens), command.MaxItems); err != nil {
 		return nil, err
 	}
 	result := command.PutACLTokensResult{Tokens: make([]acl.Token, len(c.Tokens))}
@@ -147,7 +150,8 @@ func (tx *writeTx) PutACLTokens(c *command.PutACLTokens) (any, error) {
 			return nil, err
 		}
 		if secrets[next.SecretHash] {
-			return nil, fmt.Errorf("ACL token %q: another token of the command has its secret: %w", next.Accessor, claim.ErrConflict)
+			return nil, fmt.Errorf("ACL token %q: another token of the command has its secret: %w", next.Accessor,
+				claim.ErrConflict)
 		}
 		secrets[next.SecretHash] = true
 		result.Tokens[i], before[i] = next, old
@@ -236,7 +240,7 @@ func (tx *writeTx) putACLToken(t, before *acl.Token) error {
 }
 
 func (tx *writeTx) DeleteACLTokens(c *command.DeleteACLTokens) (any, error) {
-	if err := checkACLItems("tokens to delete", len(c.Accessors), command.MaxItems); err != nil {
+	if err := checkCount("ACL tokens to delete", "items", len(c.Accessors), command.MaxItems); err != nil {
 		return nil, err
 	}
 	var result command.DeleteACLTokensResult
@@ -287,13 +291,6 @@ func (tx *writeTx) ExpireACLTokens(c *command.ExpireACLTokens) (any, error) {
 func (tx *writeTx) deleteACLToken(t *acl.Token) error {
 	tx.touch(TopicACL)
 	return write(tx, aclTokenKey(t.Accessor), (*acl.Token)(nil), aclTokenIndexKeys(t), nil)
-}
-
-func checkACLItems(object string, have, limit int) error {
-	if have > limit {
-		return &claim.FieldError{Object: "ACL " + object, Field: "items", Problem: fmt.Sprintf("are %d: at most %d are allowed", have, limit)}
-	}
-	return nil
 }
 
 // once refuses a name that a command lists twice.

@@ -65,8 +65,8 @@ func checkItems(items []command.Advance) error {
 	invalid := func(format string, args ...any) error {
 		return &claim.FieldError{Object: "claims to advance", Field: "items", Problem: fmt.Sprintf(format, args...)}
 	}
-	if len(items) > command.MaxItems {
-		return invalid("are %d: at most %d are allowed", len(items), command.MaxItems)
+	if err := checkCount("claims to advance", "items", len(items), command.MaxItems); err != nil {
+		return err
 	}
 	seen := map[string]bool{}
 	for _, item := range items {

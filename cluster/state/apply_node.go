@@ -33,7 +33,8 @@ func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 	case !known:
 		next.CreateIndex = tx.index
 	case old.SecretHash != "" && old.SecretHash != secret:
-		return nil, fmt.Errorf("node %q: %w: if its data directory was recreated, run \"pannier node purge %s\" first", next.Name, claim.ErrNodeSecret, next.Name)
+		return nil, fmt.Errorf("node %q: %w: if its data directory was recreated, run \"pannier node purge %s\" first",
+			next.Name, claim.ErrNodeSecret, next.Name)
 	case old.Ready() && old.SecretHash == next.SecretHash && saysTheSame(old, next):
 		return command.PutNodeResult{Node: old}, nil
 	case !old.Ready():
@@ -120,8 +121,8 @@ func pointer[T any](v T, there bool) *T {
 }
 
 func (tx *writeTx) DeleteDrivers(c *command.DeleteDrivers) (any, error) {
-	if len(c.IDs) > command.MaxItems {
-		return nil, &claim.FieldError{Object: "drivers to delete", Field: "ids", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(c.IDs), command.MaxItems)}
+	if err := checkCount("drivers to delete", "ids", len(c.IDs), command.MaxItems); err != nil {
+		return nil, err
 	}
 	var result command.DeleteDriversResult
 	for _, id := range c.IDs {
@@ -252,7 +253,8 @@ func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {
 func (tx *writeTx) checkUnused(name string) error {
 	refuse := func(what string) error {
 		return fmt.Errorf("node %q: %w: %s (\"pannier node drain -enable %s\" stops what runs there; "+
-			"\"pannier node purge -force %s\" vouches that the node is down for good)", name, claim.ErrNodeInUse, what, name, name)
+			"\"pannier node purge -force %s\" vouches that the node is down for good)",
+			name, claim.ErrNodeInUse, what, name, name)
 	}
 	live, err := tx.keys(span{base: workloadsByNode + name + "/", limit: 1})
 	if err != nil {

@@ -20,7 +20,8 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 		return nil, err
 	}
 	if !c.Status.Valid() {
-		return nil, &claim.FieldError{Object: fmt.Sprintf("node %q", c.Name), Field: "status", Problem: fmt.Sprintf("%q is unknown", c.Status)}
+		return nil, &claim.FieldError{Object: fmt.Sprintf("node %q", c.Name), Field: "status",
+			Problem: fmt.Sprintf("%q is unknown", c.Status)}
 	}
 	if err := claim.CheckBy(c.By); err != nil {
 		return nil, err
@@ -57,7 +58,8 @@ type nodeRelease struct {
 }
 
 func (d *nodeRelease) full() bool {
-	return d.tx.bytes-d.begun >= maxReleaseBytes || len(d.result.Freed) >= command.MaxItems || len(d.result.Ended) >= command.MaxItems
+	return d.tx.bytes-d.begun >= maxReleaseBytes || len(d.result.Freed) >= command.MaxItems ||
+		len(d.result.Ended) >= command.MaxItems
 }
 
 // workloads ends the workloads that run or wait on the node, each with all its claims.

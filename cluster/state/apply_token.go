@@ -56,7 +56,8 @@ func (tx *writeTx) checkRunning(t claim.Token) error {
 	case w.Status == claim.Running && w.Node == t.Node:
 		return nil
 	}
-	return fmt.Errorf("token for service %q: workload %q on node %q: %w", t.Service, t.Workload, t.Node, claim.ErrNotRunning)
+	return fmt.Errorf("token for service %q: workload %q on node %q: %w", t.Service, t.Workload, t.Node,
+		claim.ErrNotRunning)
 }
 
 func otherPurpose(standing claim.Token) error {
@@ -79,7 +80,8 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 		case found && !standing.SamePurpose(want):
 			return nil, otherPurpose(standing)
 		case found && (runs == nil || !standing.BelongsTo(*runs)):
-			return nil, fmt.Errorf("token %q belongs to an earlier run of workload %q: a new start needs new ids: %w", want.ID, c.Ref, claim.ErrConflict)
+			return nil, fmt.Errorf("token %q belongs to an earlier run of workload %q: a new start needs new ids: %w",
+				want.ID, c.Ref, claim.ErrConflict)
 		case !found && runs != nil:
 			return nil, fmt.Errorf("workload %q runs already with other tokens: %w", c.Ref, claim.ErrConflict)
 		}
@@ -94,7 +96,8 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	object := fmt.Sprintf("workload %q", c.Ref)
 	if len(c.Tokens) > command.MaxTokens {
-		return nil, &claim.FieldError{Object: object, Field: "service", Problem: fmt.Sprintf("needs a token %d times: at most %d are allowed", len(c.Tokens), command.MaxTokens)}
+		return nil, &claim.FieldError{Object: object, Field: "service",
+			Problem: fmt.Sprintf("needs a token %d times: at most %d are allowed", len(c.Tokens), command.MaxTokens)}
 	}
 	wanted := make([]claim.Token, len(c.Tokens))
 	seen := map[string]bool{}
@@ -116,8 +119,8 @@ func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 
 // DeleteTokens deletes the records of tokens.
 func (tx *writeTx) DeleteTokens(c *command.DeleteTokens) (any, error) {
-	if len(c.IDs) > command.MaxItems {
-		return nil, &claim.FieldError{Object: "tokens to delete", Field: "ids", Problem: fmt.Sprintf("are %d: at most %d are allowed", len(c.IDs), command.MaxItems)}
+	if err := checkCount("tokens to delete", "ids", len(c.IDs), command.MaxItems); err != nil {
+		return nil, err
 	}
 	var result command.DeleteTokensResult
 	for _, id := range c.IDs {

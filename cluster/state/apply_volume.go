@@ -113,7 +113,8 @@ func (tx *writeTx) ResealVolume(c *command.ResealVolume) (any, error) {
 		return nil, err
 	}
 	if v.ModifyIndex != c.IfModifyIndex {
-		return nil, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex, c.IfModifyIndex, claim.ErrConflict)
+		return nil, fmt.Errorf("volume %q has changed at index %d, after it was read at %d: %w", c.Ref, v.ModifyIndex,
+			c.IfModifyIndex, claim.ErrConflict)
 	}
 	before := v
 	v.SealedSecrets, v.SecretsKey, v.ModifyIndex, v.ModifiedAt = c.SealedSecrets, c.KeyID, tx.index, c.At

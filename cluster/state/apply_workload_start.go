@@ -28,7 +28,8 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	}
 	running := known && workload.Status == claim.Running
 	if running && workload.Node != c.Node {
-		return nil, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node, claim.ErrConflict)
+		return nil, fmt.Errorf("workload %q runs on node %q, not on node %q: %w", c.Ref, workload.Node, c.Node,
+			claim.ErrConflict)
 	}
 	if known && workload.Status == claim.Waiting && workload.Node != c.Node {
 		return nil, waitsElsewhere(workload, c.Node)
@@ -71,7 +72,8 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	// Everything is decided; from here on there are only writes.
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
-		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, StartedBy: tx.fingerprint, LastEndedRunID: workload.LastEndedRunID,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
+		StartedBy: tx.fingerprint, LastEndedRunID: workload.LastEndedRunID,
 	}
 	if known && workload.Status == claim.Waiting {
 		result.Workload.After = workload.After
@@ -129,16 +131,19 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 		return nil, &claim.FieldError{Object: object, Field: "node", Problem: err.Error()}
 	}
 	if len(c.Claims) > command.MaxClaims {
-		return nil, &claim.FieldError{Object: object, Field: "volume", Problem: fmt.Sprintf("is there %d times: at most %d are allowed", len(c.Claims), command.MaxClaims)}
+		return nil, &claim.FieldError{Object: object, Field: "volume",
+			Problem: fmt.Sprintf("is there %d times: at most %d are allowed", len(c.Claims), command.MaxClaims)}
 	}
 	wanted := make([]claim.Claim, len(c.Claims))
 	seen := map[claim.VolumeRef]bool{}
 	for i, w := range c.Claims {
 		if problem := settleOwner(c, &w.Workload, &w.Node); problem != "" {
-			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q %s", w.Volume, problem)}
+			return nil, &claim.FieldError{Object: object, Field: "claim",
+				Problem: fmt.Sprintf("on volume %q %s", w.Volume, problem)}
 		}
 		if seen[w.Volume] {
-			return nil, &claim.FieldError{Object: object, Field: "claim", Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume)}
+			return nil, &claim.FieldError{Object: object, Field: "claim",
+				Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume)}
 		}
 		seen[w.Volume] = true
 		if err := w.Validate(); err != nil {

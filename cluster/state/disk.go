@@ -175,7 +175,8 @@ func settleKey(dir string, key []byte) (lost bool, err error) {
 	encrypted := err == nil
 	if len(key) == 0 {
 		if encrypted {
-			return false, fmt.Errorf("%w: none is given (to continue without encryption, remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
+			return false, fmt.Errorf("%w: none is given (to continue without encryption, "+
+				"remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
 		}
 		return false, nil
 	}
@@ -189,7 +190,8 @@ func settleKey(dir string, key []byte) (lost bool, err error) {
 	want := hex.EncodeToString(sum.Sum(nil))
 	switch {
 	case encrypted && !hmac.Equal(mark, []byte(want)):
-		return false, fmt.Errorf("%w (to continue with the given key, remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
+		return false, fmt.Errorf("%w (to continue with the given key, "+
+			"remove %s while the host is down: the raft log fills it again)", ErrWrongKey, dir)
 	case encrypted:
 		return false, nil
 	}

@@ -91,7 +91,8 @@ func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	if q.Driver == "" {
 		found, err = records[claim.Volume](tx, q.span(volumes, sub))
 	} else {
-		found, err = indexed(tx, q.span(volumesByDriver+q.Driver+"/", sub), func(part string) string { return volumes + part }, read[claim.Volume])
+		found, err = indexed(tx, q.span(volumesByDriver+q.Driver+"/", sub),
+			func(part string) string { return volumes + part }, read[claim.Volume])
 	}
 	if err != nil {
 		return nil, "", err
@@ -232,7 +233,8 @@ func (tx *ReadTx) Workloads(namespace string, p Page) ([]claim.Workload, string,
 
 // WorkloadsOn lists the workloads that run or wait on a node, by namespace and id.
 func (tx *ReadTx) WorkloadsOn(node string) ([]claim.Workload, error) {
-	return indexed(tx, span{base: workloadsByNode + node + "/"}, func(part string) string { return workloads + part }, read[claim.Workload])
+	return indexed(tx, span{base: workloadsByNode + node + "/"}, func(part string) string { return workloads + part },
+		read[claim.Workload])
 }
 
 // Node reads one node. The error is claim.ErrNodeNotFound if there is none.
@@ -325,7 +327,8 @@ func (tx *ReadTx) TokensOn(node string) ([]claim.Token, error) {
 
 // tokensAt reads the tokens that an index leads to: the last part of its keys is the token's id.
 func (tx *ReadTx) tokensAt(s span) ([]claim.Token, error) {
-	return indexed(tx, s, func(part string) string { return tokens + part[strings.LastIndexByte(part, '/')+1:] }, read[claim.Token])
+	return indexed(tx, s, func(part string) string { return tokens + part[strings.LastIndexByte(part, '/')+1:] },
+		read[claim.Token])
 }
 
 // SigningKey reads the cluster's signing key; found is false if it has none yet.

@@ -111,7 +111,8 @@ func (s *Store) openCurrent() (*generation, error) {
 	if !errors.As(err, &damage) {
 		return g, err
 	}
-	s.log.Error("a file of the ledger is damaged: the ledger is rebuilt from the raft log", "file", damage.file, "error", damage.err)
+	s.log.Error("a file of the ledger is damaged: the ledger is rebuilt from the raft log", "file", damage.file,
+		"error", damage.err)
 	if err := forget(s.dir); err != nil {
 		return nil, err
 	}
@@ -137,7 +138,8 @@ func (s *Store) openGeneration(number int) (g *generation, err error) {
 	if !isSystems(err) {
 		return nil, damaged(dir, "%w", err)
 	}
-	return nil, fmt.Errorf("open %s: %w (the raft log beside it has everything in it: it may be removed while the host is down)", dir, err)
+	return nil, fmt.Errorf("open %s: %w (the raft log beside it has everything in it: "+
+		"it may be removed while the host is down)", dir, err)
 }
 
 // badgerOptions keep Badger small: the ledger is read through the page cache. Values are in the LSM tree, so the

@@ -103,7 +103,8 @@ func records[T any](tx *ReadTx, s span) ([]T, error) {
 
 // indexed reads the records that an index leads to. primary makes the record's key from the part of the index key
 // after the base.
-func indexed[T any](tx *ReadTx, s span, primary func(part string) string, get func(*ReadTx, string) (T, bool, error)) ([]T, error) {
+func indexed[T any](tx *ReadTx, s span, primary func(part string) string,
+	get func(*ReadTx, string) (T, bool, error)) ([]T, error) {
 	parts, err := tx.keys(s)
 	if err != nil {
 		return nil, err
@@ -145,7 +146,11 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 	defer it.Close()
 	it.Seek([]byte(start))
 	written := tx.over.from(start, prefix)
-	for stored := it.ValidForPrefix([]byte(prefix)); stored || len(written) > 0; stored = it.ValidForPrefix([]byte(prefix)) {
+	for {
+		stored := it.ValidForPrefix([]byte(prefix))
+		if !stored && len(written) == 0 {
+			return nil
+		}
 		var key string
 		var value []byte
 		var passed bool // this round consumes the stored key
@@ -183,7 +188,6 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 			it.Next()
 		}
 	}
-	return nil
 }
 
 // writeTx is the transaction of one or more log entries. It reads its own writes.
@@ -202,7 +206,8 @@ type writeTx struct {
 
 // newWriteTx begins a transaction; the caller discards its txn.
 func newWriteTx(db *badger.DB) *writeTx {
-	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{}, eligible: eligible{}}
+	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
+		eligible: eligible{}}
 }
 
 func (tx *writeTx) put(key string, value []byte) {
