@@ -28,7 +28,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// openACLHost is a single host with ACLs: h.client is root, who needs no token.
+// openACLHost opens a single host with ACLs. h.client is root, who needs no token.
 func openACLHost(t *testing.T, change ...func(c *Config)) *host {
 	t.Helper()
 	on := func(c *Config) {
@@ -38,7 +38,7 @@ func openACLHost(t *testing.T, change ...func(c *Config)) *host {
 	return openHost(t, append([]func(*Config){on}, change...)...)
 }
 
-// as is a client with a token of one policy with these rules.
+// as returns a client with a token that has one policy with these rules.
 func (h *host) as(t *testing.T, name, rules string) *api.Client {
 	t.Helper()
 	client, _ := h.token(t, name, rules, nil)
@@ -86,7 +86,7 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	_, err = shop.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "till"}))
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-list-volume" on namespace "till" is missing`)
 
-	// By its id, whether it is there or not: a refusal tells neither.
+	// By its id, whether it exists or not: a refusal does not reveal that.
 	for _, id := range []string{"theirs", "none"} {
 		_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "till", Id: id}))
 		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`, `token "shop"`)
@@ -114,7 +114,7 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 		t.Errorf("the driver has %d volumes", len(h.fake.volumes))
 	}
 
-	// What the driver has of others is not seen.
+	// The driver's volumes of others are not shown.
 	snapshots, err = shop.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
 	if check.NoError(t, err); len(snapshots.Msg.Snapshots) != 0 {
 		t.Errorf("snapshots %v", snapshots.Msg.Snapshots)
@@ -131,14 +131,14 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	if len(seen) != 2 || !seen["nobodys"] || seen[theirs.Spec.ExternalId] {
 		t.Errorf("external volumes %v", seen)
 	}
-	// What is nobody's may be registered, and is the caller's then.
+	// A volume that nobody has registered may be, and is then the caller's.
 	_, err = shop.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{
 		Spec: spec("found", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = "nobodys" }),
 	}))
 	check.NoError(t, err)
 }
 
-// next is the next event of a stream, or the error that ended it.
+// next returns the next event of a stream, or the error that ended it.
 func next(stream *connect.ServerStreamForClient[hostv1.EventsResponse]) (*hostv1.Event, error) {
 	if stream.Receive() {
 		return stream.Msg().GetEvent(), nil
@@ -190,7 +190,7 @@ func TestEventsAreFiltered(t *testing.T) {
 			check.NoError(t, err)
 			defer stream.Close()
 			tellAll()
-			// The end of what everyone may see.
+			// The last event, which everyone may see.
 			last := fmt.Sprintf("end-%s", name)
 			h.bus.Publish(events.Event{Topic: events.TopicAgent, Type: events.TypeLagged, Subject: last})
 			var got []string
@@ -204,7 +204,7 @@ func TestEventsAreFiltered(t *testing.T) {
 					got = append(got, e.Topic+" "+e.Subject)
 				}
 			}
-			// Those of the other streams came before.
+			// Events of the other streams came before.
 			if text := strings.Join(got, ", "); text != c.want && !strings.HasSuffix(text, ", "+c.want) {
 				t.Errorf("got %s\nwant %s", text, c.want)
 			}
@@ -212,7 +212,7 @@ func TestEventsAreFiltered(t *testing.T) {
 	}
 }
 
-// mustCreate makes a token and gives its secret.
+// mustCreate makes a token and returns its secret.
 func mustCreate(t *testing.T, h *host, name, rules string) string {
 	t.Helper()
 	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
@@ -222,7 +222,7 @@ func mustCreate(t *testing.T, h *host, name, rules string) string {
 	return made.Msg.GetSecret()
 }
 
-// A stream ends when its token is deleted, or expires, also where nothing happens.
+// A stream ends when its token is deleted or expires, even if nothing happens.
 func TestStreamsEndWithTheirToken(t *testing.T) {
 	h := openACLHost(t)
 	client, token := h.token(t, "agents", `agent { policy = "read" }`, nil)
@@ -274,7 +274,7 @@ func TestStatusIsCut(t *testing.T) {
 
 func TestAnonymous(t *testing.T) {
 	h := openACLHost(t, func(c *Config) { c.SocketRoot = true })
-	h.cfg.SocketRoot = false // from here on root is nobody
+	h.cfg.SocketRoot = false // from here on root has no rights
 	_, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
 	wantError(t, err, connect.CodePermissionDenied, `policy "list" for plugin is missing`, "without a token", "PANNIER_TOKEN")
 	self, err := h.client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
@@ -322,7 +322,7 @@ func TestBootstrapOnce(t *testing.T) {
 	check.NoError(t, os.WriteFile(path, []byte(fmt.Sprintln(reset)), 0o600))
 	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	wantError(t, err, connect.CodeFailedPrecondition)
-	// The old ones stay.
+	// Existing tokens stay valid.
 	_, err = first.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
 	check.NoError(t, err)
 }
@@ -385,7 +385,7 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 	_, err = client.ACL.GetACLPolicy(h.ctx, request(&hostv1.GetACLPolicyRequest{Name: "hidden"}))
 	wantError(t, err, connect.CodePermissionDenied, "a management token is missing")
 
-	// A role, then a policy, then the token goes: at once each.
+	// Delete the role, then the policy, then the token: each counts at once.
 	check.NoError(t, role("q"))
 	wantError(t, devices(), connect.CodePermissionDenied)
 	check.NoError(t, role("p"))
@@ -415,7 +415,7 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// With ACLs off everyone who may call may do everything, and nothing is made that counts later.
+// With ACLs off every caller may do everything, and no tokens or policies can be made that would count later.
 func TestACLsOff(t *testing.T) {
 	h := openHost(t)
 	if !strings.Contains(h.log.String(), "ACLs are off") {
@@ -427,7 +427,7 @@ func TestACLsOff(t *testing.T) {
 	wantError(t, err, connect.CodeFailedPrecondition, "ACLs are off", "acl { enabled = true }")
 }
 
-// Who asked is told by the agent that passed the call on, and believed of a server only.
+// The agent that forwards a call names the original caller. Only servers are believed.
 func TestCallersOfPassedOnCalls(t *testing.T) {
 	const root, alice, ops, node = "root (uid 0) on s2", "alice (uid 1000) on s2", "pannier://dc1/cli/ops", "pannier://dc1/node/n7"
 	cert := func(role pki.Role) *transport.Peer { return &transport.Peer{Name: "x", Role: role, DC: "dc1"} }
@@ -459,7 +459,7 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 	}
 }
 
-// openOverTLS is a host with ACLs and a port, and what calls it with a certificate and a token.
+// openOverTLS opens a host with ACLs and a TLS port. call returns clients with a certificate and a token.
 func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient)) {
 	t.Helper()
 	authority := pkitest.New(t)
@@ -483,7 +483,7 @@ func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string)
 	}
 }
 
-// Over TLS a certificate of any role lets someone call, and a token says what.
+// Over TLS a certificate of any role allows a connection, and the token says what the caller may do.
 func TestCallersOverTLS(t *testing.T) {
 	h, call := openOverTLS(t)
 	secret := mustCreate(t, h, "nodes", `node { policy = "read" }
@@ -495,14 +495,14 @@ func TestCallersOverTLS(t *testing.T) {
 		devices, plugins, _ := call(role, secret)
 		_, err = devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
 		check.NoError(t, err)
-		// Not even who may do everything with plugins runs a file from afar.
+		// Even a caller with all rights on plugins cannot have a file run remotely.
 		_, err = plugins.VerifyPlugin(h.ctx, request(&hostv1.VerifyPluginRequest{Path: "/bin/true"}))
 		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent run a file`)
 	}
 	_, _, fromNode := call(pki.Node, "")
 	_, err := fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	wantError(t, err, connect.CodePermissionDenied, "may not make the first token", "with a certificate of the role cli")
-	// A server that passes a node's call on does not lend it its own certificate.
+	// A server that forwards a node's call does not lend it the rights of its own certificate.
 	_, _, fromServer := call(pki.Server, "")
 	passed := request(&hostv1.BootstrapACLRequest{})
 	passed.Header().Set(forwardedHeader, "pannier://dc1/node/n7")
@@ -513,8 +513,8 @@ func TestCallersOverTLS(t *testing.T) {
 	check.NoError(t, err)
 }
 
-// What makes a token may be passed on more than once, where an answer was lost: it makes one token,
-// and each answer has its secret.
+// A call that makes a token may be forwarded repeatedly if an answer was lost. It makes one token, and each answer
+// has its secret.
 func TestOneCallMakesOneToken(t *testing.T) {
 	h, call := openOverTLS(t)
 	_, _, server := call(pki.Server, "")
@@ -553,7 +553,7 @@ func TestOneCallMakesOneToken(t *testing.T) {
 	if other := create(server, "other", passedOn("other")); other.GetSecret() == one.GetSecret() || other.GetToken().GetAccessor() == one.GetToken().GetAccessor() {
 		t.Errorf("another call made the same token %v", other.GetToken())
 	}
-	// A caller of its own does not say which call it is.
+	// An original caller cannot set the call's key.
 	_, _, direct := call(pki.CLI, first[0].GetSecret())
 	if other := create(direct, "one", passedOn("one")); other.GetSecret() == one.GetSecret() {
 		t.Error("a caller chose the secret of a token")

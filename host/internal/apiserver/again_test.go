@@ -21,8 +21,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// twice is a leader whose first answer to each call is lost. With here it is the agent itself that
-// leads then.
+// twice is a leader whose first answer to each call is lost. With here, the agent itself leads.
 type twice struct {
 	to   http.RoundTripper
 	here bool
@@ -58,7 +57,7 @@ func (l *twice) lead(leads bool) {
 	l.leads = leads
 }
 
-// TestOneCallDeletesOnce: what was done by the first try of a call is no error of its second.
+// TestOneCallDeletesOnce: the second attempt of a call does not fail because the first one has done its work.
 func TestOneCallDeletesOnce(t *testing.T) {
 	t.Run("passed on again", func(t *testing.T) { deletesOnce(t, false) })
 	t.Run("answered by the agent itself", func(t *testing.T) { deletesOnce(t, true) })
@@ -131,7 +130,7 @@ func deletesOnce(t *testing.T, here bool) {
 		if err := row.do(); err != nil {
 			t.Errorf("%s: %v", row.what, err)
 		}
-		// Another call is told.
+		// Another call gets the error.
 		lossy.lead(false)
 		if err := row.do(); connect.CodeOf(err) != connect.CodeNotFound {
 			t.Errorf("%s that is not there: %v", row.what, err)

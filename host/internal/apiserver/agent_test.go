@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// A stop that closes the server is answered first.
+// Stop is answered before the server is closed.
 func TestStopIsAnswered(t *testing.T) {
 	asked := make(chan bool, 1)
 	closed := make(chan error, 1)

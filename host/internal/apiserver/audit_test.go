@@ -28,7 +28,7 @@ func auditLines(t *testing.T, path string) (all []auditEntry, text string) {
 	return all, string(data)
 }
 
-// find waits for a line: a call's comes after its answer.
+// find waits for a line, which is written after the call's answer.
 func find(t *testing.T, path, what string, is func(auditEntry) bool) (found auditEntry) {
 	t.Helper()
 	check.Eventually(t, "the audit log has "+what, func() bool {
@@ -106,10 +106,10 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// However the file goes away, the next line is in a new one, and none is lost.
+// However the file was moved or removed, the next line is in a new file, and none is lost.
 func TestAuditIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
-	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an agent before
+	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an earlier agent
 	h := openHost(t, func(c *Config) { c.AuditPath = path })
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("an audit log that everyone could read: %v, %v", info, err)
@@ -135,7 +135,7 @@ func TestAuditIsRotated(t *testing.T) {
 	}
 }
 
-// A call is made also where its line cannot be written, and that is told.
+// A call is also made if its line cannot be written, and the failure is logged.
 func TestAuditCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	path := filepath.Join(dir, "audit.log")
@@ -154,7 +154,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 		t.Fatalf("%v failures", n)
 	}
 	check.NoError(t, os.RemoveAll(dir))
-	check.NoError(t, os.Symlink("/dev/full", dir)) // a folder that is none
+	check.NoError(t, os.Symlink("/dev/full", dir)) // not a regular file
 	for range 2 {
 		_, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
 		check.NoError(t, err)
@@ -174,7 +174,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 		t.Error("that it is written again is not told")
 	}
 
-	// An agent that could not write one line does not start.
+	// An agent that cannot open the file does not start.
 	if err := newAuditLog("/dev/full", h.cfg.Logger).open(); err == nil || !strings.Contains(err.Error(), "no regular file") {
 		t.Errorf("an audit log that is a device: %v", err)
 	}

@@ -20,20 +20,20 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// reach is a server, and what carries requests to it.
+// reach is a server and the transport to it.
 type reach struct {
 	route.Member
 	via http.RoundTripper
 }
 
-// byAddress carries requests to servers, by their addresses.
+// byAddress routes requests to servers by address.
 type byAddress map[string]http.RoundTripper
 
 func (b byAddress) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b[r.URL.Host].RoundTrip(r)
 }
 
-// routeTo is an agent's way to servers. local says whether the agent itself leads.
+// routeTo returns a router to servers. local says whether the agent itself leads.
 func routeTo(local route.Local, servers ...reach) *route.Router {
 	transport := byAddress{}
 	var members []route.Member
@@ -46,7 +46,7 @@ func routeTo(local route.Local, servers ...reach) *route.Router {
 	return r
 }
 
-// deposed is an agent that leads as often as it is asked a number of times, and takes another for the leader then.
+// deposed is an agent that leads for a number of checks, and then names another leader.
 type deposed struct {
 	leads  atomic.Int32
 	leader string
@@ -56,8 +56,8 @@ func (d *deposed) Leader() bool { return d.leads.Add(-1) >= 0 }
 
 func (d *deposed) Stats() cluster.Stats { return cluster.Stats{LeaderName: d.leader} }
 
-// TestDeposedLeader: a server that stops leading before it has answered a call does not answer it, and the next leader
-// does, whether the caller called that server or another agent, which took it for the leader.
+// TestDeposedLeader: a server that stops leading before it has answered a call discards its answer, and the next
+// leader answers, whether the call came from its caller or was forwarded by another agent.
 func TestDeposedLeader(t *testing.T) {
 	authority := pkitest.New(t)
 	listen := func(name string) (*transport.Port, reach) {

@@ -15,8 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// pseudoDevices are the plugins of a host, and the only one of them: it has one device
-// that is well, and one that is not.
+// pseudoDevices is the only device plugin of a host, with one healthy and one unhealthy device.
 type pseudoDevices struct{}
 
 func (pseudoDevices) AwaitDevicePlugins(ctx context.Context, seen, _ []string) (names, pending []string, err error) {

@@ -32,7 +32,7 @@ var codesOfErrors = []struct {
 	code connect.Code
 	errs []error
 }{
-	// What can be tried again comes first: it wraps the reason.
+	// Retryable errors come first: they wrap the reason.
 	{connect.CodeUnavailable, []error{
 		command.ErrUncertain, command.ErrNotLeader, command.ErrClosed, command.ErrStopped,
 		workload.ErrClosed, workload.ErrNotReconciled, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,

@@ -45,7 +45,7 @@ import (
 // storageFake is a storage plugin and a driver in memory. What it publishes is a
 // real mount.
 type storageFake struct {
-	storage.Client // nil: what a test does not expect panics
+	storage.Client // nil: unexpected calls panic
 
 	mu        sync.Mutex
 	volumes   map[string]storage.CreateRequest // by external id
@@ -192,7 +192,7 @@ func (f *storageFake) VolumeStats(context.Context, storage.Driver, storage.Stats
 	}, f.failure("stats")
 }
 
-// consulFake is what the host knows of its Consuls: services and tokens.
+// consulFake stands for services and tokens in Consul.
 type consulFake struct {
 	mu       sync.Mutex
 	problems map[string]string
@@ -226,7 +226,7 @@ func (f *consulFake) Sweep(_ context.Context, dryRun bool) (tokens.Report, error
 	return f.report, f.err
 }
 
-// host is a server with all that is behind it.
+// host is a server with everything behind it.
 type host struct {
 	*Server
 	fake   *storageFake
@@ -260,14 +260,14 @@ func allCaps() storage.ControllerCapabilities {
 	return storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true, Expand: true, OnlineExpand: true, CreateDeleteSnapshot: true, ListSnapshots: true}
 }
 
-// onePlugin is a host's plugin that only says of itself that it runs.
+// onePlugin is a plugin that only has a status.
 type onePlugin struct{ Plugins }
 
 func (onePlugin) Status() []supervisor.Status {
 	return []supervisor.Status{{Name: "csi-bridge", State: supervisor.Running, Restarts: 2, PID: 7}}
 }
 
-// noTokens are those of a node that has never asked for one.
+// noTokens is a node without tokens.
 type noTokens struct{ servicesteps.Tokens }
 
 func (noTokens) OnNode(context.Context, string) ([]claim.Token, error) { return nil, nil }
@@ -348,7 +348,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	return h
 }
 
-// stopAll leaves no mount behind, whatever a test did.
+// stopAll unmounts everything, whatever a test did.
 func stopAll(t *testing.T, m *workload.Manager) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -361,7 +361,7 @@ func stopAll(t *testing.T, m *workload.Manager) {
 
 func request[T any](m *T) *connect.Request[T] { return connect.NewRequest(m) }
 
-// wantError checks the code of an error and that its text has all that it should.
+// wantError checks the code of an error, and that its text contains all parts.
 func wantError(t *testing.T, err error, code connect.Code, says ...string) {
 	t.Helper()
 	if connect.CodeOf(err) != code || err == nil {
@@ -377,7 +377,7 @@ func wantError(t *testing.T, err error, code connect.Code, says ...string) {
 
 const secretValue, secretFlag = "hunter2-the-secret", "password=hunter2-the-flag"
 
-// spec is a volume's definition with something secret in it.
+// spec returns a volume's definition with secrets.
 func spec(id string, change ...func(s *hostv1.VolumeSpec)) *hostv1.VolumeSpec {
 	s := &hostv1.VolumeSpec{
 		Id: id, Type: "csi", PluginId: "fake", CapacityMin: 1 << 20,
@@ -398,7 +398,7 @@ func (h *host) create(t *testing.T, s *hostv1.VolumeSpec) *hostv1.Volume {
 	return resp.Msg.Volume
 }
 
-// start brings up a workload with one volume and returns its steps.
+// start starts a workload with one volume and returns its steps.
 func (h *host) start(t *testing.T, id, volume string) (*hostv1.Workload, []*hostv1.Step) {
 	t.Helper()
 	w, steps, err := h.tryStart(id, volume, false)

@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// putNode tells the ledger of a node that is not the host's own.
+// putNode adds another node to the ledger.
 func (h *host) putNode(t *testing.T, name string) {
 	t.Helper()
 	_, err := h.ledger.PutNode(h.ctx, claim.Node{Name: name, BootID: "1", Attributes: map[string]string{"k": "v"}})
@@ -41,7 +41,7 @@ func TestNodes(t *testing.T) {
 	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
 	check.NoError(t, err)
 
-	// A drain that is asked for twice is the one that was begun.
+	// A second drain returns the first one.
 	for range 2 {
 		drain, err := h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2", Enable: true}))
 		check.NoError(t, err)
@@ -84,7 +84,7 @@ func TestNodes(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "name")
 }
 
-// TestANodeThatComesBackIsNotPurged: while the purge waits for a claim's release the node puts its record.
+// TestANodeThatComesBackIsNotPurged: the node registers while the purge waits for the release of a claim.
 func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	h := openHost(t)
 	h.putNode(t, "n2")
@@ -121,7 +121,7 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	check.NoError(t, err)
 }
 
-// heartbeats are what a leader has heard: of n2, just now.
+// heartbeats has one of n2, received just now.
 type heartbeats struct{}
 
 func (heartbeats) Known(node string) (lastHeard, keepsTo time.Time) {

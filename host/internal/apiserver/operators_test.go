@@ -17,12 +17,12 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// elsewhere is a leader behind another host's socket. While its errors last, nobody leads.
+// elsewhere is a leader behind another host's socket. While errs lasts there is no leader.
 type elsewhere struct {
 	socket string
 	mu     sync.Mutex
 	errs   int
-	lost   int // answers that are still to be lost
+	lost   int // how many more answers to lose
 	here   bool
 	asked  []*http.Request
 }
@@ -35,7 +35,7 @@ func (e *elsewhere) Leader() bool {
 
 func (e *elsewhere) Stats() cluster.Stats { return cluster.Stats{} }
 
-// route is the way of another agent to the leader.
+// route is another agent's router to the leader.
 func (e *elsewhere) route() *route.Router {
 	return routeTo(e, reach{route.Member{Name: "leader", Addr: "leader", Server: true}, e})
 }
@@ -83,10 +83,10 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	if by := e.asked[0].Header.Get(forwardedHeader); !strings.Contains(by, "on n1") || !strings.Contains(by, "uid") {
 		t.Errorf("it was passed on for %q", by)
 	}
-	// Errors of the leader are the caller's.
+	// Errors of the leader are returned unchanged.
 	_, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "nobody"}))
 	wantError(t, err, connect.CodeNotFound, "nobody")
-	// A stale answer is this server's own, as is what is its node's.
+	// This server answers stale queries itself, and those about its own node.
 	wantError(t, get(&hostv1.ReadOptions{Stale: true}), connect.CodeNotFound, "known-to-the-leader")
 	asked := len(e.asked)
 	_, err = h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
@@ -94,10 +94,10 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	if len(e.asked) != asked {
 		t.Error("the node's own was passed on")
 	}
-	// It is sent again over an election.
+	// The call is repeated during an election.
 	e.set(func() { e.errs = 3 })
 	check.NoError(t, get(nil))
-	// So it is when an answer is lost, and the leader can tell that it is the same one.
+	// It is also repeated when an answer was lost, with the same key.
 	e.set(func() { e.asked, e.lost = nil, 1 })
 	check.NoError(t, get(nil))
 	check.NoError(t, get(nil))
@@ -108,7 +108,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	if len(calls) != 3 || len(calls[0]) < 26 || calls[0] != calls[1] || calls[1] == calls[2] {
 		t.Errorf("two requests, one of them sent twice, were the calls %q", calls)
 	}
-	// Streams pass.
+	// Streams are forwarded.
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
 	stream, err := h.client.System.Watch(ctx, request(&hostv1.WatchRequest{Topics: []string{"nodes"}}))
@@ -123,12 +123,12 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	}
 	cancel()
 	_ = stream.Close()
-	// Where this server has come to lead meanwhile, it answers by itself.
+	// If this server has become the leader it answers itself.
 	e.set(func() { e.here = true })
 	wantError(t, get(nil), connect.CodeNotFound, "known-to-the-leader")
 }
 
-// A request that was passed on is never passed on again, and who passed it on looks for the leader again.
+// A forwarded request is never forwarded again: the agent that forwarded it looks for the leader again.
 func TestNoRequestGoesRound(t *testing.T) {
 	first, second := &elsewhere{}, &elsewhere{}
 	a := openHost(t, func(c *Config) { c.Leader = first.route() })

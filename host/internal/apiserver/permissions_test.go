@@ -31,7 +31,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// procedures are all calls of the API, as the protobuf files have them.
+// procedures returns all calls of the API from the protobuf files.
 func procedures() map[string]protoreflect.MethodDescriptor {
 	all := map[string]protoreflect.MethodDescriptor{}
 	of := hostv1.File_pannier_host_v1_volume_proto.Package()
@@ -65,7 +65,7 @@ func TestEveryCallHasItsNeed(t *testing.T) {
 	}
 }
 
-// The callers of the table. Each of them may do all that its policy could allow.
+// The callers of the table. Each has all rights of its kind.
 var callers = map[string]string{
 	"none":  "",
 	"other": `namespace "other" { policy = "write" }`,
@@ -87,8 +87,8 @@ var callers = map[string]string{
 		agent { policy = "deny" }`,
 }
 
-// who may make the calls whose request is of namespace "default"; a management token may
-// make all, and one that has expired none.
+// who may make the calls if their request names namespace "default". Management tokens may make all, expired ones
+// none.
 var who = map[string][]string{
 	"read write": {
 		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceExplainVolumeProcedure, v1.VolumeServiceListExternalProcedure, v1.VolumeServiceListSnapshotsProcedure,
@@ -115,7 +115,7 @@ var who = map[string][]string{
 		v1.SecretsServiceRotateSecretsKeyProcedure, v1.SystemServiceCollectGarbageProcedure,
 	},
 	"none other read write denied": {
-		v1.AgentServiceEventsProcedure, v1.SystemServiceWatchProcedure, // with no topic
+		v1.AgentServiceEventsProcedure, v1.SystemServiceWatchProcedure, // without topics
 		v1.ACLServiceBootstrapACLProcedure, v1.ACLServiceListACLPoliciesProcedure, v1.ACLServiceGetACLSelfProcedure,
 	},
 	"": {
@@ -126,7 +126,7 @@ var who = map[string][]string{
 	},
 }
 
-// tokensOf finds tokens by their secrets.
+// tokensOf finds tokens by secret.
 type tokensOf map[string]ledger.Granted
 
 func (f tokensOf) Granted(_ context.Context, hash string) (ledger.Granted, error) {
@@ -136,8 +136,7 @@ func (f tokensOf) Granted(_ context.Context, hash string) (ledger.Granted, error
 	return ledger.Granted{}, ledger.ErrTokenNotFound
 }
 
-// openGate serves all calls of the API on a socket: what gets through the interceptor finds
-// that nobody carries it out.
+// openGate serves all calls of the API on a socket. Calls that pass the interceptor are not implemented.
 func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	t.Helper()
 	s := New(Config{Logger: hclog.NewNullLogger(), ACL: resolver})
@@ -176,8 +175,7 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 	return conn
 }
 
-// callOf makes a call as a caller with this secret would, about an object of namespace
-// "default", and gives its error.
+// callOf makes a call with this secret about an object of namespace "default", and returns its error.
 func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protoreflect.MethodDescriptor, secret string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -206,7 +204,7 @@ func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protor
 	return stream.RecvMsg(dynamicpb.NewMessage(method.Output()))
 }
 
-// Every call of the API, made by everyone.
+// Every call of the API by every caller.
 func TestWhoMayDoWhat(t *testing.T) {
 	known := tokensOf{}
 	token := func(name string, typ ledger.TokenType, expires time.Time, rules string) {
@@ -277,7 +275,7 @@ func wantStatus(t *testing.T, who string, err error, code codes.Code, says ...st
 	}
 }
 
-// What a request asks for beside its object.
+// Permissions that depend on the request.
 func TestNeedsOfRequests(t *testing.T) {
 	const shop = `namespace "shop" { policy = "write" }`
 	spec := func(change func(*hostv1.WorkloadSpec)) *hostv1.StartWorkloadRequest {
@@ -291,7 +289,7 @@ func TestNeedsOfRequests(t *testing.T) {
 		procedure string
 		msg       any
 		rules     string
-		lacks     string // empty: it is allowed
+		lacks     string // empty: allowed
 	}{
 		"no namespace is default":        {v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Id: "v"}, shop, `"csi-read-volume" on namespace "default"`},
 		"default is no namespace":        {v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Id: "v"}, `namespace "default" { policy = "read" }`, ""},

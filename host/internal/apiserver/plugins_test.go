@@ -60,7 +60,7 @@ func (p *pluginHost) install(name, mode, version string) string {
 	return path
 }
 
-// await waits until the plugin is as it should be.
+// await waits until the plugin's status is ok.
 func (p *pluginHost) await(what string, ok func(*hostv1.Plugin) bool) *hostv1.Plugin {
 	p.t.Helper()
 	var found *hostv1.Plugin
@@ -77,7 +77,7 @@ func (p *pluginHost) await(what string, ok func(*hostv1.Plugin) bool) *hostv1.Pl
 	return found
 }
 
-// What an operator can do about a plugin, and what comes of it.
+// What operators do with a plugin.
 func TestPluginsLife(t *testing.T) {
 	p := openPluginHost(t)
 	plugins := p.client.Plugins
@@ -145,7 +145,7 @@ func TestPluginsLife(t *testing.T) {
 	}
 }
 
-// A binary that cannot take over is told with its reason, and with who serves.
+// If a binary cannot take over, the error has the reason and says which binary serves.
 func TestSwapThatFails(t *testing.T) {
 	p := openPluginHost(t)
 	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
@@ -187,7 +187,7 @@ func TestVerifyPlugin(t *testing.T) {
 	wantError(t, err, connect.CodeNotFound, "/nowhere/at-all")
 	_, err = verify("fixture")
 	wantError(t, err, connect.CodeInvalidArgument, "absolute")
-	// Who may use the socket may not have the agent run a file for that.
+	// Access to the socket is not enough to have the agent run a file.
 	for uid, want := range map[uint32]connect.Code{65534: connect.CodePermissionDenied, p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound} {
 		ctx := withCaller(p.ctx, &caller{peer: peer{uid: uid}})
 		_, err := pluginService{p.Server}.VerifyPlugin(ctx, request(&hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"}))
@@ -198,7 +198,7 @@ func TestVerifyPlugin(t *testing.T) {
 	}
 }
 
-// lines collects what a log's stream says until it ends.
+// lines returns the lines of a log's stream.
 func (p *pluginHost) lines(t *testing.T, req *hostv1.PluginLogRequest) (all []string, err error) {
 	t.Helper()
 	stream, err := p.client.Plugins.PluginLog(p.ctx, request(req))
@@ -233,7 +233,7 @@ func TestPluginLog(t *testing.T) {
 	_, err = p.lines(t, &hostv1.PluginLogRequest{Name: "fixture", Recent: maxLogLines + 1})
 	wantError(t, err, connect.CodeInvalidArgument, "recent")
 
-	// Followed, also where the host empties the file.
+	// Following continues when the host truncates the file.
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
 	stream, err := p.client.Plugins.PluginLog(ctx, request(&hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true}))

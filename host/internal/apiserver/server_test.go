@@ -30,7 +30,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// The test program is also the caller that a test runs as another user.
+// Tests run the test program as another user to make a call.
 func TestMain(m *testing.M) {
 	if socket := os.Getenv("PANNIER_TEST_CALL"); socket != "" {
 		if err := call(socket); err != nil {
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// call makes a call of each sort.
+// call makes a unary call and a stream.
 func call(socket string) error {
 	client, err := api.New("unix://" + socket)
 	if err != nil {
@@ -63,7 +63,7 @@ func call(socket string) error {
 	return err
 }
 
-// curl is what people and scripts use.
+// curl runs curl, as people and scripts do.
 func curl(t *testing.T, args ...string) (body string, code string) {
 	t.Helper()
 	out, err := exec.Command("curl", append([]string{"-s", "--max-time", "10", "-w", "\n%{http_code}"}, args...)...).CombinedOutput()
@@ -118,7 +118,7 @@ func TestCurl(t *testing.T) {
 			}
 		}
 	}
-	// Any local user can reach TCP: it has nothing else.
+	// Any local user can connect over TCP, so nothing else is served there.
 	_, code = curl(t, "-H", "Content-Type: application/json", "-d", "{}", "http://"+h.HTTPAddress()+hostv1connect.DriverServiceListDriversProcedure)
 	if code != "404" {
 		t.Errorf("the API on TCP answers %s", code)
@@ -159,15 +159,14 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// callAs calls the agent as another user. What the socket's own mode would keep
-// away is let through, so that the peer's credentials decide.
+// callAs calls the agent as another user. The socket's mode is opened, so that the peer's credentials decide.
 func callAs(t *testing.T, h *host, uid uint32, groups ...uint32) (ok bool, output string) {
 	t.Helper()
 	check.NoError(t, os.Chmod(h.cfg.Socket, 0o666))
 	for dir := filepath.Dir(h.cfg.Socket); strings.HasPrefix(dir, os.TempDir()) && dir != os.TempDir(); dir = filepath.Dir(dir) {
 		check.NoError(t, os.Chmod(dir, 0o755))
 	}
-	// The test program lies where only root can read it.
+	// Tests run the test program as another user to make a call.
 	exe, err := os.Executable()
 	check.NoError(t, err)
 	program, err := os.ReadFile(exe)
@@ -207,7 +206,7 @@ func TestWhoMayCall(t *testing.T) {
 	if ok, out := callAs(t, shared, nobody, 7, gid); !ok {
 		t.Errorf("a member of the group was refused:\n%s", out)
 	}
-	many := make([]uint32, 300) // more than there is room for at first
+	many := make([]uint32, 300) // more than the first buffer holds
 	for n := range many {
 		many[n] = uint32(100000 + n)
 	}
@@ -249,7 +248,7 @@ func TestSocket(t *testing.T) {
 		t.Errorf("a group by its number: %+v, %v", a, err)
 	}
 
-	// One that was killed leaves its socket, on which nobody listens.
+	// An agent that was killed leaves its socket, with nobody listening.
 	dead := filepath.Join(t.TempDir(), "dead.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
 	check.NoError(t, err)
@@ -265,7 +264,7 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// A server that cannot have its TCP address leaves nothing behind.
+// A server whose TCP address is taken leaves nothing open.
 func TestOpenFails(t *testing.T) {
 	h := openHost(t)
 	cfg := h.cfg
@@ -283,8 +282,7 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// A call that does not end by itself is cut off, and can be told from one that
-// the caller cut off.
+// A call that does not end is cancelled by Close, with another error than if the caller cancels it.
 func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("mysql"))

@@ -101,7 +101,7 @@ func TestSweepTokens(t *testing.T) {
 	}
 }
 
-// What checks the cluster's signatures is public, and nothing else of it is.
+// Only the keys that verify the cluster's signatures are public.
 func TestPublicKeys(t *testing.T) {
 	const set = `{"keys":[{"kty":"EC","kid":"k1"}]}`
 	var fails error

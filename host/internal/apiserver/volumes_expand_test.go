@@ -71,7 +71,7 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 3 << 20}))
 	wantError(t, err, connect.CodeUnknown, `on node "n2"`, "no way there", "expand it again")
 
-	// A node that has let go of it is not asked.
+	// A node without claims is not asked.
 	others.set(nil)
 	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"}, To: claim.NodeDetached})
 	check.NoError(t, err)

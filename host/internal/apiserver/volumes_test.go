@@ -52,7 +52,7 @@ func TestAVolumesLife(t *testing.T) {
 	if grown.Msg.Volume.Capacity != 2<<20 || grown.Msg.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 || h.fake.expanded[0].VolumePath != w.Mounts[0].HostPath {
 		t.Errorf("grown %v, mounts %v", grown.Msg.Volume, h.fake.expanded)
 	}
-	// It still is what the first definition asks for, only larger.
+	// The grown volume still fits the first definition.
 	h.create(t, spec("mysql"))
 
 	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
@@ -108,7 +108,7 @@ func topologyRequest(rack string) *hostv1.TopologyRequest {
 	return &hostv1.TopologyRequest{Required: []*hostv1.Topology{{Segments: map[string]string{"rack": rack}}}}
 }
 
-// A create that the ledger did not take is finished by repeating it.
+// A create is finished by repeating it if the ledger could not be written.
 func TestCreateIsFinishedByRepeatingIt(t *testing.T) {
 	var broken *brokenLedger
 	h := openHost(t, func(c *Config) {
@@ -163,7 +163,7 @@ func TestRegister(t *testing.T) {
 	wantError(t, err, connect.CodeNotFound, `validate volume "gone"`, "vol-7", "no such volume")
 	h.fake.setFailure("validate", nil)
 
-	// A created volume keeps what the driver said of it.
+	// A create is finished by repeating it if the ledger could not be written.
 	made := h.create(t, spec("mysql"))
 	resp, err = register(spec("mysql", func(s *hostv1.VolumeSpec) { s.ExternalId, s.Name = made.Spec.ExternalId, "n" }))
 	if check.NoError(t, err); resp.Volume.Capacity != made.Capacity {
@@ -267,7 +267,7 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 	} else if strings.Count(text, "VolumeService/CreateVolume") != 1 || !strings.Contains(text, "object=mysql") || !strings.Contains(text, "uid=0") {
 		t.Errorf("the change is not logged once with its object and caller:\n%s", text)
 	}
-	// What was shown left the definition as it is.
+	// Redaction does not change the stored definition.
 	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag || strings.Contains(string(v.SealedSecrets), "hunter2") {
 		t.Errorf("in the ledger: %+v, %v", v.MountOptions, err)
 	}

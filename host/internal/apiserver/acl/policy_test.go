@@ -44,7 +44,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// parse is the rules of policies that are right.
+// parse returns the rules of valid policies.
 func parse(t *testing.T, texts ...string) *Rules {
 	t.Helper()
 	var all []Policy
@@ -102,7 +102,7 @@ func TestNamespaces(t *testing.T) {
 func TestAreas(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies []string
-		want     Level // the furthest that is allowed
+		want     Level // the highest level that is allowed
 	}{
 		"nothing":   {nil, None},
 		"another":   {[]string{`node { policy = "write" }`}, None},
@@ -137,7 +137,7 @@ func TestManagement(t *testing.T) {
 	}
 }
 
-// Whatever is written, it is read or refused, and never allows what no policy names.
+// Any text is parsed or refused, and never allows what no policy names.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{`namespace "a" { policy = "read" }`, `{"node": {"policy": "write"}}`, `plugin {`, `namespace "*" { capabilities = ["deny"] }`} {
 		f.Add(text)

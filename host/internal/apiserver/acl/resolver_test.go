@@ -14,7 +14,7 @@ import (
 	ledger "github.com/pannier/pannier/cluster/acl"
 )
 
-// fakeLedger has tokens by their secrets.
+// fakeLedger has tokens by secret.
 type fakeLedger struct {
 	mu        sync.Mutex
 	tokens    map[string]ledger.Granted
@@ -51,7 +51,7 @@ func policy(name string, index uint64, rules string) ledger.Policy {
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// newResolver is one whose clock the test sets.
+// newResolver returns a resolver whose clock the test sets.
 func newResolver(f *fakeLedger, keep time.Duration) (*Resolver, *time.Time) {
 	now := noon
 	r := NewResolver(f, keep, hclog.NewNullLogger())
@@ -117,7 +117,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// A host without a ledger keeps answers for a while, and for longer while no server answers.
+// A plain node reuses answers for a while, and for longer while no server answers.
 func TestResolveFarAway(t *testing.T) {
 	f := &fakeLedger{tokens: map[string]ledger.Granted{"m": {Token: ledger.Token{Accessor: "a", Type: ledger.Management, ExpiresAt: noon.Add(time.Hour)}}}}
 	r, now := newResolver(f, time.Minute)
@@ -149,7 +149,7 @@ func TestResolveFarAway(t *testing.T) {
 	*now = noon.Add(31 * time.Minute)
 	try(7, ErrUnknownToken)
 	f.err = away
-	try(8, away) // what is known to be gone is not taken again
+	try(8, away) // a token known to be deleted is not cached
 }
 
 func TestResolveManyAtOnce(t *testing.T) {
