@@ -19,7 +19,7 @@ import (
 // exclusive may be used by one workload at a time.
 var exclusive = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
 
-// nodes are the other nodes; stops is what they were asked for.
+// nodes are the other nodes; stops records the workloads that they were asked to stop.
 type nodes struct {
 	mu    sync.Mutex
 	fails int
@@ -59,7 +59,7 @@ func (h *host) begins(t *testing.T, s Spec) (started chan error) {
 		_, err := h.Start(context.Background(), s, Options{})
 		started <- err
 	}()
-	for late := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for late := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
 		if _, err := h.Get(s.WorkloadRef); err == nil {
 			return started
 		}
@@ -76,9 +76,8 @@ func refs(ids ...string) (all []claim.WorkloadRef) {
 	return all
 }
 
-// A workload takes nothing before all that it comes after are gone, with their claims; and
-// then it goes on by itself.
-func TestItComesAfterOthers(t *testing.T) {
+// A workload takes nothing before all that it comes after are gone, with their claims; then it continues.
+func TestStartAfterOthers(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a", exclusive)
 	h.start(t, spec("one", "a"))
@@ -111,7 +110,7 @@ func TestItComesAfterOthers(t *testing.T) {
 	h.nothingWaits(t)
 }
 
-// nothingWaits checks that the ledger knows of nobody who waits or runs.
+// nothingWaits checks that no workload waits or runs according to the ledger.
 func (h *host) nothingWaits(t *testing.T) {
 	t.Helper()
 	on, _, err := h.ledger.OnNode(t.Context(), here)
@@ -120,8 +119,8 @@ func (h *host) nothingWaits(t *testing.T) {
 	}
 }
 
-// What has services and no volumes waits too, and a stop ends the waiting cleanly.
-func TestAStopEndsTheWaiting(t *testing.T) {
+// A workload with services and no volumes waits too, and a stop ends the wait cleanly.
+func TestStopEndsTheWait(t *testing.T) {
 	h := newHost(t)
 	h.start(t, spec("one"))
 	s := withServices(spec("two"), sidecar("two"))
@@ -140,7 +139,7 @@ func TestAStopEndsTheWaiting(t *testing.T) {
 	h.clean(t)
 }
 
-func TestItReplacesAnother(t *testing.T) {
+func TestReplace(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a", exclusive)
 	h.start(t, spec("old", "a"))
@@ -154,8 +153,8 @@ func TestItReplacesAnother(t *testing.T) {
 	h.clean(t)
 }
 
-// The other is on another node, which is asked until it has heard, once.
-func TestItReplacesOneOnAnotherNode(t *testing.T) {
+// The other workload is on another node, which is asked until the request has arrived, once.
+func TestReplaceOnAnotherNode(t *testing.T) {
 	h := prepareHost(t, newDir(t))
 	others := &nodes{fails: 2, asked: make(chan struct{})}
 	h.Nodes = others
@@ -177,7 +176,7 @@ func TestItReplacesOneOnAnotherNode(t *testing.T) {
 	h.clean(t)
 }
 
-// While the ledger cannot be reached the waiting goes on.
+// While the ledger cannot be reached the wait continues.
 func TestTheLedgerIsAwayWhileItWaits(t *testing.T) {
 	h := newHost(t)
 	h.start(t, spec("one"))
@@ -194,7 +193,7 @@ func TestTheLedgerIsAwayWhileItWaits(t *testing.T) {
 	h.clean(t)
 }
 
-// The next process of the host goes on waiting, also where it finds no ledger at first.
+// The next process of the host continues the wait, even if it cannot reach the ledger at first.
 func TestARestartWhileItWaits(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a", exclusive)

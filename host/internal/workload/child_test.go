@@ -12,11 +12,10 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// envChild makes the test binary a host of its own, to be killed.
+// envChild makes the test binary a host that will be killed.
 const envChild = "WORKLOAD_TEST_CHILD"
 
-// child is what it does: it starts spec, stops it where it is told to, and hangs
-// at a label for ever.
+// child is what it does: it starts spec, stops it if told to, and hangs at a label forever.
 type child struct {
 	Dir   string
 	Spec  Spec
@@ -58,7 +57,7 @@ func beChild(arg string) {
 	_ = hang(ctx)
 }
 
-// killed runs a child until it hangs and kills it there.
+// killed runs a child until it hangs, and kills it there.
 func (c child) killed(t *testing.T) {
 	t.Helper()
 	arg, err := json.Marshal(c)

@@ -23,8 +23,8 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// consul is Consul with its plugins, in a file as the ledger is. Tokens are minted, or
-// where life is set given by login.
+// consul is Consul with its plugins, in a file as the ledger is. Tokens are minted, or with life set returned by
+// login.
 type consul struct {
 	*hooks
 	ledger *ledger
@@ -42,7 +42,7 @@ type consulState struct {
 	Services map[string]registration.Instance
 }
 
-// given is a token of Consul's.
+// given is one of Consul's tokens.
 type given struct {
 	claim.Token
 	Secret string
@@ -88,7 +88,7 @@ func (c *consul) services() map[string]registration.Instance {
 	return maps.Clone(c.state.Services)
 }
 
-// forget loses all tokens, as a Consul does whose state is lost.
+// forget loses all tokens, like a Consul whose state is lost.
 func (c *consul) forget() error {
 	return c.change(func(s *consulState) error { clear(s.Tokens); return nil })
 }
@@ -184,7 +184,7 @@ func (c *consul) Deregister(ctx context.Context, _, id string) error {
 	})
 }
 
-// file is the bootstrap that Bootstrap makes.
+// file is the bootstrap file that Bootstrap makes.
 type file struct {
 	Request bootstrap.Request
 	Token   string
@@ -219,7 +219,7 @@ func (c *consul) changed() int {
 	return c.changes
 }
 
-// intends says whether the ledger has the token, of a workload that runs.
+// intends reports whether the ledger has the token, of a workload that runs.
 func (l *ledger) intends(t claim.Token) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,7 +233,7 @@ func (l *ledger) tokens() []claim.Token {
 	return slices.Clone(l.state.Tokens)
 }
 
-// newID is the ID of a token.
+// newID makes the ID of a token.
 func newID() string {
 	meshed := service.Service{Connect: &service.Connect{}}
 	return new(servicesteps.Steps).NewRecord(claim.WorkloadRef{}, meshed).Token.ID

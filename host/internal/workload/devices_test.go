@@ -70,8 +70,7 @@ func (p onlyPlugin) DoDevice(ctx context.Context, _ string, fn func(ctx context.
 	return fn(ctx, p.client)
 }
 
-// withDevices gives a host that is not open yet the devices of z, as a registry of a new
-// process knows them.
+// withDevices gives a host that is not open yet the devices of z, as the registry of a new process knows them.
 func (h *host) withDevices(t *testing.T, z *zeros) *host {
 	t.Helper()
 	z.hooks = h.hooks
@@ -137,7 +136,7 @@ func TestDevicesAreHeldOverARestart(t *testing.T) {
 	h.clean(t)
 }
 
-// The host ends while the plugin is asked: the next process asks for the same devices.
+// The host ends during the call to the plugin: the next process asks for the same devices.
 func TestARestartInTheMiddleOfAReservation(t *testing.T) {
 	h := prepareHost(t, newDir(t)).withDevices(t, &zeros{})
 	h.open(t)
@@ -178,7 +177,7 @@ func TestAReservationThatFailsFreesTheDevices(t *testing.T) {
 	h.clean(t)
 }
 
-func TestADeviceDoesNotLieWhereAVolumeIs(t *testing.T) {
+func TestDeviceAtTheDestinationOfAVolume(t *testing.T) {
 	h := prepareHost(t, newDir(t)).withDevices(t, &zeros{})
 	h.open(t)
 	h.volume(t, full, "a")
@@ -190,9 +189,9 @@ func TestADeviceDoesNotLieWhereAVolumeIs(t *testing.T) {
 	h.clean(t)
 }
 
-func TestRequestsForDevicesThatCannotBeMet(t *testing.T) {
+func TestUnsatisfiableDeviceRequests(t *testing.T) {
 	for want, requests := range map[string][]DeviceRequest{
-		"does not name devices":     {{Name: "a//b", Count: 1}},
+		"does not name devices":      {{Name: "a//b", Count: 1}},
 		"is there twice":             {{Name: "gpu", Count: 1}, {Name: "gpu", Count: 1}},
 		"count 0 must be from 1":     {{Name: "gpu"}},
 		"count 257 must be from 1 t": {{Name: "gpu", Count: 257}},

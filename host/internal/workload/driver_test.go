@@ -20,17 +20,16 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// driver is a storage plugin and its CSI drivers, as far as a node's calls go. It
-// keeps nothing in memory: what is mounted is its state. A file-system volume is
-// the directory of its name below base; that of a block volume is a link to the
-// device. The driver's id tells what it can do: see fingerprint.
+// driver is a storage plugin and its CSI drivers, with the calls that a node makes. It keeps nothing in memory: what
+// is mounted is its state. A file-system volume is the directory with its name below base; a block volume is a link to
+// the device. The driver's ID says what it can do: see fingerprint.
 type driver struct {
 	storage.Client
 	*hooks
 	fence *guards
 	base  string
 	wrong func(format string, args ...any) // an invariant was broken
-	// restages: staging what is staged already is expected, as after a restart.
+	// restages: expect staging of what is staged already, as after a restart.
 	restages bool
 }
 
@@ -64,7 +63,7 @@ func (d *driver) check(ok bool, format string, args ...any) {
 	}
 }
 
-// checkAsked: the calls that make something carry all that they need.
+// checkAsked checks that calls that make something have all that they need.
 func (d *driver) checkAsked(ref storage.Driver, v storage.Volume, publishContext map[string]string) {
 	d.check(v.Secrets["user"] == "admin", "%s: no secrets", v.Name)
 	d.check(v.Context["of"] == v.ExternalID, "%s: the volume context is %v", v.Name, v.Context)
@@ -174,7 +173,7 @@ func unmount(path string) error {
 	return nil
 }
 
-// controller is the controller's side of the drivers, wherever that runs.
+// controller is the drivers' controller, wherever that runs.
 type controller struct{ *driver }
 
 func (c controller) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
@@ -220,7 +219,7 @@ func (r *registry) Changed() <-chan struct{} {
 	return r.changed
 }
 
-// set changes a driver and tells it.
+// set changes a driver and announces it.
 func (r *registry) set(id string, change func(d *drivers.Driver)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -22,8 +22,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// guards is a node's lease with its fence, which outlives the host. It lasts for ever until a
-// test says otherwise.
+// guards is a node's lease with its fence, which outlives the host. The lease lasts until a test ends it.
 type guards struct {
 	*hooks
 	file string
@@ -127,7 +126,7 @@ func (g *guards) ReleaseProcess(ctx context.Context, p fence.Process) error {
 	return g.change(ctx, "unprotect-process:before", func(s *guardsState) { delete(s.Processes, p.PID) })
 }
 
-// guarded is all that the fence knows of.
+// guarded returns everything that the fence knows.
 func (g *guards) guarded() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -140,8 +139,7 @@ func (g *guards) guarded() []string {
 
 func (g *guards) guards(path string) bool { return slices.Contains(g.guarded(), path) }
 
-// Without a lease no driver is asked to mount, and what was mounted while the lease ended is
-// taken away.
+// Without a lease no driver is asked to mount, and what was mounted when the lease ended is unmounted.
 func TestNothingIsMountedWithoutALease(t *testing.T) {
 	for _, at := range []string{"stage:before", "stage:after", "attach:after", "publish:before", "publish:after"} {
 		t.Run(at, func(t *testing.T) {
@@ -164,9 +162,8 @@ func TestNothingIsMountedWithoutALease(t *testing.T) {
 	}
 }
 
-// The fence is told before the driver, also of the process, and a fence that is away lets
-// nothing begin.
-func TestAFenceThatIsAwayLetsNothingBegin(t *testing.T) {
+// The fence is told before the driver, and of the process too; if the fence is away, nothing begins.
+func TestNothingBeginsWithoutTheFence(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
 	h.on("protect:before", 2, fail(codes.Unavailable))
@@ -187,7 +184,7 @@ func TestAFenceThatIsAwayLetsNothingBegin(t *testing.T) {
 	h.clean(t)
 }
 
-// What an earlier process of the host has mounted the fence is told of again.
+// The fence is told again of what an earlier process of the host has mounted.
 func TestTheFenceIsToldAgainAfterARestart(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
@@ -206,9 +203,9 @@ func TestTheFenceIsToldAgainAfterARestart(t *testing.T) {
 	h.clean(t)
 }
 
-// A lease was lost and came again while a workload starts: its claims are compared with the
-// ledger's before anything is mounted.
-func TestALeaseThatWasLostInTheMiddleOfAStart(t *testing.T) {
+// The lease was lost and granted again while a workload starts: its claims are compared with the ledger before
+// anything is mounted.
+func TestLeaseIsLostDuringAStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		away func(h *host) error
 		want error

@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 // here is the name of this node.
 const here = "here"
 
-// host is a Manager with all that it needs, in one directory: a second one on the
-// same directory is the next process of the host.
+// host is a Manager with all that it needs, in one directory. A second one on the same directory is the next process
+// of the host.
 type host struct {
 	*hooks
 	*Manager
@@ -55,7 +55,7 @@ type host struct {
 	fence   *guards
 }
 
-// openHost opens what a host needs, without its manager's Open.
+// openHost opens what a host needs, without calling Manager.Open.
 func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	layout := mounts.Layout{Dir: filepath.Join(dir, "csi")}
 	l, err := openLedger(filepath.Join(dir, "ledger.json"), layout, h, wrong)
@@ -91,21 +91,21 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	})
 	soon := step.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}
 	out.limits = limits{
-		ledger: patience, stopGrace: patience, killGrace: patience, cutGrace: time.Millisecond,
-		devices: patience, reserve: patience, undo: soon, retry: soon,
+		ledger: timeout, stopGrace: timeout, killGrace: timeout, cutGrace: time.Millisecond,
+		devices: timeout, reserve: timeout, undo: soon, retry: soon,
 	}
-	out.volumes.DriverWait = patience
+	out.volumes.DriverWait = timeout
 	out.services.Limits = servicesteps.Limits{
-		Register: patience, Identity: patience, ReadBack: patience, Bootstrap: patience, Release: patience,
+		Register: timeout, Identity: timeout, ReadBack: timeout, Bootstrap: timeout, Release: timeout,
 		Look: time.Hour, Retry: soon,
 	}
 	return out, nil
 }
 
-// openJournal tries again while the lock of the host before is held: a process
-// that a test beside this one is just starting has it until its exec.
+// openJournal retries while the previous host's lock is held: a process that another test is just starting has it
+// until its exec.
 func openJournal(dir string) (*journal.Journal, error) {
-	for late := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for late := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
 		j, err := journal.Open(dir, hclog.NewNullLogger())
 		if err == nil || !strings.Contains(err.Error(), "directory lock") || time.Now().After(late) {
 			return j, err
@@ -113,7 +113,7 @@ func openJournal(dir string) (*journal.Journal, error) {
 	}
 }
 
-// newHost is a host that runs, in a directory of its own.
+// newHost starts a host in a directory of its own.
 func newHost(t *testing.T) *host {
 	t.Helper()
 	h := prepareHost(t, newDir(t))
@@ -147,7 +147,7 @@ func prepareHost(t *testing.T, dir string) *host {
 	return h
 }
 
-// open is Manager.Open where nothing must be left over.
+// open calls Manager.Open, which must leave nothing over.
 func (h *host) open(t *testing.T) {
 	t.Helper()
 	left, err := h.Open(t.Context())
@@ -156,7 +156,7 @@ func (h *host) open(t *testing.T) {
 	}
 }
 
-// shut ends the host as its process would; it may be called again.
+// shut ends the host as the end of its process would. It may be called again.
 func (h *host) shut(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(h.Close(), h.journal.Close()); err != nil {
@@ -164,7 +164,7 @@ func (h *host) shut(t *testing.T) {
 	}
 }
 
-// next is the host's next process, not opened yet.
+// next returns the host's next process, not opened yet.
 func (h *host) next(t *testing.T) *host {
 	t.Helper()
 	h.shut(t)
@@ -173,7 +173,7 @@ func (h *host) next(t *testing.T) *host {
 	return n
 }
 
-// restart is the host's next process.
+// restart starts the host's next process.
 func (h *host) restart(t *testing.T) *host {
 	t.Helper()
 	n := h.next(t)
@@ -239,7 +239,7 @@ func (h *host) start(t *testing.T, s Spec) Workload {
 
 func (h *host) stop(t *testing.T, id string) Workload {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	w, err := h.Stop(ctx, ref(id), "the test stops it", nil)
 	if err != nil || !w.State.Ended() {
@@ -248,10 +248,10 @@ func (h *host) stop(t *testing.T, id string) Workload {
 	return w
 }
 
-// eventually waits until the workload is as is says, and returns it.
+// eventually waits until a condition on the workload is true, and returns it.
 func (h *host) eventually(t *testing.T, id, what string, is func(w Workload) bool) Workload {
 	t.Helper()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		i, err := h.find(ref(id))
 		check.NoError(t, err)
@@ -321,8 +321,7 @@ func (h *host) clean(t *testing.T) {
 	}
 }
 
-// cleanOfServices checks that nothing is left of services: no token, no intent, no
-// registration, no file, no port.
+// cleanOfServices checks that nothing is left of services: no token, intent, registration, file or port.
 func (h *host) cleanOfServices(t *testing.T) {
 	t.Helper()
 	for _, left := range []any{h.consul.tokens(), h.consul.services(), h.ledger.tokens()} {
@@ -339,12 +338,12 @@ func (h *host) cleanOfServices(t *testing.T) {
 	}
 }
 
-// usage is that of spec on a volume of volume.
+// usage returns the usage by spec of a volume made by volume.
 func usage() mounts.Usage {
 	return mounts.Usage{AttachmentMode: claim.FileSystem, AccessMode: claim.SingleNodeMultiWriter}
 }
 
-// users is what the journal keeps of the users of an attachment or a staging mount.
+// users returns the users of an attachment or a staging mount in the journal.
 type users map[string]any
 
 const (

@@ -8,8 +8,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// Whoever has bound the volume in another mount namespace keeps its claim.
-func TestAStopWaitsForWhoHasTheVolume(t *testing.T) {
+// While another mount namespace has a copy of the volume, the claim is kept.
+func TestStopWaitsForCopiesInOtherNamespaces(t *testing.T) {
 	for _, driver := range []string{full, plain} {
 		t.Run(driver, func(t *testing.T) {
 			h := newHost(t)

@@ -12,12 +12,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// patience bounds every wait of these tests. It is never a measure of anything.
-const patience = 30 * time.Second
+// timeout bounds every wait of these tests. Nothing is measured by it.
+const timeout = 30 * time.Second
 
-// hooks are the labelled calls of the fakes: what happened in which order, and
-// what a test wants to happen at one of them. A label is such as "stage:before",
-// or "stage:before data" for one volume alone.
+// hooks are the labelled calls of the fakes: what happened in which order, and what a test wants to happen at one of
+// them. A label is such as "stage:before", or "stage:before data" for only one volume.
 type hooks struct {
 	mu    sync.Mutex
 	log   []string
@@ -36,7 +35,7 @@ func (h *hooks) on(label string, nth int, do func(ctx context.Context) error) {
 	h.rules = append(h.rules, &rule{label: label, nth: nth, do: do})
 }
 
-// call makes one call of a fake: the effect, and what tests want around it.
+// call makes one call of a fake: its effect, and what tests want before and after it.
 func (h *hooks) call(ctx context.Context, kind, subject string, effect func() error) error {
 	if err := h.reach(ctx, kind+":before", subject); err != nil {
 		return err
@@ -73,7 +72,7 @@ func (h *hooks) note(what string) {
 	h.log = append(h.log, what)
 }
 
-// happened is what the fakes did, in order.
+// happened returns what the fakes did, in order.
 func (h *hooks) happened() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,7 +95,7 @@ func (h *hooks) forget() {
 	h.log, h.rules = nil, nil
 }
 
-// fail answers with a code: before a call it did nothing, after one it is uncertain.
+// fail returns an error with a code: before a call that has done nothing, after one whose effect is uncertain.
 func fail(code codes.Code) func(context.Context) error {
 	return func(context.Context) error { return status.Error(code, "the test wants it so") }
 }
@@ -129,7 +128,7 @@ func awaitClosed(t *testing.T, c <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-c:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		t.Fatalf("waited in vain for %s", what)
 	}
 }

@@ -120,7 +120,7 @@ func TestAStopGivesAStartUp(t *testing.T) {
 	h.clean(t)
 }
 
-// A start may be left: it goes on.
+// A caller may stop waiting for a start, which continues.
 func TestAStartIsLeft(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")

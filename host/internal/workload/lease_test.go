@@ -27,18 +27,17 @@ func (h *host) ledgerAway() (back func()) {
 	return func() { close(g.open) }
 }
 
-// loses is LoseLease with the test's patience.
+// loses calls LoseLease with the test's timeout.
 func (h *host) loses(t *testing.T, reason string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	check.NoError(t, h.LoseLease(ctx, reason))
 }
 
-// A node that is cut off has nothing mounted when LoseLease returns, whatever its processes
-// and the ledger do; the limits for both are as long as the test's patience here. What has no
-// volumes goes on.
-func TestANodeThatIsCutOff(t *testing.T) {
+// A node that is cut off has nothing mounted when LoseLease returns, whatever its processes and the ledger do; the
+// limits for both are as long as the test's timeout here. Workloads without volumes continue.
+func TestNodeIsCutOff(t *testing.T) {
 	const reason = "the node was cut off from the servers for 1m0s"
 	h, private := newHost(t), runScript(t, true, stubborn)
 	h.limits.stopGrace, h.limits.ledger = time.Hour, time.Hour
@@ -99,7 +98,7 @@ func TestANodeThatIsCutOff(t *testing.T) {
 	h.clean(t)
 }
 
-// A stop that gives a process time has none left when the node is cut off.
+// A stop that gives a process time to end gives it none once the node is cut off.
 func TestANodeIsCutOffInTheMiddleOfAStop(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, stubborn)
 	h.limits.stopGrace = time.Hour
@@ -115,7 +114,7 @@ func TestANodeIsCutOffInTheMiddleOfAStop(t *testing.T) {
 	h.clean(t)
 }
 
-// What cannot be unmounted is told.
+// The error says what cannot be unmounted.
 func TestLoseLeaseSaysWhatIsLeft(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -134,8 +133,8 @@ func TestLoseLeaseSaysWhatIsLeft(t *testing.T) {
 	h.clean(t)
 }
 
-// A node that comes back finds out which claims it has no more; nobody else's are touched, and
-// what is intact goes on.
+// A node that comes back learns which claims it has lost. The claims of others stay untouched, and intact workloads
+// continue.
 func TestANodeComesBack(t *testing.T) {
 	for name, c := range map[string]struct{ to string }{"its claims are free": {}, "its claims are another's": {"there"}} {
 		for _, how := range []string{"at once", "after a restart"} {
@@ -170,9 +169,8 @@ func TestANodeComesBack(t *testing.T) {
 	}
 }
 
-// A start that an earlier process of the host began gets other claims than it had: what was
-// mounted under those is taken away.
-func TestAStartGoesOnWithoutItsClaims(t *testing.T) {
+// A start that an earlier process of the host began gets new claims: what was mounted under the old ones is unmounted.
+func TestStartContinuesWithNewClaims(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	held := newGate()
@@ -189,9 +187,8 @@ func TestAStartGoesOnWithoutItsClaims(t *testing.T) {
 	h.clean(t)
 }
 
-// What the fence did while nobody looked after a workload is why it failed, though its claims
-// stand.
-func TestTheFenceWasThere(t *testing.T) {
+// If the fence has acted on a workload that nobody was watching, that is why it failed, even though its claims stand.
+func TestTheFenceHasActed(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	h.volume(t, full, "b")
@@ -214,8 +211,8 @@ func TestTheFenceWasThere(t *testing.T) {
 	h.clean(t)
 }
 
-// A host that is started while its servers are away comes up, leaves its workloads alone, and
-// goes on when the ledger is there.
+// A host that starts while its servers are away comes up, leaves its workloads alone, and continues when the ledger
+// can be reached.
 func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -270,7 +267,7 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 	h.clean(t)
 }
 
-// The lease may run out before the ledger was reached.
+// The lease may end before the ledger was reached.
 func TestTheLeaseRunsOutBeforeTheLedgerIsReached(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -290,7 +287,7 @@ func TestTheLeaseRunsOutBeforeTheLedgerIsReached(t *testing.T) {
 	h.clean(t)
 }
 
-// Where the ledger is this host's own, a host without it does not start.
+// A standalone host does not start without its ledger.
 func TestTheLedgerFailsAtTheStart(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")

@@ -16,9 +16,8 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
-// ledger is the replicated state in a file: it outlives a host that is killed. It
-// decides by the real rules and looks at the mount table when a node says that
-// nothing is mounted any more.
+// ledger is the replicated state in a file, which outlives a host that is killed. It decides by the real rules, and
+// checks the mount table when a node says that nothing is mounted any more.
 type ledger struct {
 	*hooks
 	file   string
@@ -52,7 +51,7 @@ func openLedger(file string, layout mounts.Layout, h *hooks, wrong func(string, 
 	return l, json.Unmarshal(raw, &l.state)
 }
 
-// changes runs do and makes what it did last. l.mu is held meanwhile.
+// changes runs do and saves its changes. l.mu is held meanwhile.
 func (l *ledger) change(do func(s *ledgerState) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,7 +179,7 @@ func (l *ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
 	})
 }
 
-// until waits until the state is as is says.
+// until waits until a condition on the state is true.
 func (l *ledger) until(ctx context.Context, is func(s *ledgerState) bool) error {
 	for {
 		l.mu.Lock()
@@ -197,7 +196,7 @@ func (l *ledger) until(ctx context.Context, is func(s *ledgerState) bool) error 
 	}
 }
 
-// start is what the cluster's state does for StartWorkload.
+// start does what the cluster's state does for StartWorkload.
 func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got volumesteps.Started, err error) {
 	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
 	running := n >= 0 && s.Workloads[n].Status == claim.Running
@@ -249,7 +248,7 @@ func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Cla
 	return got, nil
 }
 
-// noteTokens: a workload that runs has them all, one that starts has new ones.
+// noteTokens records tokens: a workload that runs must have them all, one that starts must have new ones.
 func (s *ledgerState) noteTokens(ref claim.WorkloadRef, running bool, tokens []claim.Token) error {
 	for _, t := range tokens {
 		if err := t.Validate(); err != nil {
@@ -312,18 +311,18 @@ func (l *ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 	})
 }
 
-// meant says whether a claim that stands is one of those.
+// meant reports whether an existing claim is one of those.
 func meant(claims []claim.Claim, is claim.Claim) bool {
 	return slices.ContainsFunc(claims, func(c claim.Claim) bool {
 		return c.Workload == is.Workload && c.Volume == is.Volume && c.Node == is.Node && (c.Index == 0 || c.Index == is.Index)
 	})
 }
 
-// foreign is the source of a mount that is no volume's.
+// foreign is the source of a mount that belongs to no volume.
 const foreign = "foreign"
 
-// checkDetached: a claim is let go of only when nothing of its volume is mounted
-// for the workload, and no staging mount is left behind by its last user.
+// checkDetached checks that a claim is released only when nothing of its volume is mounted for the workload, and that
+// its last user leaves no staging mount behind.
 func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
 	v, err := s.volume(c.Volume)
 	if err != nil {
@@ -346,8 +345,8 @@ func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
 	}
 }
 
-// takeAway is what the leader does when a node was not heard from for long: the claims of the
-// workload are gone. Where another node is named, the workload runs there now.
+// takeAway does what the leader does when a node sent no heartbeat for long: it removes the workload's claims. If
+// another node is given, the workload runs there now.
 func (l *ledger) takeAway(id, to string) error {
 	return l.change(func(s *ledgerState) error {
 		w, own := s.workload(ref(id)), s.of(ref(id))
@@ -365,8 +364,7 @@ func (l *ledger) takeAway(id, to string) error {
 	})
 }
 
-// free is the leader's side of a release: the claims of the workload that are
-// detached are gone.
+// free is the leader's part of a release: it removes the workload's claims that are detached.
 func (l *ledger) free(ref claim.WorkloadRef) error {
 	return l.change(func(s *ledgerState) error {
 		s.Claims = slices.DeleteFunc(s.Claims, func(c claim.Claim) bool { return c.Workload == ref && c.State == claim.NodeDetached })

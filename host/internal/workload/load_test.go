@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Many workloads share few volumes; the fakes check at each call that nothing is
-// staged twice, unstaged while it is published, or let go of while it is mounted.
+// Many workloads share few volumes. The fakes check at each call that nothing is staged twice, unstaged while it is
+// published, or released while it is mounted.
 func TestManyWorkloadsOnFewVolumes(t *testing.T) {
 	h := newHost(t)
 	const volumes, workloads, rounds = 8, 32, 3
@@ -51,7 +51,7 @@ func (h *host) mountsOf(id string) []MountPoint {
 	return w.Mounts
 }
 
-func TestEndedWorkloadsAreForgottenInTheEnd(t *testing.T) {
+func TestOldestEndedWorkloadsAreForgotten(t *testing.T) {
 	h := newHost(t)
 	for n := range maxEnded + 3 {
 		i := newInstance(record{Spec: spec(fmt.Sprint("old", n)), State: Stopped}, nil)

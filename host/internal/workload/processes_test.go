@@ -21,15 +21,15 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// program is a shell script that runs, in a mount namespace of its own where
-// private is set. All that is left of it ends with the test.
+// program is a shell script that runs, with private in a mount namespace of its own. What is left of it is killed when
+// the test ends.
 type program struct {
 	*exec.Cmd
 	inode uint64
 	reap  func()
 }
 
-// run starts a script and returns once it has said "ready".
+// run starts a script and returns once it has printed "ready".
 func runScript(t *testing.T, private bool, script string) program {
 	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", script)
@@ -67,20 +67,20 @@ const (
 	idle = "echo ready; exec sleep 1000"
 	// stubborn ignores SIGTERM.
 	stubborn = "trap '' TERM; echo ready; sleep 1000"
-	// daemonising leaves a grandchild in a session of its own that ignores SIGTERM.
+	// daemonising leaves a grandchild that is in a session of its own and ignores SIGTERM.
 	daemonising = `setsid sh -c 'trap "" TERM; (echo ready; exec sleep 1000) & exit' & exec sleep 1000`
 )
 
 func (p program) pid() int { return p.Process.Pid }
 
-// kill is kill -9 of the process alone.
+// kill sends SIGKILL to the process alone.
 func (p program) kill(t *testing.T) {
 	t.Helper()
 	check.NoError(t, p.Process.Kill())
 	p.reap()
 }
 
-// alive says whether the process itself has not ended.
+// alive reports whether the process itself has not ended.
 func (p program) alive() bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
 	return err == nil && !strings.Contains(string(stat), ") Z ") && !strings.Contains(string(stat), ") X ")
@@ -161,7 +161,7 @@ func TestTheOwnerEndsAfterARestart(t *testing.T) {
 	h.clean(t)
 }
 
-func TestItsProcessEnds(t *testing.T) {
+func TestTheProcessEnds(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart %t", restart), func(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
@@ -220,8 +220,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 	})
 }
 
-// Whatever lives in the private mount namespace keeps the volume's mounts; no
-// process outside of it is touched.
+// Every process in the private mount namespace keeps the volume's mounts; no process outside of it is touched.
 func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -248,8 +247,8 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 	h.clean(t)
 }
 
-// An owner ends what its workload's process left, such as a sidecar, in its own way
-// and time; when it ends itself, the host does so at once.
+// An owner may end what its workload's process has left, such as a sidecar, in its own way and time. When the owner
+// itself ends, the host does it at once.
 func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the owner ends %t", ends), func(t *testing.T) {
@@ -300,8 +299,8 @@ func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 	}
 }
 
-// While the host was away the workload's process ended, and the number of its
-// namespace may be another's by now: only the kernel's ID tells.
+// The workload's process ended while no host was running, and its namespace's number may belong to another one now:
+// only the kernel's ID proves which it is.
 func TestAMountNamespaceAfterARestart(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(rec *record)
@@ -352,7 +351,7 @@ func (h *host) record(t *testing.T, id string) (rec *record) {
 	return rec
 }
 
-func TestRunningComesTooLate(t *testing.T) {
+func TestRunningAfterTheEnd(t *testing.T) {
 	h, p, other := newHost(t), runScript(t, true, idle), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
@@ -379,8 +378,8 @@ func TestRunningComesTooLate(t *testing.T) {
 	}
 }
 
-// No descriptor stays with a workload that has ended.
-func TestObservedProcessesAreLetGo(t *testing.T) {
+// No descriptor of a workload stays open after its end.
+func TestDescriptorsAreClosed(t *testing.T) {
 	h, owner := newHost(t), runScript(t, false, idle)
 	before := descriptors(t)
 	for range 3 {
@@ -406,7 +405,7 @@ func TestObservedProcessesAreLetGo(t *testing.T) {
 	}
 }
 
-// descriptors counts those of processes that are open.
+// descriptors counts the open descriptors of processes.
 func descriptors(t *testing.T) (n int) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")

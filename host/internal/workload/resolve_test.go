@@ -10,8 +10,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// What Consul is told of a service has numbers and values in the place of labels and
-// variables.
+// Services are registered in Consul with numbers and values in place of labels and variables.
 func TestServicesAreResolved(t *testing.T) {
 	h := newHost(t)
 	s := withServices(spec("w"), service.Service{
@@ -56,8 +55,8 @@ func TestServicesAreResolved(t *testing.T) {
 	h.clean(t)
 }
 
-// What can be known before is refused before anything is written or asked for.
-func TestServicesThatCannotBe(t *testing.T) {
+// Faults that can be known in advance are found before anything is written or called.
+func TestUnresolvableServices(t *testing.T) {
 	for want, spoil := range map[string]func(s *Spec){
 		`service "web": tags[0]: unknown variable ${node.nam}; known are ${node.datacenter}, ${node.name}, ${port.http}, ${workload.id}, ${workload.namespace}`: func(s *Spec) { s.Services[0].Tags = []string{"${node.nam}"} },
 		`service "web": the agent has no consul block "west"`:   func(s *Spec) { s.Services[0].Consul = "west" },

@@ -23,7 +23,7 @@ var (
 	stopKinds  = []string{"end", "unpublish", "unstage", "detached", "freed"}
 )
 
-// outcome is all that is to be the same with and without an interruption.
+// outcome is everything that must be the same with and without an interruption.
 type outcome struct {
 	State  State
 	Mounts []MountPoint
@@ -50,8 +50,8 @@ func (h *host) outcome(t *testing.T, id string) outcome {
 	return o
 }
 
-// Wherever the host is closed or killed, the next process ends in the state that
-// it would have come to without.
+// Wherever the host is closed or killed, the next process ends in the state that an uninterrupted one would have
+// reached.
 func TestTheHostEndsInTheMiddle(t *testing.T) {
 	s := spec("w", "a", "b")
 	s.After = refs("gone")
@@ -84,7 +84,7 @@ func TestTheHostEndsInTheMiddle(t *testing.T) {
 			h := newHost(t)
 			h.volume(t, full, "a")
 			h.volume(t, staged, "b")
-			// Without an interruption: once, and everything away again.
+			// Without an interruption everything happens once, and is undone.
 			h.start(t, s)
 			want := h.outcome(t, "w")
 			h.stop(t, "w")
@@ -117,7 +117,7 @@ func TestTheHostEndsInTheMiddle(t *testing.T) {
 	}
 }
 
-// What is intact goes on untouched, once.
+// Intact workloads continue untouched, once.
 func TestRestoredOnceAndOnlyOnce(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -147,8 +147,7 @@ func TestRestoredOnceAndOnlyOnce(t *testing.T) {
 	h.clean(t)
 }
 
-// A mount that was lost while the host was away comes back before anyone is told
-// that the workload runs.
+// A mount that was lost while no host was running is restored before the workload is shown as running.
 func TestALostMountIsMountedAgain(t *testing.T) {
 	for _, lost := range []string{"target", "target and staging"} {
 		t.Run(lost, func(t *testing.T) {
@@ -190,7 +189,7 @@ func TestALostMountIsMountedAgain(t *testing.T) {
 	}
 }
 
-// The volume has got another capability since: the workload keeps its own.
+// The volume's capability has changed since: the workload keeps its own.
 func TestRestoredWithTheModesItHad(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -228,7 +227,7 @@ func TestAResumedStartIsAnnounced(t *testing.T) {
 	go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{}) }()
 	held.await(t)
 	h = h.next(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	all := h.bus.Subscribe(ctx, 0)
 	h.open(t)
@@ -244,8 +243,7 @@ func TestAResumedStartIsAnnounced(t *testing.T) {
 	h.clean(t)
 }
 
-// After a reboot nothing is mounted, no process is left, and nothing is assumed
-// of what a volume's other users had.
+// After a reboot nothing is mounted, no process is left, and nothing is assumed about a volume's other users.
 func TestAReboot(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -290,7 +288,7 @@ func TestAReboot(t *testing.T) {
 	h.clean(t)
 }
 
-// Users of a volume are counted over restarts.
+// Users of a volume are counted across restarts.
 func TestUsersAreCountedOverARestart(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")

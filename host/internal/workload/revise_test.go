@@ -100,9 +100,9 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 	h.clean(t)
 }
 
-// A change that Consul does not take yet is said, and made as soon as it does; the
-// workload runs on, and is in sync as it was.
-func TestAChangeThatConsulDoesNotTake(t *testing.T) {
+// A change that Consul does not accept yet is reported, and made as soon as Consul does; the workload runs on and is
+// kept in sync as before.
+func TestChangeIsRetriedUntilConsulAcceptsIt(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Register = 300 * time.Millisecond
 	h.start(t, withServices(spec("w"), sidecar("web")))
@@ -137,7 +137,7 @@ func TestAChangeThatConsulDoesNotTake(t *testing.T) {
 	h.clean(t)
 }
 
-// A change of what is not up yet waits for that; a stop in the middle of a change wins.
+// A change during a start waits for the start; a stop during a change wins.
 func TestAChangeInTheMiddle(t *testing.T) {
 	h := newHost(t)
 	held := newGate()

@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// Wherever the host is closed or killed between the steps of a service, the next
-// process comes to the end of it: with one token and well, or with nothing left.
+// Wherever the host is closed or killed between the steps of a service, the next process completes it: with one token
+// and healthy, or with nothing left.
 func TestTheHostEndsInTheMiddleOfServices(t *testing.T) {
 	s := withServices(spec("w"), sidecar("web"))
 	interruptions := map[string]func(t *testing.T, h *host, c child) *host{
@@ -82,7 +82,7 @@ func TestTheHostEndsInTheMiddleOfServices(t *testing.T) {
 	}
 }
 
-// A login cannot be repeated: what was lost in between is replaced, and ends by itself.
+// A login cannot be repeated: a token that was lost in between is replaced, and expires.
 func TestTheHostEndsInTheMiddleOfALogin(t *testing.T) {
 	for _, label := range []string{"derive:after", "read:before", "bootstrap:before"} {
 		t.Run(label, func(t *testing.T) {
@@ -114,7 +114,7 @@ func TestTheHostEndsInTheMiddleOfALogin(t *testing.T) {
 	}
 }
 
-// After a restart, what runs and is well is left alone, but for one look at its token.
+// After a restart, healthy services are left alone, except that their token is read once.
 func TestServicesAreRestoredOnce(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -138,16 +138,15 @@ func TestServicesAreRestoredOnce(t *testing.T) {
 // eventuallyDid waits until a call has happened n times.
 func (h *host) eventuallyDid(t *testing.T, what string, n int) {
 	t.Helper()
-	for late := time.Now().Add(patience); h.count(what) < n; time.Sleep(time.Millisecond) {
+	for late := time.Now().Add(timeout); h.count(what) < n; time.Sleep(time.Millisecond) {
 		if time.Now().After(late) {
 			t.Fatalf("%q did not happen %d times: %v", what, n, h.happened())
 		}
 	}
 }
 
-// Files that are gone or changed, or whose token Consul has forgotten, are made good
-// while the workload runs on.
-func TestServicesAreMadeGoodAfterARestart(t *testing.T) {
+// Files that are missing or changed, or whose token Consul has lost, are restored while the workload runs.
+func TestServicesAreRepairedAfterARestart(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil  func(h *host, s servicesteps.Status) error
 		minted bool // it gets another token
@@ -194,7 +193,7 @@ func TestServicesAreMadeGoodAfterARestart(t *testing.T) {
 
 func link(path, to string) error { return errors.Join(os.Remove(path), os.Symlink(to, path)) }
 
-// eventuallyWell waits until the workload's service has been made good.
+// eventuallyWell waits until the workload's service has been repaired.
 func (h *host) eventuallyWell(t *testing.T, id string) servicesteps.Status {
 	t.Helper()
 	var s servicesteps.Status
@@ -210,9 +209,9 @@ func (h *host) eventuallyWell(t *testing.T, id string) servicesteps.Status {
 	return s
 }
 
-// Tokens and files of this node that no record knows are taken away, when Consul is
-// there; those of other nodes are not.
-func TestWhatNoRecordKnowsIsTakenAway(t *testing.T) {
+// Tokens and files of this node that no record explains are removed when Consul is there; those of other nodes are
+// not.
+func TestUnknownTokensAndFilesAreRemoved(t *testing.T) {
 	h := newHost(t)
 	h.start(t, withServices(spec("w"), sidecar("web")))
 	ctx := t.Context()
@@ -251,7 +250,7 @@ func TestWhatNoRecordKnowsIsTakenAway(t *testing.T) {
 	h.clean(t)
 }
 
-// After a reboot the files are gone with the tmpfs; the rest is taken away.
+// After a reboot the files are gone with the tmpfs; the rest is removed.
 func TestServicesAfterAReboot(t *testing.T) {
 	h := newHost(t)
 	h.start(t, withServices(spec("w"), sidecar("web")))

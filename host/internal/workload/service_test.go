@@ -32,14 +32,14 @@ func sidecar(name string) service.Service {
 	return service.Service{Name: name, Port: "http", Connect: &service.Connect{SidecarService: &service.SidecarService{}}}
 }
 
-// native is a service that is its own proxy, plain one that is not in the mesh.
+// native is a service that is its own proxy; plain is one that is not in the mesh.
 func native(name string) service.Service {
 	return service.Service{Name: name, Port: "http", Connect: &service.Connect{Native: true}}
 }
 
 func plainService(name string) service.Service { return service.Service{Name: name} }
 
-// withServices adds services to a spec, and the port that they have.
+// withServices adds services, and the port that they use, to a spec.
 func withServices(s Spec, services ...service.Service) Spec {
 	s.Services, s.User = services, fmt.Sprint(bob)
 	s.Ports = []Port{{Label: "http"}}
@@ -55,8 +55,8 @@ func bootstrapOf(t *testing.T, s servicesteps.Status) (f file) {
 	return f
 }
 
-// wellIdentified checks a service of a workload that runs: Consul has one token, its
-// files hold it and are the user's alone.
+// wellIdentified checks a service of a running workload: Consul has one token, and its files hold it and belong to the
+// user only.
 func (h *host) wellIdentified(t *testing.T, s servicesteps.Status) {
 	t.Helper()
 	all := h.consul.tokens()
@@ -82,7 +82,7 @@ func (h *host) wellIdentified(t *testing.T, s servicesteps.Status) {
 	}
 }
 
-func TestServicesForthAndBack(t *testing.T) {
+func TestServicesStartAndStop(t *testing.T) {
 	for name, c := range map[string]struct {
 		of          service.Service
 		forth, back string
@@ -134,8 +134,8 @@ func TestServicesForthAndBack(t *testing.T) {
 	}
 }
 
-// Services go side by side with each other and with the volumes, forth and back.
-func TestServicesGoBesideVolumes(t *testing.T) {
+// Services are started and stopped in parallel with each other and with the volumes.
+func TestServicesAndVolumesInParallel(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	forth, back := meet(3), meet(3)
@@ -151,7 +151,7 @@ func TestServicesGoBesideVolumes(t *testing.T) {
 	h.clean(t)
 }
 
-// Whatever goes wrong at a step of a service, all is undone, of volumes too.
+// Whatever goes wrong in a step of a service, everything is undone, volumes included.
 func TestAStepOfAServiceGoesWrong(t *testing.T) {
 	ways := map[string]struct {
 		when string
@@ -203,7 +203,7 @@ func TestAStepOfAServiceGoesWrong(t *testing.T) {
 					}
 					inOrder(t, h.happened(), append([]string{"end w"}, undoing...)...)
 					if call == "derive" && c.when == "after" && life > 0 {
-						// The answer with the secret was lost: what was given ends by itself.
+						// The answer with the secret was lost: the token expires.
 						check.NoError(t, h.consul.forget())
 					}
 					h.clean(t)
@@ -216,8 +216,8 @@ func TestAStepOfAServiceGoesWrong(t *testing.T) {
 	}
 }
 
-// What is worth another try is tried again, and nothing else.
-func TestCallsToConsulAreTriedAgain(t *testing.T) {
+// Only errors that may pass are retried.
+func TestCallsToConsulAreRetried(t *testing.T) {
 	for _, call := range []string{"register", "derive", "read", "bootstrap"} {
 		for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted} {
 			for _, when := range []string{"before", "after"} {
@@ -246,7 +246,7 @@ func TestCallsToConsulAreTriedAgain(t *testing.T) {
 	})
 }
 
-// What never works is given up in its time, with what failed.
+// Calls that keep failing are given up in time, with the reason.
 func TestCallsToConsulAreGivenUp(t *testing.T) {
 	for call, c := range map[string]struct {
 		code   codes.Code
@@ -292,7 +292,7 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 	})
 }
 
-// A volume that fails ends the derivation beside it.
+// A failed volume cancels the derivation that runs in parallel.
 func TestAVolumeFailsInMidDerivation(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -311,7 +311,7 @@ func TestAVolumeFailsInMidDerivation(t *testing.T) {
 	h.clean(t)
 }
 
-// A refused claim leaves no note of a token, and nothing to ask Consul for.
+// A refused claim leaves no record of a token, and nothing to ask Consul for.
 func TestARefusedClaimLeavesNoToken(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -325,7 +325,7 @@ func TestARefusedClaimLeavesNoToken(t *testing.T) {
 	h.clean(t)
 }
 
-// While Consul is away, claims are released all the same; the workload waits for it.
+// While Consul is away, claims are released nevertheless; the workload waits for Consul.
 func TestConsulIsAwayAtAStop(t *testing.T) {
 	for name, away := range map[string]func(ctx context.Context) error{
 		"fails": fail(codes.Unavailable),
@@ -388,7 +388,7 @@ func TestAClaimDoesNotWaitForConsul(t *testing.T) {
 	h.clean(t)
 }
 
-// What is in the way of the files fails the start, and nothing is left.
+// If the files cannot be written, the start fails and nothing is left.
 func TestSecretsCannotBeWritten(t *testing.T) {
 	h := newHost(t)
 	dir := filepath.Join(h.dir, "secrets")
@@ -416,8 +416,8 @@ func TestSecretsCannotBeWritten(t *testing.T) {
 	}
 }
 
-// No secret is in what a workload tells of itself, nor in the journal.
-func TestNoSecretIsTold(t *testing.T) {
+// No secret is in what a workload shows of itself, nor in the journal.
+func TestNoSecretIsShown(t *testing.T) {
 	h := newHost(t)
 	h.consul.life = time.Hour
 	w := h.start(t, withServices(spec("w"), sidecar("web")))

@@ -83,7 +83,7 @@ func TestValidateNamesEveryFault(t *testing.T) {
 	}
 }
 
-// A specification is equal to itself out of the journal.
+// A specification read from the journal equals the one that was written.
 func TestASpecSurvivesTheJournal(t *testing.T) {
 	texts := rapid.SliceOfN(rapid.String(), 0, 2)
 	rapid.Check(t, func(t *rapid.T) {

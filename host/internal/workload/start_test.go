@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-func TestOneVolumeForthAndBack(t *testing.T) {
+func TestOneVolumeStartAndStop(t *testing.T) {
 	for driver, want := range map[string]string{
 		full:    "claim w, attach data, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
 		divided: "claim w, attach data, stage data, publish data, end w, unpublish data, unstage data, detached w, freed w",
@@ -53,7 +53,7 @@ func TestOneVolumeForthAndBack(t *testing.T) {
 	}
 }
 
-// meet makes n calls wait for each other: they only go on when all are there.
+// meet makes n calls wait for each other: they continue when all have arrived.
 func meet(n int) func(ctx context.Context) error {
 	var mu sync.Mutex
 	all := make(chan struct{})
@@ -72,7 +72,7 @@ func meet(n int) func(ctx context.Context) error {
 	}
 }
 
-func TestVolumesGoSideBySide(t *testing.T) {
+func TestVolumesInParallel(t *testing.T) {
 	h := newHost(t)
 	for _, id := range []string{"a", "b", "c"} {
 		h.volume(t, full, id)
@@ -141,8 +141,7 @@ func TestBlockDevice(t *testing.T) {
 	}
 }
 
-// One claim, one staging mount and one attachment for a usage; a reader beside it
-// is another usage.
+// A usage has one claim, one staging mount and one attachment; a reader beside it is another usage.
 func TestOneVolumeTwice(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "data")
@@ -231,8 +230,8 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 	}
 }
 
-// A start that came to its end is a failed one where the workload was stopped before the caller
-// was told: it has no mounts any more.
+// A start that had succeeded is reported as failed if the workload was stopped before the caller was told: it has no
+// mounts any more.
 func TestStoppedBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

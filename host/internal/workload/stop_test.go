@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// Drain stops one workload after the other, the last one first, also those that wait; one that
-// cannot be released does not hold up the others, and is waited for.
+// Drain stops one workload after the other, the last one first, including those that wait. One that cannot be released
+// does not hold up the others, and is waited for.
 func TestDrain(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")

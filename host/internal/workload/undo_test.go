@@ -20,8 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// Every step, in every way of going wrong: what has an intent is undone, in the
-// reverse order, and the claims go last.
+// Every step, in every way of failing: what has an intent is undone, in reverse order, and the claims go last.
 func TestAStepGoesWrong(t *testing.T) {
 	ways := map[string]struct {
 		when string
@@ -32,7 +31,7 @@ func TestAStepGoesWrong(t *testing.T) {
 		"hangs":           {when: "before", stop: true},
 		"hangs when done": {when: "after", stop: true},
 	}
-	// What is undone for volume b, whose step goes wrong, in this order.
+	// The order in which volume b, whose step fails, is undone.
 	undone := map[string][]string{
 		"claim":   nil,
 		"attach":  nil,
@@ -85,8 +84,8 @@ func TestAStepGoesWrong(t *testing.T) {
 	}
 }
 
-// What was asked of the ledger for a start that was given up may arrive there last of all.
-func TestAClaimThatArrivesLate(t *testing.T) {
+// A ledger command of a start that was given up may arrive last.
+func TestDelayedClaim(t *testing.T) {
 	t.Parallel()
 	for _, after := range []string{"end", "detached", "freed"} {
 		t.Run(after, func(t *testing.T) {
@@ -100,7 +99,7 @@ func TestAClaimThatArrivesLate(t *testing.T) {
 				}
 				return nil
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			if w, err := h.Start(ctx, spec("w", "a"), Options{}); !errors.Is(err, ErrFailed) || w.State != Failed {
 				t.Fatalf("%s, %v", w.State, err)
@@ -115,7 +114,7 @@ func TestAClaimThatArrivesLate(t *testing.T) {
 	}
 }
 
-// inOrder checks that what is wanted happened, each after the one before.
+// inOrder checks that the wanted calls happened in that order.
 func inOrder(t *testing.T, got []string, want ...string) {
 	t.Helper()
 	rest := got
@@ -129,8 +128,7 @@ func inOrder(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// A refusal of the ledger leaves nothing to undo; whatever else goes wrong with
-// the claim does.
+// A refusal by the ledger leaves nothing to undo; any other error of the claim does.
 func TestARefusedClaimIsNotUndone(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -165,8 +163,8 @@ func TestUndoIsRepeatedUntilItWorks(t *testing.T) {
 	}
 }
 
-// While the driver of one volume is away, the others are released. The one is as
-// soon as the driver is back: the pause between two attempts is an hour here.
+// While the driver of one volume is away, the others are released. That one is released as soon as the driver is back:
+// the pause between two attempts is an hour here.
 func TestADriverIsAwayAtAStop(t *testing.T) {
 	h := newHost(t)
 	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
@@ -200,8 +198,7 @@ func TestADriverIsAwayAtAStop(t *testing.T) {
 	h.clean(t)
 }
 
-// A start that fails and cannot be undone at once returns all the same, and says
-// what happened and what goes on.
+// A start that fails and cannot be undone at once returns nevertheless, and says what happened and what continues.
 func TestAStartThatCannotBeUndoneAtOnce(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -225,7 +222,7 @@ func TestAStartThatCannotBeUndoneAtOnce(t *testing.T) {
 	h.clean(t)
 }
 
-// Without the ledger nothing is let go of, but nothing stays mounted either.
+// Without the ledger no claim is released, but nothing stays mounted either.
 func TestTheLedgerIsAwayAtAStop(t *testing.T) {
 	for name, away := range map[string]func(ctx context.Context) error{
 		"fails": fail(codes.Unavailable),
@@ -252,8 +249,8 @@ func TestTheLedgerIsAwayAtAStop(t *testing.T) {
 	}
 }
 
-// What a driver says is not enough.
-func TestTheDriverSaysDoneAndIsNot(t *testing.T) {
+// A driver's success is verified.
+func TestDriversSuccessIsVerified(t *testing.T) {
 	t.Run("nothing is mounted", func(t *testing.T) {
 		h := newHost(t)
 		h.volume(t, plain, "a")
@@ -305,7 +302,7 @@ func TestTheDriverSaysDoneAndIsNot(t *testing.T) {
 	})
 }
 
-// A later user does not take an unstaging that failed half-way for a stage.
+// A later user does not mistake an unstage that failed half-way for a stage.
 func TestAFailedUnstageIsNoStage(t *testing.T) {
 	h := newHost(t)
 	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
@@ -328,7 +325,7 @@ func TestAFailedUnstageIsNoStage(t *testing.T) {
 	h.clean(t)
 }
 
-// What is mounted where the volume is to be staged, and is nobody's, is left alone.
+// A mount at the staging path that belongs to nobody is left alone.
 func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -346,7 +343,7 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h.clean(t)
 }
 
-// What lies where the volume is to be published is taken away with the start.
+// What is found at the target is removed when the start is undone.
 func TestALeftoverAtTheTarget(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -360,7 +357,7 @@ func TestALeftoverAtTheTarget(t *testing.T) {
 	h.clean(t)
 }
 
-// Where the journal cannot be written, no Do is called and nothing runs.
+// If the journal cannot be written, no Do is called and nothing runs.
 func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
 	h := newHost(t)
 	r := &run{h.Manager, h.instance(record{Spec: spec("w"), State: Starting, Steps: map[string]step.Progress{}})}
@@ -381,8 +378,8 @@ func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
 	}
 }
 
-// A journal that fails in the middle leaves an intent. The next process of the
-// host goes on from it, and finds that the claims are on their way out already.
+// A journal that fails in the middle leaves an intent. The next process of the host continues from it, and finds that
+// the claims are being released already.
 func TestTheJournalFailsInTheMiddle(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -401,7 +398,7 @@ func TestTheJournalFailsInTheMiddle(t *testing.T) {
 	h.clean(t)
 }
 
-func TestAStopThatIsAskedForAgainIsTriedAtOnce(t *testing.T) {
+func TestRepeatedStopIsAttemptedAtOnce(t *testing.T) {
 	h := newHost(t)
 	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
 	h.volume(t, full, "a")

@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// serviceEvents are the types of what happened to services.
+// serviceEvents returns the types of the services' events.
 func (h *host) serviceEvents() (all []string) {
 	for _, e := range h.bus.Recent(1000) {
 		if e.Topic == events.TopicService {
@@ -27,8 +27,7 @@ func (h *host) serviceEvents() (all []string) {
 	return all
 }
 
-// A token that expires is replaced before that. What has the one before in use goes on
-// with it until it expires; then it is forgotten.
+// A token is replaced before it expires. Users of the old one may use it until it expires; then it is forgotten.
 func TestATokenIsRenewed(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Look, h.consul.life = 20*time.Millisecond, 600*time.Millisecond
@@ -61,8 +60,8 @@ func TestATokenIsRenewed(t *testing.T) {
 	h.clean(t) // logged out, all of them
 }
 
-// A renewal that is due before the next look does not wait for it.
-func TestARenewalDoesNotWaitForALook(t *testing.T) {
+// A renewal that is due before the next check does not wait for it.
+func TestRenewalDoesNotWaitForTheNextCheck(t *testing.T) {
 	h := newHost(t)
 	h.consul.life = 300 * time.Millisecond
 	first := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
@@ -71,7 +70,7 @@ func TestARenewalDoesNotWaitForALook(t *testing.T) {
 	h.clean(t)
 }
 
-// What fails is told once, the workload runs on, and all is well when Consul is.
+// A failure is reported once, the workload runs on, and everything is repaired when Consul is back.
 func TestARenewalThatFails(t *testing.T) {
 	for _, call := range []string{"intend", "derive", "read", "bootstrap"} {
 		t.Run(call, func(t *testing.T) {
@@ -118,8 +117,7 @@ func (h *host) countEvents(kind string) (n int) {
 	return n
 }
 
-// A host that ends in the middle of a replacement goes on with it, or with what there
-// was before.
+// A host that ends during a replacement continues it, or continues with the old token.
 func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 	for _, label := range []string{"intend:before", "intend:after", "derive:before", "derive:after", "bootstrap:before", "revoke:before", "revoke:after"} {
 		t.Run(label, func(t *testing.T) {
@@ -142,7 +140,7 @@ func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 	}
 }
 
-// A stop in the middle of a replacement leaves neither token.
+// A stop during a replacement leaves neither token.
 func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
 	for _, label := range []string{"intend:after", "derive:before", "derive:after", "read:before", "bootstrap:before", "revoke:before"} {
 		t.Run(label, func(t *testing.T) {
@@ -161,8 +159,8 @@ func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
 	}
 }
 
-// A token file that its user tampers with is written again, and led nowhere.
-func TestATokenFileIsLookedAfter(t *testing.T) {
+// A token file that its user has tampered with is written again, and never through a link.
+func TestTokenFileIsRepaired(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Look = 5 * time.Millisecond
 	s := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
@@ -180,8 +178,8 @@ func TestATokenFileIsLookedAfter(t *testing.T) {
 	h.clean(t)
 }
 
-// A token that finds no room waits for it, and is not asked for again and again.
-func TestARenewalFindsNoRoom(t *testing.T) {
+// A token that cannot be written for lack of space waits for space, and is not requested again and again.
+func TestRenewalOnAFullDisk(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Look, h.services.Limits.ReadBack, h.consul.life = time.Millisecond, 300*time.Millisecond, time.Hour
 	dir := filepath.Join(h.dir, "secrets")
@@ -242,8 +240,8 @@ func TestBeats(t *testing.T) {
 	h.clean(t)
 }
 
-// A stop cancels a look at a token, and nothing is undone before that has ended.
-func TestAStopDuringALook(t *testing.T) {
+// A stop cancels a running check of a token, and undoes nothing before that has ended.
+func TestStopDuringACheck(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Look = time.Millisecond
 	looking := newGate()

@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// claimOf is the claim of a workload with its volume, as the releaser has them.
+// claimOf returns a workload's claim and its volume, as the leader has them.
 func (h *host) claimOf(t *testing.T, id, volume string) (claim.Claim, claim.Volume) {
 	t.Helper()
 	v, err := h.ledger.Volume(t.Context(), volumeRef(volume))
@@ -67,7 +67,7 @@ func TestDetachRefusesWhileAProcessRuns(t *testing.T) {
 	h.stop(t, "w")
 }
 
-// What is mounted for a workload that nobody knows any more is found by its paths.
+// Mounts for a workload that no record knows any more are found by their paths.
 func TestDetachOfAnUnknownWorkload(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -103,7 +103,7 @@ func TestDetachOfAnUnknownWorkload(t *testing.T) {
 	}
 }
 
-// A mount that is nowhere a volume is published keeps the claim all the same.
+// A mount at an unexpected path keeps the claim too.
 func TestDetachOfAnUnknownWorkloadLeavesNoMount(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -117,7 +117,7 @@ func TestDetachOfAnUnknownWorkloadLeavesNoMount(t *testing.T) {
 	check.NoError(t, h.DetachUnknown(t.Context(), c, v))
 }
 
-// The last one is unstaged too, in a data directory with an odd name.
+// The last user's staging mount is removed too, in a data directory with an odd name.
 func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 	dir := filepath.Join(newDir(t), "[o]dd*")
 	check.NoError(t, os.MkdirAll(filepath.Join(dir, "volumes"), 0o700))
@@ -138,7 +138,7 @@ func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 	h.clean(t)
 }
 
-// The claims are the leader's to free: the workload has ended when they are.
+// The claims are freed by the leader: the workload has ended when they are.
 func TestTheLeaderFreesTheClaims(t *testing.T) {
 	h := newHost(t)
 	h.ledger.keep = true
@@ -177,7 +177,7 @@ func TestTheLeaderFreesTheClaims(t *testing.T) {
 	h.clean(t)
 }
 
-func TestPlacementsAndThrough(t *testing.T) {
+func TestPlacementsAndWorkloadsUsing(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	h.volume(t, plain, "b")
