@@ -109,7 +109,7 @@ func (m *member) openLease(ctx context.Context) (err error) {
 func (m *member) memberDeps() workload.Deps {
 	deps := m.workloadDeps()
 	deps.Controller, deps.Secrets, deps.Tokens = m.servers, m.servers.VolumeSecrets, peer.NodeTokens{Servers: m.servers, Local: m.tokens}
-	deps.Nodes, deps.Lease, deps.Fenced, deps.Patient = m.servers, m.lease, m.fenced, true
+	deps.Nodes, deps.Lease, deps.Fenced, deps.RemoteLedger = m.servers, m.lease, m.fenced, true
 	return deps
 }
 

@@ -96,7 +96,7 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 func (g *guard) check(ctx context.Context, method string, req any) error {
 	peer, ok := transport.PeerFrom(ctx)
 	if !ok {
-		return errNobody
+		return errNoCertificate
 	}
 	who, err := mayCall(peer, method, req)
 	switch {
@@ -118,15 +118,15 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 var (
 	// errNotLeading: this server does not lead.
 	errNotLeading = errors.New("this server does not lead the cluster")
-	// errNobody: there is no certificate.
-	errNobody = errcode.Unauthenticated.New("the connection has no certificate")
+	// errNoCertificate: there is no certificate.
+	errNoCertificate = errcode.Unauthenticated.New("the connection has no certificate")
 	// errUnserved: this version of the agent does not serve the call.
 	errUnserved = errcode.Unimplemented.New("this agent does not serve the call")
 )
 
 // notAllowed are the errors of refused calls. Errors of drivers are not among them, though they may have the same
 // code.
-var notAllowed = []error{ErrDenied, errNobody, errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}
+var notAllowed = []error{ErrDenied, errNoCertificate, errUnserved, command.ErrUnknownCommand, command.ErrUnknownQuery}
 
 // refuse converts the error of a call for sending, and logs calls that were not allowed.
 func (g *guard) refuse(ctx context.Context, method string, err error) error {

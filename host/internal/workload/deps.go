@@ -73,22 +73,21 @@ type Devices interface {
 	Free(holder claim.WorkloadRef)
 }
 
-// Deps are what a Manager works with.
+// Deps are the other parts of the host that a Manager uses.
 type Deps struct {
 	Ledger Ledger
-	Nodes  Nodes // nil: this node is alone
-	Lease  Lease // nil: it is alone, and its claims are its own
-	// Fenced says what the fence did to a workload since a moment; empty: nothing. Nil: there is
-	// no fence.
+	Nodes  Nodes // nil: a standalone host
+	Lease  Lease // nil: a standalone host, which needs none
+	// Fenced says what the fence did to a workload since a time; empty: nothing. Nil: there is no fence.
 	Fenced func(ref claim.WorkloadRef, since time.Time) string
-	// Patient: the ledger is on other hosts, and may be unreachable when this one is started.
-	Patient    bool
-	Controller volumesteps.Controller
-	Drivers    Drivers
-	Devices    Devices
-	Calls      drivers.Caller
-	Tokens     servicesteps.Tokens
-	Services   servicesteps.Services
+	// RemoteLedger says that the ledger is on other hosts, and may be unreachable when this one starts.
+	RemoteLedger bool
+	Controller   volumesteps.Controller
+	Drivers      Drivers
+	Devices      Devices
+	Calls        drivers.Caller
+	Tokens       servicesteps.Tokens
+	Services     servicesteps.Services
 	// Secrets decrypts a volume's secrets, here or on the server that can.
 	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
 	Events  *events.Bus

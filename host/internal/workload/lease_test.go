@@ -226,7 +226,7 @@ func TestTheLedgerIsAwayAtTheStart(t *testing.T) {
 	check.NoError(t, os.WriteFile(filepath.Join(target, "file"), nil, 0o600))
 
 	h = h.next(t)
-	h.Patient, h.limits.ledger = true, 300*time.Millisecond
+	h.RemoteLedger, h.limits.ledger = true, 300*time.Millisecond
 	var went atomic.Bool
 	h.on("claim:before", 0, func(context.Context) error { went.Store(true); return nil })
 	back := h.ledgerAway()
@@ -273,7 +273,7 @@ func TestTheLeaseRunsOutBeforeTheLedgerIsReached(t *testing.T) {
 	h.volume(t, full, "a")
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
 	h = h.next(t)
-	h.Patient, h.limits.ledger = true, 300*time.Millisecond
+	h.RemoteLedger, h.limits.ledger = true, 300*time.Millisecond
 	back := h.ledgerAway()
 	h.open(t)
 	h.loses(t, "cut off")

@@ -43,7 +43,7 @@ func (m *Manager) reconcile(ctx context.Context, found []*record) (leftovers []s
 
 // tryReconcile is one attempt to reconcile, with a time limit where the ledger is on other hosts.
 func (m *Manager) tryReconcile(ctx context.Context, found []*record) ([]string, error) {
-	if !m.Patient {
+	if !m.RemoteLedger {
 		return m.reconcile(ctx, found)
 	}
 	bounded, cancel := context.WithTimeout(ctx, m.limits.ledger)

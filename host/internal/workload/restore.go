@@ -16,7 +16,7 @@ import (
 // nothing is mounted and no process is left, so everything is released.
 //
 // Before that, the journal is compared with what the ledger has of this node (see reconcile); Open returns the mounts
-// that this left alone. If Patient is set and the ledger does not answer at once, the comparison is done later: until
+// that this left alone. If RemoteLedger is set and the ledger does not answer at once, the comparison is done later: until
 // then the workloads are Unknown and stay as they are, and no other can be started.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.Layout.Check(); err != nil {
@@ -35,7 +35,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err == nil {
 		leftovers, err = m.tryReconcile(ctx, found)
 	}
-	if err != nil && (restored == nil || !m.Patient) {
+	if err != nil && (restored == nil || !m.RemoteLedger) {
 		m.abandon(restored)
 		return nil, err
 	}

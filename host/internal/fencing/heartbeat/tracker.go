@@ -254,9 +254,9 @@ func (t *Tracker) promise(term *leaderTerm, name string, changes int, received t
 	return true, nil
 }
 
-// Known returns when a node's last answered heartbeat was received, zero where none was in this term, and until when its
-// claims are left alone if no other is, zero where the node is down. Both are zero where this server does not lead,
-// or does not know the node.
+// Known returns when a node's last answered heartbeat was received (zero: none was in this term), and until when its
+// claims are kept if no other follows (zero: the node is down). Both are zero if this server does not lead, or does
+// not know the node.
 func (t *Tracker) Known(name string) (lastHeard, keepsTo time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

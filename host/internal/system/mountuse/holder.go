@@ -219,8 +219,8 @@ func blockDevice(st unix.Stat_t) uint64 {
 	return st.Rdev
 }
 
-// controlGroup returns the longest of a process's control groups: with several hierarchies (cgroups(7)) some may be just
-// the root.
+// controlGroup returns the longest of a process's control groups: with several hierarchies (cgroups(7)) some may be
+// just the root.
 func controlGroup(pid int) (longest string) {
 	raw, _ := os.ReadFile(procfs.Dir(pid) + "/cgroup")
 	for line := range strings.Lines(string(raw)) {

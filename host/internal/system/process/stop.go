@@ -128,8 +128,8 @@ func members(ref Ref) []procfs.Stat {
 	return found
 }
 
-// Signal sends a signal to the process that has this PID and start time (procfs.Stat), and to no later one with the same
-// PID. It is no error if the process has ended.
+// Signal sends a signal to the process that has this PID and start time (procfs.Stat), and to no later one with the
+// same PID. It is no error if the process has ended.
 func Signal(pid int, startTime uint64, sig unix.Signal) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == nil {
