@@ -189,7 +189,7 @@ func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
 		t.Errorf("%v after %d reports", err, reports)
 	}
 	if _, err := client.Probe(t.Context(), storage.Driver{}, 0); err != nil {
-		t.Errorf("a call on a lease that is still held: %v", err)
+		t.Errorf("a call on a generation that is still acquired: %v", err)
 	}
 }
 

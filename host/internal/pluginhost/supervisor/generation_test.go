@@ -10,7 +10,7 @@ func TestRetiredGenerationDrains(t *testing.T) {
 	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	first, ok := g.acquire()
 	if !ok {
-		t.Fatal("no lease")
+		t.Fatal("acquire failed")
 	}
 	second, _ := g.acquire()
 	if g.userCount() != 2 {
@@ -19,16 +19,16 @@ func TestRetiredGenerationDrains(t *testing.T) {
 	g.retire()
 	g.retire()
 	if _, ok := g.acquire(); ok {
-		t.Error("a lease of a retired generation")
+		t.Error("a retired generation was acquired")
 	}
 	first()
-	first() // a second release of one lease is not one of the other
+	first() // a second release by one user does not count for the other
 	if isDrained(g) {
-		t.Error("drained, and one lease is still out")
+		t.Error("drained, although one user is left")
 	}
 	second()
 	if !isDrained(g) {
-		t.Error("not drained by the last lease")
+		t.Error("not drained by the last release")
 	}
 	g.drain(time.Hour, nil)
 }
@@ -44,7 +44,7 @@ func TestRetireWithoutUsers(t *testing.T) {
 func TestDrainTimesOut(t *testing.T) {
 	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
 	if _, ok := g.acquire(); !ok {
-		t.Fatal("no lease")
+		t.Fatal("acquire failed")
 	}
 	g.retire()
 	g.drain(time.Millisecond, nil)

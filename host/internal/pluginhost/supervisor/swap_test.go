@@ -334,7 +334,7 @@ func TestHandleReportsASwap(t *testing.T) {
 	}
 	ctx := within(t)
 	if _, err := storage.NewClient(handle.Conn).Attach(ctx, storage.Driver{}, storage.AttachRequest{}); err != nil {
-		t.Errorf("a call on a lease that is still held: %v", err)
+		t.Errorf("a call on a generation that is still acquired: %v", err)
 	}
 }
 
